@@ -60,6 +60,7 @@ def _definitions(run: Run) -> dg.Definitions:
             *(asset for plan in plans for asset in _source_assets(run, plan)),
             hydra.backbone(run),
             hydra.oracle_labels(run, plans),
+            hydra.student(run),
             hydra.head(run, "probe"),
             hydra.head(run, "judge"),
             hydra.calibration(run),

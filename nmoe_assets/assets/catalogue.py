@@ -110,9 +110,12 @@ _MEANINGS = {
     "may_flip_least, may_flip_most": "decisions that may change; at 95 % where a sample was graded",
     "sampled, sampled_flips": "documents graded for this estimate, and those decided otherwise",
 }
-HEAD_FACTS = (
+STUDENT_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
-    *("spearman_source_only, spearman_length_only", "spearman_student", "gain_over_student"),
+    "spearman_source_only, spearman_length_only",
+)
+HEAD_FACTS = (
+    *(*STUDENT_FACTS, "spearman_student", "gain_over_student"),
     *("num_failed", "head_steps", "backbone_tokens"),
 )
 ORDER_FACTS = (

@@ -1,9 +1,16 @@
-"""Assets of HYDRA: the backbone, oracle labels, the two heads, their calibration, and scores."""
+"""Assets of HYDRA: backbone, oracle labels, student, heads, their calibration, and scores."""
 
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import GRADE_ROWS, HEAD_FACTS, LABEL_ROWS, curated_group, table
+from nmoe_assets.assets.catalogue import (
+    GRADE_ROWS,
+    HEAD_FACTS,
+    LABEL_ROWS,
+    STUDENT_FACTS,
+    curated_group,
+    table,
+)
 from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -54,7 +61,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
                 for name in names
             ),
         ],
-        leads_to=[[GROUP, name] for name in (*HEADS, "calibration")],
+        leads_to=[[GROUP, name] for name in ("student", *HEADS, "calibration")],
         rows=LABEL_ROWS,
         pool="gpu",
         partitions=label_partitions,
@@ -68,6 +75,25 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     )
 
 
+def student(run: Run) -> dg.AssetsDefinition:
+    """The scorer without a backbone that heads are compared with."""
+    return Asset(
+        run=run,
+        key=[GROUP, "student"],
+        group=GROUP,
+        stage="heads",
+        kind="numpy",
+        text="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It needs "
+        "no backbone; a head that does not outrank it is not worth its own.",
+        facts=STUDENT_FACTS,
+        version=versions.student(run),
+        deps=[[GROUP, "oracle_labels"]],
+        leads_to=[[GROUP, name] for name in HEADS],
+        checks=("readable",),
+        check=lambda: checks.check_student(run),
+    ).unpartitioned(lambda: hydra.train_student(run))
+
+
 def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     """The probe or the judge, fitted on train, reported on val and, apart, on test."""
     return Asset(
@@ -79,7 +105,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         text=f"The {kind}, trained on oracle labels over the frozen backbone.",
         facts=HEAD_FACTS,
         version=versions.head(run, kind),
-        deps=[[GROUP, "oracle_labels"], [GROUP, "backbone"]],
+        deps=[[GROUP, name] for name in ("oracle_labels", "backbone", "student")],
         leads_to=[[GROUP, "calibration"]],
         pool="gpu",
         checks=("promotion", "baselines"),

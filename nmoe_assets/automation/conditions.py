@@ -24,13 +24,13 @@ _AC = dg.AutomationCondition
 _KINDS = {
     **dict.fromkeys(("shards", "manifest", "valid_shards", "valid_manifest"), "prep"),
     "docid_slices": "prep",
-    **dict.fromkeys(("probe_head", "judge_head", "calibration"), "heads"),
+    **dict.fromkeys(("student", "probe_head", "judge_head", "calibration"), "heads"),
     **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
     **dict.fromkeys((*BUILT_IN, "selection"), "curate"),
     **dict.fromkeys(("topics", "curated", "curated_manifest"), "curate"),
     **dict.fromkeys(("loader_plan", "published_plan"), "curate"),
 }
-_BEHIND_CALIBRATION = ("backbone", "probe_head", "judge_head")
+_BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
 _in_progress = _AC.run_in_progress() | _AC.backfill_in_progress()
 # Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.

@@ -16,7 +16,7 @@ from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_pa
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 
-_HEADS = ("backbone", "probe_head", "judge_head", "calibration")
+_HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
 
 
 @dataclass(frozen=True)

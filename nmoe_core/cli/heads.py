@@ -1,4 +1,4 @@
-"""`nmoe train probe|judge|import-pt`, `nmoe hydra calibrate|grade`: heads, thresholds, grades."""
+"""`nmoe train student|probe|judge|import-pt`, `nmoe hydra calibrate|grade`."""
 
 import argparse
 import sys
@@ -37,12 +37,16 @@ def register(verbs: Any) -> None:
     roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
     add_run_flags(score, keys, roots | {"out": "quality"})
 
-    train = verbs.add_parser("train", help="train the heads")
+    train = verbs.add_parser("train", help="train the heads and the student")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
+    text = "fit the student, which needs no backbone, on labels"
+    student = add_task(heads, "student", train_student, text)
+    _add_label_flags(student)
+    keys = ["tokenizer", "oracle.max_doc_tokens", "heads.use_salvaged"]
+    add_run_flags(student, keys, {"data_root": "data", "out": "heads"})
     for kind, table in (("probe", ProbeTable), ("judge", JudgeTable)):
         head = add_task(heads, kind, train_head, f"train the {kind} on labels")
-        for flag, text in (("labels", "fit"), ("labels-val", "report on"), ("labels-test", "test")):
-            head.add_argument(f"--{flag}", type=Path, metavar="FILE", help=f"merged labels: {text}")
+        _add_label_flags(head)
         keys = [f"heads.{kind}.{name}" for name in table.model_fields]
         keys += ["heads.seed", "heads.use_salvaged"]
         keys += ["heads.cache_gib"] if kind == "judge" else []
@@ -52,14 +56,31 @@ def register(verbs: Any) -> None:
     add_run_flags(convert, [*_MODEL, "heads.judge.num_heads"], {"out": "heads"})
 
 
+def _add_label_flags(parser: argparse.ArgumentParser) -> None:
+    for flag, text in (("labels", "fit"), ("labels-val", "report on"), ("labels-test", "test")):
+        parser.add_argument(f"--{flag}", type=Path, metavar="FILE", help=f"merged labels: {text}")
+
+
+def _label_files(arguments: argparse.Namespace, run: Run) -> dict[str, Path | None]:
+    files = {"train": arguments.labels, "val": arguments.labels_val, "test": arguments.labels_test}
+    return _given(run, files)
+
+
+def train_student(arguments: argparse.Namespace) -> Outputs:
+    from nmoe_core.tasks import hydra
+
+    run = run_of(arguments, "labels", "data_root", "out")
+    return {"student": hydra.train_student(run, _label_files(arguments, run))}
+
+
 def train_head(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.tasks import backbone, hydra
 
     run = _model_run(arguments, "labels", "data_root", "out")
-    files = {"train": arguments.labels, "val": arguments.labels_val, "test": arguments.labels_test}
     if run.config.backbone.kind == "tiny":
         backbone.make_backbone(run)
-    return {arguments.head_kind: hydra.train_head(run, arguments.head_kind, _given(run, files))}
+    kind = arguments.head_kind
+    return {kind: hydra.train_head(run, kind, _label_files(arguments, run))}
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:

@@ -22,6 +22,7 @@ CURATION_NAME = "curation.json"
 LINEAGE_NAME = "lineage.jsonl"
 PROBE_NAME = "hydra_probe.safetensors"
 JUDGE_NAME = "hydra_judge.safetensors"
+STUDENT_NAME = "hydra_student.safetensors"
 CALIBRATION_NAME = "calibration_summary.json"
 
 
@@ -59,6 +60,7 @@ class Tree:
 
     probe = _Below("heads", PROBE_NAME)
     judge = _Below("heads", JUDGE_NAME)
+    student = _Below("heads", STUDENT_NAME)
     calibration_summary = _Below("calibration", CALIBRATION_NAME)
     topic_model = _Below("topics", "topic_model.safetensors")
     topic_terms = _Below("topics", "topic_terms.json")

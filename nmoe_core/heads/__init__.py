@@ -1,4 +1,5 @@
-"""Probe and judge: features, training, evaluation and files."""
+"""Probe, judge and student: features, training, evaluation and files."""
 
-# The version of training. It lies here because this package is imported without torch.
+# The versions of trainings. They lie here because this package is imported without torch.
 TRAIN_CODE = "train-heads/4"
+STUDENT_CODE = "student/1"

@@ -21,7 +21,8 @@ from torch import Tensor
 from loader.files.sealed import check_seal, sealed
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import HeadError
-from nmoe_core.base.fingerprint import sha256_file, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
+from nmoe_core.base.result import Result
 from nmoe_core.engine import Transformer, tap_layers
 from nmoe_core.heads.features import device_of
 from nmoe_core.heads.models import Judge, Probe, arch_from_dict, head_of
@@ -186,6 +187,31 @@ def _require_safe(path: Path) -> None:
             do="train it: nmoe train probe, nmoe train judge",
             code="E-HEAD-MISSING",
         )
+
+
+def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
+    """The header of a head that was made from these inputs and is as it was written."""
+    if not path.is_file():
+        return None
+    try:
+        header, _ = read_head(path)
+    except HeadError as error:
+        if error.code != "E-HEAD-CHANGED":
+            raise
+        return None
+    return header if header.get("fingerprints") == fingerprints else None
+
+
+def result_of(path: Path, header: Header, **more: int) -> Result:
+    """A training's result: the numbers of its agreement on val, `labels`, `path`, and `more`."""
+    metrics = header["metrics"]
+    facts = {
+        **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
+        "labels": header["training"]["num_documents"],
+        **more,
+        "path": str(path),
+    }
+    return Result(sha256_file(path), facts)
 
 
 def bad_format(path: Path, found: str) -> HeadError:

@@ -54,13 +54,13 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 
 
 def head_metrics(
-    predicted: np.ndarray, student: np.ndarray, labels: Labels, train: Labels, fresh: HeldOut
+    predicted: np.ndarray, student: np.ndarray | None, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
     """Agreement and baselines on the documents `fresh`; empty where those are fewer than three.
 
     `predicted` and `student` are the scores that the head and the student give to the documents of
     `labels`, `[N, 5]`, NaN where states are not finite; `train` are the labels that both were
-    fitted on.
+    fitted on. Without a student, as for itself, nothing is said of it.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -72,7 +72,8 @@ def head_metrics(
         (train.scores, train.sources, document_lengths(train.doc_ids)),
         (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
     )
-    metrics |= _beside_student(predicted[good], student[good], labels.scores[good])
+    if student is not None:
+        metrics |= _beside_student(predicted[good], student[good], labels.scores[good])
     ceiling = _noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
     return metrics | {
@@ -134,21 +135,27 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
 def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
     """Markdown of what a head is, what it was made from, and how well it agrees on val and test.
 
-    `name` and `digest` are its file's, `header` is as `save_head` takes it.
+    `name` and `digest` are its file's, `header` is what the file holds; that of the student names
+    no backbone.
     """
-    backbone, training = header["backbone"], header["training"]
-    facts = {
-        "file": f"{name}, SHA-256 {digest}",
-        "arch": "see the file's header",
-        "reads": f"the residual after block {header['tap']} of {backbone['num_hidden_layers']}, "
-        f"the first {header['max_ctx']} tokens of a document",
-        "backbone": backbone["digest"],
+    backbone, training = header.get("backbone"), header["training"]
+    start = f"the first {header['max_ctx']} tokens of a document"
+    facts = {"file": f"{name}, SHA-256 {digest}", "arch": "see the file's header"}
+    if backbone is None:
+        facts["reads"] = f"{start}: {header['arch']['features']}"
+        steps = "ridge regression"
+    else:
+        facts["reads"] = f"the residual after block {header['tap']} of "
+        facts["reads"] += f"{backbone['num_hidden_layers']}, {start}"
+        facts["backbone"] = backbone["digest"]
+        steps = f"{training['num_steps']} steps"
+    facts |= {
         "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
         f"rubric {header['rubric_hash']}",
         "labels": f"{training['num_documents']} documents, "
         f"{training['num_salvaged_left_out']} salvaged ones left out, "
         f"SHA-256 {header['labels_digest']}",
-        "training": f"{training['num_steps']} steps, settings {header['settings']}",
+        "training": f"{steps}, settings {header['settings']}",
     }
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
     lines += ["", "## Val", ""]
@@ -180,11 +187,12 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     source, length = metrics["spearman_source_only"], metrics["spearman_length_only"]
     only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
     lines += ["", f"Spearman from {only}."]
-    student = _cell(metrics, "spearman_student")
-    lines.append(
-        f"A student without a backbone, fitted on the same labels, reaches {student}; this head's "
-        f"is higher by {_cell(metrics, 'gain_over_student')}."
-    )
+    if "spearman_student" in metrics:
+        student = _cell(metrics, "spearman_student")
+        lines.append(
+            f"A student without a backbone, fitted on the same labels, reaches {student}; this "
+            f"head's is higher by {_cell(metrics, 'gain_over_student')}."
+        )
     if metrics["share_of_ceiling"] is not None:
         lines.append(f"Share of the oracle's noise ceiling: {metrics['share_of_ceiling']:.3f}.")
     return lines

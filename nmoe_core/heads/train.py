@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from nmoe_core.base.atomic import replacing, write_bytes
-from nmoe_core.base.errors import HeadError
-from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
-from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads import TRAIN_CODE
 from nmoe_core.heads.features import (
@@ -30,7 +29,7 @@ from nmoe_core.heads.features import (
     device_of,
     pooled_features,
 )
-from nmoe_core.heads.files import Header, header_of, read_head, save_head, tap_of
+from nmoe_core.heads.files import current_header, header_of, result_of, save_head, tap_of
 from nmoe_core.heads.fit import (
     Recipe,
     TrainingState,
@@ -39,30 +38,25 @@ from nmoe_core.heads.fit import (
     reproducible,
     thin_curve,
 )
-from nmoe_core.heads.metrics import head_card, head_metrics, held_out, require_same_scorer
+from nmoe_core.heads.labelled import REPORTED_ON, Labelled
+from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.models import Judge, JudgeArch, Probe
 from nmoe_core.heads.scoring import predict
-from nmoe_core.heads.student import fit_student
-from nmoe_core.labels.files import Labels, read_labels
-from nmoe_core.labels.scores import aggregate, stored
+from nmoe_core.heads.student_file import student_beside
+from nmoe_core.labels.files import Labels
+from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import data_digest
 
-MIN_LABELS = 10
 FEATURES_DIR = ".features"
-_REPORTED_ON = ("labels_val", "labels_test")
 HeadKind = Literal["probe", "judge"]
 
 
 class HeadTraining:
     """One training of a head, from merged label files by split.
 
-    `train` is fitted; `val` and `test` are only reported on, where they are there. The corpus's
-    `max_ctx` counts, not that of the table.
-
-    Raises:
-        LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
-        HeadError: Too few labels (E-HEAD-FEW), all alike (E-HEAD-CONSTANT), or the tap is no block
-            (E-HEAD-FORMAT).
+    `train` is fitted; `val` and `test` are only reported on, where they are there, beside the
+    student of the same labels in `heads_dir`. The corpus's `max_ctx` counts, not that of the table.
+    Raises as `Labelled` and `load_student`, and HeadError: the tap is no block (E-HEAD-FORMAT).
     """
 
     def __init__(
@@ -84,22 +78,13 @@ class HeadTraining:
         self.recipe = Recipe(own.batch_size, own.epochs, own.lr, seed=table.seed)
         self.settings = asdict(self.recipe) | (asdict(self.arch) if self.arch is not None else {})
         self.tap = tap_of(kind, model, own.tap)
-        files = {split: path for split, path in labels.items() if path is not None}
-        self.reported = {s: read_labels(path, table.use_salvaged) for s, path in files.items()}
-        self.train = self.reported.pop("train")
-        _require_learnable(self.train)
-        for others in self.reported.values():
-            require_same_scorer(others, self.train.scorer)
-        read = [self.train, *self.reported.values()]
-        sources = sorted({source for part in read for source in part.sources})
-        digests = {split: labels.digest for split, labels in self.reported.items()}
+        self.labelled = Labelled(labels, table.use_salvaged)
+        self.student = student_beside(heads_dir, self.labelled.digests)
+        student = sha256_file(heads_dir / STUDENT_NAME) if self.student is not None else ""
         self.fingerprints = {
             "code": TRAIN_CODE,
-            "labels_train": self.train.digest,
-            "labels_val": digests.get("val", ""),
-            "labels_test": digests.get("test", ""),
-            "data": data_digest(corpus.data_root, sources),
-            **corpus.fingerprints,
+            **self.labelled.fingerprints(corpus),
+            "student": student,
             "backbone": model.digest,
             "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **self.settings}),
         }
@@ -111,15 +96,16 @@ class HeadTraining:
         `backbone_tokens` (both 0 of a head that is current), `path`. Raises HeadError: states or a
         loss are not finite (E-HEAD-NONFINITE); no head is written.
         """
-        path, model, train = self.path, self.model, self.train
-        header = _current_header(path, self.fingerprints)
+        path, model, train = self.path, self.model, self.labelled.train
+        header = current_header(path, self.fingerprints)
         if header is not None:
-            return _result(path, header, backbone_tokens=0, head_steps=0)
+            steps = header["training"]["num_steps"]
+            return result_of(path, header, steps=steps, head_steps=0, backbone_tokens=0)
         tokens_before = model.tokens_processed
         seeded = reproducible(self.recipe.seed, device_of(model))
         with replacing(path), seeded:
-            # Val and test labels do not move the weights, so with others the training is the same.
-            made_from = {k: v for k, v in self.fingerprints.items() if k not in _REPORTED_ON}
+            # With other labels of val and test the training is the same.
+            made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
             state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
             documents = self.corpus.read(train.doc_ids)
             head, losses, states, num_failed = self._fit(documents, state)
@@ -127,7 +113,7 @@ class HeadTraining:
             header = {
                 **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
                 "settings": self.settings,
-                **self._figures(head, documents, contents),
+                **self._figures(head, contents),
                 "training": {
                     "num_documents": len(train.doc_ids) - num_failed,
                     "num_failed_documents": num_failed,
@@ -142,15 +128,16 @@ class HeadTraining:
             write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
             state.path.unlink(missing_ok=True)
         tokens = model.tokens_processed - tokens_before
-        return _result(path, header, backbone_tokens=tokens, head_steps=len(losses))
+        steps = len(losses)
+        return result_of(path, header, steps=steps, head_steps=steps, backbone_tokens=tokens)
 
     def _fit(
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
         """The head, the loss of each step, where states were kept, how many documents failed."""
-        targets = torch.from_numpy(self.train.scores).to(device_of(self.model))
+        targets = torch.from_numpy(self.labelled.train.scores).to(device_of(self.model))
         if self.arch is None:
-            features = self._pooled(self.train, documents)
+            features = self._pooled(self.labelled.train, documents)
             good = torch.isfinite(features).all(dim=1)
             probe, losses = fit_probe(features[good], targets[good], self.recipe, state)
             return probe, losses, "pooled, on disk", int((~good).sum())
@@ -174,25 +161,13 @@ class HeadTraining:
         cache = self.path.parent / FEATURES_DIR / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, cache)
 
-    def _figures(
-        self, head: Probe | Judge, fitted: DocumentTokens, seen: np.ndarray
-    ) -> dict[str, dict[str, Any]]:
-        """Agreement on the contents of val not in train, and of test in neither; else empty.
-        `fitted` are the documents of train, `seen` their contents."""
-        found: dict[str, dict[str, Any]] = {"metrics": {}, "test_metrics": {}}
-        student = None
-        for name, split in zip(found, ("val", "test")):
-            labels = self.reported.get(split)
-            if labels is not None and labels.doc_ids:
-                documents = self.corpus.read(labels.doc_ids)
-                contents = documents.digests()
-                fresh = held_out(contents, seen)
-                predicted = self._predict(head, labels, documents)
-                student = student or fit_student(fitted.tokens, self.train.scores)
-                by_student = student.predict(documents.tokens)
-                found[name] = head_metrics(predicted, by_student, labels, self.train, fresh)
-                seen = np.concatenate([seen, contents])
-        return found
+    def _figures(self, head: Probe | Judge, fitted: np.ndarray) -> dict[str, dict[str, Any]]:
+        student = None if self.student is None else self.student.scores
+
+        def predict(split: str, labels: Labels, documents: DocumentTokens) -> np.ndarray:
+            return self._predict(head, labels, documents)
+
+        return self.labelled.figures(self.corpus, fitted, predict, student)
 
     def _predict(
         self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
@@ -202,50 +177,3 @@ class HeadTraining:
         with torch.no_grad():
             outputs = head.from_pooled(self._pooled(labels, documents))
         return stored(outputs.cpu().numpy())
-
-
-def _require_learnable(train: Labels) -> None:
-    if len(train.doc_ids) < MIN_LABELS:
-        raise HeadError(
-            "too few labels to train on",
-            where=train.path,
-            found=len(train.doc_ids),
-            expected=f"at least {MIN_LABELS}",
-            do="label more documents",
-            code="E-HEAD-FEW",
-        )
-    train.require_coverage()
-    if np.ptp(aggregate(train.scores)) == 0:
-        raise HeadError(
-            "all labels are equal, so a head cannot learn from them",
-            where=train.path,
-            found=f"aggregate {aggregate(train.scores)[0]} for {len(train.doc_ids)} documents",
-            do="check the oracle",
-            code="E-HEAD-CONSTANT",
-        )
-
-
-def _current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
-    """The header of a head that was made from these inputs and is as it was written."""
-    if not path.is_file():
-        return None
-    try:
-        header, _ = read_head(path)
-    except HeadError as error:
-        if error.code != "E-HEAD-CHANGED":
-            raise
-        return None
-    return header if header.get("fingerprints") == fingerprints else None
-
-
-def _result(path: Path, header: Header, *, backbone_tokens: int, head_steps: int) -> Result:
-    training, metrics = header["training"], header["metrics"]
-    facts = {
-        **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
-        "labels": training["num_documents"],
-        "steps": training["num_steps"],
-        "head_steps": head_steps,
-        "backbone_tokens": backbone_tokens,
-        "path": str(path),
-    }
-    return Result(sha256_file(path), facts)

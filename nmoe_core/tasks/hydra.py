@@ -118,16 +118,29 @@ def merge_split(run: Run, split: str) -> Result:
     return Result(made.digest, facts | {"path": str(run.tree.merged_labels(split))})
 
 
+def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
+    """Fit the student, which reads what the oracle read of a document; a current one is left alone.
+    `labels` are files by split in place of the merged ones, None for no labels."""
+    from nmoe_core.heads.features import Corpus
+    from nmoe_core.heads.student_file import make_student
+
+    tokenizer, table = load_tokenizer(run.tokenizer), run.config.heads
+    max_tokens = run.config.oracle.max_doc_tokens
+    corpus = Corpus(run.tree.data, tokenizer.eos_token_id, max_tokens)
+    paths = _label_paths(run, labels)
+    return make_student(paths, corpus, tokenizer, run.tree.heads, table.use_salvaged)
+
+
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
-    """Train the probe or the judge; a current head is left alone. `labels` are files by split in
-    place of the merged ones, None for no labels."""
+    """Train the probe or the judge; a current head is left alone, and so is the student that it is
+    compared with. `labels` as those of `train_student`."""
     from nmoe_core.heads.files import read_header
     from nmoe_core.heads.train import HeadTraining
     from nmoe_core.plots import loss_plot, png_markdown
 
-    paths = {split: _labels(run, labels, split) for split in ("val", "test")}
-    paths["train"] = labels.get("train") or _merged(run, "train")
-    model, corpus = load_backbone(run), _corpus(run)
+    if run.has_file:  # flags alone need not name the tokenizer of the shards
+        train_student(run, labels)
+    paths, model, corpus = _label_paths(run, labels), load_backbone(run), _corpus(run)
     done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
     return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
@@ -146,7 +159,7 @@ def import_head(run: Run, path: Path) -> Result:
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit weights and thresholds on the heads' own scores of val documents; `labels` as those of
-    `train_head`, of which test is only reported on."""
+    `train_student`, of which test is only reported on."""
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.thresholds import Targets
@@ -201,6 +214,12 @@ def _loaded_scorer(
 
     max_ctx, max_batch = sizes
     return HeadScorer(model, load_heads(heads_dir, model, max_ctx), max_batch)
+
+
+def _label_paths(run: Run, files: LabelFiles) -> LabelFiles:
+    """The label files of a training by split."""
+    paths = {split: _labels(run, files, split) for split in ("val", "test")}
+    return {"train": files.get("train") or _merged(run, "train"), **paths}
 
 
 def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:

@@ -17,7 +17,7 @@ from nmoe_core.curate.shards.planning import CURATE_CODE
 from nmoe_core.curate.topics.assign import ASSIGN_CODE
 from nmoe_core.curate.topics.model import MODEL_FORMAT
 from nmoe_core.grading import GRADE_CODE
-from nmoe_core.heads import TRAIN_CODE
+from nmoe_core.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.labels.label import LABEL_CODE
 from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
@@ -56,6 +56,11 @@ def labels(run: Run) -> str:
     if table.kind == "http" and table.http is not None:
         asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"])
     return _version(LABEL_CODE, [run.tokenizer.encoding, asked])
+
+
+def student(run: Run) -> str:
+    """Of the student, which reads what the oracle of its labels read: those change with it."""
+    return _version(STUDENT_CODE, [run.config.heads.use_salvaged])
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> str:

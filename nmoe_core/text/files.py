@@ -21,6 +21,13 @@ from nmoe_core.text.reference import Kind, Reference, unreadable
 BESIDE = ("tokenizer_config.json", "generation_config.json")
 _FILES = (*TOKENIZER_FILES, *BESIDE)
 _DECIDING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+_BLANK = "\u2581"  # how SentencePiece writes a blank
+# The characters that ByteLevel writes for bytes: printable ones stand for themselves (GPT-2).
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
+_BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 # What ends a turn of a chat, and no document.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
@@ -98,6 +105,15 @@ class JsonReference(Reference):
     def tokens(self) -> Iterable[str]:
         return self._ids.keys() - set(self.specials)
 
+    def spellings(self) -> dict[int, bytes]:
+        parts = (self.data.get("pre_tokenizer"), self.data.get("decoder"))
+        written = _BYTE_LEVEL if '"ByteLevel"' in orjson.dumps(parts).decode() else {}
+        added = {*self.added, *self.specials}
+        return {
+            i: token.encode() if token in added else _spelling(token, written)
+            for token, i in self._ids.items()
+        }
+
 
 class PieceReference(Reference):
     """A SentencePiece model. Raises TokenizerError: `sentencepiece` is not installed, or does not
@@ -140,6 +156,9 @@ class PieceReference(Reference):
     def tokens(self) -> Iterable[str]:
         return map(self.library.id_to_piece, range(self.vocab_size))
 
+    def spellings(self) -> dict[int, bytes]:
+        return {i: _spelling(piece, {}) for i, piece in enumerate(self.tokens())}
+
     def _is_unigram(self) -> bool:
         """Only a Unigram model has a second-best encoding."""
         try:
@@ -155,6 +174,15 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, dict):
         return vocabulary
     return {token: i for i, (token, _) in enumerate(vocabulary)}
+
+
+def _spelling(token: str, written: dict[str, int]) -> bytes:
+    """The bytes of a token; `written` are those of the characters that stand for bytes."""
+    if written and written.keys() >= set(token):
+        return bytes(written[character] for character in token)
+    if match := _BYTE_PIECE.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace(_BLANK, " ").encode()
 
 
 def _own_tokens(directory: Path, ids: dict[str, int]) -> dict[str, int]:

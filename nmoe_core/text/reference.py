@@ -87,6 +87,10 @@ class Reference:
         """All tokens, as the vocabulary writes them."""
         raise NotImplementedError
 
+    def spellings(self) -> dict[int, bytes]:
+        """The bytes of text that each id stands for, alike in all tokenizers."""
+        raise NotImplementedError
+
 
 def unreadable(
     path: Path | str, found: str, do: str = "name another file, or restore it"
@@ -129,6 +133,10 @@ class TiktokenReference(Reference):
             return self.library.encode_single_token(token)
         except KeyError:
             return None
+
+    def spellings(self) -> dict[int, bytes]:
+        specials = {i: name.encode() for name, i in self.library._special_tokens.items()}
+        return specials | {i: token for token, i in self.library._mergeable_ranks.items()}
 
     def _facts(self) -> dict[str, Any]:
         ref = self.library

@@ -15,7 +15,7 @@ from tests.assets.small_project import ALL, KEYS
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-HEADS = ("backbone", "probe_head", "judge_head", "calibration")
+HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
 
 
 class Daemon:
@@ -131,6 +131,7 @@ def test_files_written_again_unchanged_request_nothing(daemon: Daemon) -> None:
 
 ONE = {"0001"}
 HEADS_AGAIN = {"hydra/probe_head": {None}, "hydra/judge_head": {None}}
+STUDENT: dict[str, set[str | None]] = {"hydra/student": {None}}
 CALIBRATION: dict[str, set[str | None]] = {"hydra/calibration": {None}}
 PLAN: dict[str, set[str | None]] = {"mixture/loader_plan": {None}}
 REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
@@ -142,7 +143,7 @@ REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
         {"hydra/calibration": GRADES | REGRADE_PLAN},
         # Grades wait for the calibration of new heads; nothing but heads follows labels yet.
         {"hydra/judge_head": CALIBRATION, "hydra/calibration": GRADES | REGRADE_PLAN},
-        {"hydra/oracle_labels val-03": HEADS_AGAIN},
+        {"hydra/oracle_labels val-03": STUDENT, "hydra/student": HEADS_AGAIN},
         {"docs/shards 0001": {"docs/quality_scores": ONE, "docs/topics": ONE} | REGRADE_PLAN},
         {
             "docs/quality_scores 0001": {"docs/curated": ONE},

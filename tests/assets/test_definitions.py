@@ -27,7 +27,7 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     names = ("documents", "shards", "manifest", "docid_slices", "quality_scores")
     names += ("topics", "curated", "curated_manifest")
     expected = {(source, name) for source in DEMO_SOURCES for name in names}
-    heads = ("backbone", "oracle_labels", "probe_head", "judge_head", "calibration")
+    heads = ("backbone", "oracle_labels", "student", "probe_head", "judge_head", "calibration")
     expected |= {("hydra", name) for name in (*heads, "regrade_plan")}
     expected |= {("curation", "topic_model"), ("mixture", "loader_plan")}
     assert keys == expected

@@ -68,7 +68,8 @@ def test_every_partition_of_every_asset_is_materialised(project: Path) -> None:
         expected |= {(source, name): 2 for name in names}
     expected["hydra", "oracle_labels"] = 24
     single = [(s, n) for s in SOURCES for n in ("manifest", "docid_slices", "curated_manifest")]
-    single += [("hydra", n) for n in ("backbone", "probe_head", "judge_head", "calibration")]
+    heads = ("backbone", "student", "probe_head", "judge_head", "calibration")
+    single += [("hydra", name) for name in heads]
     single += [("docs", "valid_manifest"), ("curation", "topic_model"), ("mixture", "loader_plan")]
     with opened(project) as instance:
         for key, count in expected.items():

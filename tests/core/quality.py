@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from nmoe_core.heads.features import Corpus
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.heads.scoring import HeadScorer, load_heads
+from nmoe_core.heads.student_file import make_student
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
@@ -77,6 +79,12 @@ class FakeTokenizer:
 
     fingerprint: str = "fake-tokenizer"
     eos_token_id: int = EOS
+    name: str = "fake"
+    vocab_size: int = VOCAB
+
+    @property
+    def reference(self) -> Any:
+        return SimpleNamespace(spellings=lambda: {i: f"w{i}".encode() for i in range(VOCAB)})
 
     def decode(self, ids: np.ndarray) -> str:
         return " ".join(f"w{i}" for i in np.asarray(ids).tolist())
@@ -202,6 +210,12 @@ def token_of(documents: Iterable[np.ndarray], count: int) -> int:
     """A token that so many of the documents have."""
     counts = np.bincount(np.concatenate([np.unique(d) for d in documents]), minlength=VOCAB)
     return int(np.flatnonzero(counts == count)[0])
+
+
+def write_student(labels: Mapping[str, Path | None], corpus: Corpus, heads_dir: Path) -> Path:
+    """The file of a student of these labels, whose token 17 is `w17`."""
+    tokenizer: Any = FakeTokenizer()
+    return Path(make_student(labels, corpus, tokenizer, heads_dir).facts["path"])
 
 
 def corpus_of(data_root: Path) -> Corpus:

@@ -12,6 +12,7 @@ from nmoe_core.tasks.checks.hydra import check_head as check_head
 from nmoe_core.tasks.checks.hydra import check_labels as check_labels
 from nmoe_core.tasks.checks.hydra import check_regrade as check_regrade
 from nmoe_core.tasks.checks.hydra import check_slices as check_slices
+from nmoe_core.tasks.checks.hydra import check_student as check_student
 from nmoe_core.tasks.checks.shards import CURATED_CHECKS as CURATED_CHECKS
 from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS as MANIFEST_CHECKS
 from nmoe_core.tasks.checks.shards import check_attribute as check_attribute

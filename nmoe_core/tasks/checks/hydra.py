@@ -49,6 +49,16 @@ def check_backbone(run: Run) -> Verdicts:
     return {"readable": Verdict(True, f"{layers} layers", {"layers": layers})}
 
 
+@refusal_fails("readable")
+def check_student(run: Run) -> Verdicts:
+    """`readable`: the student's file is whole, and its weights are finite."""
+    from nmoe_core.heads.student_file import load_student
+
+    training = load_student(run.tree.student).header["training"]
+    found = f"fitted on {training['num_documents']} labels"
+    return {"readable": Verdict(True, found, {"labels": training["num_documents"]})}
+
+
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
     from nmoe_core.labels.files import SUMMARY_NAME, read_summary

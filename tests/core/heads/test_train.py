@@ -22,7 +22,15 @@ from nmoe_core.heads.scoring import HeadScorer, load_heads, predict
 from nmoe_core.heads.train import HeadKind, HeadTraining
 from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import read_slice
-from tests.core.quality import MAX_CTX, corpus_of, slice_all, spoiled, token_of, write_labels
+from tests.core.quality import (
+    MAX_CTX,
+    corpus_of,
+    slice_all,
+    spoiled,
+    token_of,
+    write_labels,
+    write_student,
+)
 from tests.project import read_rows
 from tests.refusals import refused
 
@@ -121,6 +129,7 @@ def test_targets_outside_the_scale_count_as_its_ends() -> None:
 def test_trained_probe_agrees_with_val_and_its_baselines_do_not_as_its_card_says(
     tmp_path: Path, planted: Planted
 ) -> None:
+    write_student(planted.labels, corpus_of(planted.data_root), tmp_path)
     made = planted.train("probe", tmp_path)
     metrics = made.metrics
     assert metrics["n"] == len(planted.rows["val"])

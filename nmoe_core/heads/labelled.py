@@ -1,0 +1,107 @@
+"""The labels of one training: fitted on train, and only reported on of val and test."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.heads.features import Corpus, DocumentTokens
+from nmoe_core.heads.metrics import head_metrics, held_out, require_same_scorer
+from nmoe_core.labels.files import Labels, read_labels
+from nmoe_core.labels.scores import aggregate
+from nmoe_core.labels.slices import data_digest
+
+MIN_LABELS = 10
+# Names of the fingerprints that do not move the weights.
+REPORTED_ON = ("labels_val", "labels_test", "student")
+_FIGURES = {"val": "metrics", "test": "test_metrics"}
+# Scores that a split's documents get.
+Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
+
+
+class Labelled:
+    """Merged label files by split, of which `train` must be there.
+
+    Attributes:
+        train: What is fitted.
+        reported: Labels of val and test, where there are some.
+
+    Raises:
+        LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
+        HeadError: Too few labels (E-HEAD-FEW), or all alike (E-HEAD-CONSTANT).
+    """
+
+    def __init__(self, files: Mapping[str, Path | None], use_salvaged: bool) -> None:
+        named = {split: path for split, path in files.items() if path is not None}
+        read = {split: read_labels(path, use_salvaged) for split, path in named.items()}
+        self.train, self.reported = read.pop("train"), read
+        _require_learnable(self.train)
+        for others in read.values():
+            require_same_scorer(others, self.train.scorer)
+
+    @property
+    def digests(self) -> Fingerprints:
+        """Of the labels of each split; empty where it has none."""
+        found = {split: labels.digest for split, labels in self.reported.items()}
+        val, test = found.get("val", ""), found.get("test", "")
+        return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources of all labelled documents, sorted."""
+        read = [self.train, *self.reported.values()]
+        return sorted({source for labels in read for source in labels.sources})
+
+    def fingerprints(self, corpus: Corpus) -> Fingerprints:
+        """Of the labels, and of what their document ids stand for."""
+        data = data_digest(corpus.data_root, self.sources)
+        return {**self.digests, "data": data, **corpus.fingerprints}
+
+    def figures(
+        self,
+        corpus: Corpus,
+        fitted: np.ndarray,
+        predict: Predict,
+        student: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """`metrics` on the contents of val not in train, and `test_metrics` on those of test in
+        neither; empty where there are none.
+
+        `fitted` are the digests of the documents of train; `student` the student's scores by split.
+        """
+        found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
+        seen = fitted
+        for split, name in _FIGURES.items():
+            labels = self.reported.get(split)
+            if labels is not None and labels.doc_ids:
+                documents = corpus.read(labels.doc_ids)
+                contents = documents.digests()
+                predicted, fresh = predict(split, labels, documents), held_out(contents, seen)
+                beside = None if student is None else student[split]
+                found[name] = head_metrics(predicted, beside, labels, self.train, fresh)
+                seen = np.concatenate([seen, contents])
+        return found
+
+
+def _require_learnable(train: Labels) -> None:
+    if len(train.doc_ids) < MIN_LABELS:
+        raise HeadError(
+            "too few labels to train on",
+            where=train.path,
+            found=len(train.doc_ids),
+            expected=f"at least {MIN_LABELS}",
+            do="label more documents",
+            code="E-HEAD-FEW",
+        )
+    train.require_coverage()
+    if np.ptp(aggregate(train.scores)) == 0:
+        raise HeadError(
+            "all labels are equal, so a head cannot learn from them",
+            where=train.path,
+            found=f"aggregate {aggregate(train.scores)[0]} for {len(train.doc_ids)} documents",
+            do="check the oracle",
+            code="E-HEAD-CONSTANT",
+        )

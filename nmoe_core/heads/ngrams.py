@@ -1,0 +1,94 @@
+"""Features of documents for the student: hashed 1- and 2-grams of token bytes, and four scalars.
+
+A token is known by the BLAKE2b of its bytes, never by its id, so that a student fitted on the ids
+of one tokenizer reads those of another. Counts of n-grams lie in 2**18 columns, as roots, with a
+norm of one; the scalars, standardised, in four more. Features of a document depend on it alone.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NUM_COLUMNS = 1 << 18
+NUM_SCALARS = 4
+SCALAR_WEIGHT = 0.25
+MAX_DEVIATIONS = 3.0
+_PAIR = np.uint64(0xD1342543DE82EF95)  # makes the order of a pair count
+
+
+class TokenTable(NamedTuple):
+    """Tokens of a vocabulary by id: 64 bits of the BLAKE2b of their bytes, uint64 `[V]`, and the
+    log of their number of bytes, float64 `[V]`."""
+
+    hashes: np.ndarray
+    log_bytes: np.ndarray
+
+    @classmethod
+    def of(cls, spellings: Mapping[int, bytes], vocab_size: int) -> "TokenTable":
+        """Ids without a spelling count as tokens of no bytes."""
+        tokens = [spellings.get(i, b"") for i in range(vocab_size)]
+        digests = b"".join(hashlib.blake2b(token, digest_size=8).digest() for token in tokens)
+        sizes = np.fromiter(map(len, tokens), np.float64, vocab_size)
+        return cls(np.frombuffer(digests, "<u8"), np.log(np.maximum(sizes, 1.0)))
+
+
+class _Joined(NamedTuple):
+    """Documents one after the other: ids int64 `[T]`, the row of each `[T]`, and their number."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    num: int
+
+    @classmethod
+    def of(cls, documents: Sequence[np.ndarray]) -> "_Joined":
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        ids = np.concatenate([np.empty(0, np.int64), *documents]).astype(np.int64)
+        return cls(ids, np.repeat(np.arange(len(documents)), lengths), len(documents))
+
+
+def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
+    """Log of the number of tokens, share of distinct ones, share of tokens of one byte, mean log of
+    a token's bytes: float64 `[N, 4]`, 0 of no token."""
+    ids, rows, num = _Joined.of(documents)
+    lengths = np.maximum(np.bincount(rows, minlength=num), 1)
+    ordered = np.sort(rows << 32 | ids)
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    logs = table.log_bytes[ids]
+    sums = [is_first.astype(np.float64), (logs == 0).astype(np.float64), logs]
+    shares = [np.bincount(rows, values, num) / lengths for values in sums]
+    return np.stack([np.log(lengths), *shares], axis=1)
+
+
+def standardised(values: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Scalars `[N, 4]` as features; limited, since few documents tell of extremes."""
+    return np.clip((values - mean) / deviation, -MAX_DEVIATIONS, MAX_DEVIATIONS) * SCALAR_WEIGHT
+
+
+def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
+    """Roots of the counts of hashed 1- and 2-grams: a scipy CSR matrix, float64 `[N, 2**18]`."""
+    from scipy.sparse import csr_array
+
+    ids, rows, num = _Joined.of(documents)
+    tokens = mixed(table.hashes[ids])
+    is_pair = rows[1:] == rows[:-1]
+    pairs = mixed(tokens[:-1] * _PAIR + tokens[1:])
+    columns = np.concatenate([tokens, pairs[is_pair]]) >> np.uint64(64 - 18)
+    places = np.concatenate([rows, rows[1:][is_pair]]) * NUM_COLUMNS + columns.astype(np.int64)
+    places, counts = np.unique(places, return_counts=True)
+    rows, columns = places // NUM_COLUMNS, places % NUM_COLUMNS
+    totals = np.bincount(rows, counts, num)  # squared norms of the roots
+    data = np.sqrt(counts / totals[rows])
+    bounds = np.searchsorted(rows, np.arange(num + 1))
+    at = (columns.astype(np.int32), bounds.astype(np.int32))  # as the solver takes them
+    return csr_array((data, *at), shape=(num, NUM_COLUMNS))
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """SplitMix64 (Steele, Lea and Flood 2014) of uint64."""
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
