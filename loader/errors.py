@@ -16,6 +16,11 @@ _LOGIN = re.compile(r"(?<=://)(?:[^\s'\"/@:]*:[^\s'\"]*|[^\s'\"/]+)@")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)\?[^\s'\"?]*=[^\s'\";,]*")
 
 
+def one_line(error: BaseException) -> str:
+    """The message of another package's error as one line, cut to 300 characters."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def without_credentials(text: str) -> str:
     """The text with `user:password@` and the signature, or any other query, of every URL hidden.
 

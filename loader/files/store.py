@@ -231,7 +231,7 @@ def _fsspec(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        found = one_line(error)
+        found = _cause(error)
         raise ConfigError("no client for this URL", where=url, found=found) from None
 
 
@@ -252,13 +252,13 @@ def _refused(url: str, verb: str, error: Exception) -> PlanError:
     return PlanError(
         f"the store does not {verb} this file",
         where=url,
-        found=one_line(error),
+        found=_cause(error),
         do=f"see that the store can be reached, has this bucket and {does}",
         code=STORE_CODE,
     )
 
 
-def one_line(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     """The message of another package's error, cut to one line. Of obstore's page of debugging the
     store's own code and status remain, or the cause of a failed connection."""
     text, _, details = str(error).partition("\n\nDebug source:")

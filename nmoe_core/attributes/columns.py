@@ -1,15 +1,17 @@
 """The kept columns of committed shards: `columns.parquet` beside the files of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nmoe_core.attributes.files import read_attribute
+from nmoe_core.attributes.files import Documents, read_attribute, write_attribute
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.config.attributes import KEYS
+from nmoe_core.shards.manifest import COLUMNS_NAME
+from nmoe_core.shards.shard_file import seal_file
 
 _EXAMPLE_CHARS = 40
 
@@ -30,6 +32,19 @@ def column_facts(paths: Sequence[Path]) -> list[dict[str, Any]]:
         }
         for i, field in enumerate(table.schema)
     ]
+
+
+def write_columns(
+    directory: Path, documents: Documents, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> dict[str, str]:
+    """Write the columns of a shard's documents; return what its manifest says of the file."""
+    path = directory / COLUMNS_NAME
+    digest = write_attribute(path, "columns", {}, documents, schema, batches)
+    return {
+        "columns_path": COLUMNS_NAME,
+        "columns_checksum": seal_file(path),
+        "columns_digest": digest,
+    }
 
 
 def copy_columns(paths: Sequence[Path], out: Path) -> None:

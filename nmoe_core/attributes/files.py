@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nmoe_core.base.atomic import atomic_file
-from nmoe_core.base.errors import FormatError
+from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import Fingerprints
 
 ROWS = 2**16
@@ -110,7 +110,7 @@ def read_footer(path: Path) -> Footer:
             "no attribute here", where=path, do="run `nmoe attributes`", code="E-ATTRIBUTE-MISSING"
         ) from None
     except (pa.ArrowException, OSError) as error:
-        raise _not_ours(path, " ".join(str(error).split())[:200]) from None
+        raise _not_ours(path, one_line(error)) from None
     try:
         footer = json.loads((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
@@ -126,7 +126,7 @@ def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table
     try:
         return pq.ParquetFile(path).read(names, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise _not_ours(path, " ".join(str(error).split())[:200]) from None
+        raise _not_ours(path, one_line(error)) from None
 
 
 def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:

@@ -15,7 +15,7 @@ from loader.files.format import load_manifest
 from nmoe_core.attributes.attribute import made, open_shard_documents
 from nmoe_core.attributes.files import is_attribute_current, positions, write_attribute
 from nmoe_core.base.atomic import replacing
-from nmoe_core.base.errors import FormatError
+from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.attributes import KEYS
@@ -72,7 +72,7 @@ def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
         tables = [pq.ParquetFile(path).read(use_threads=False) for path in paths]
         table = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
     except (pa.ArrowException, OSError) as error:
-        raise _refuse(name, paths, " ".join(str(error).split())[:200], "Parquet") from None
+        raise _refuse(name, paths, one_line(error), "Parquet") from None
     key = next((key for key in KEYS if key in table.column_names), None)
     if key is None or table.num_columns < 2 or len(set(table.column_names)) < table.num_columns:
         expected = f"{' or '.join(KEYS)}, and columns with names of their own"

@@ -28,6 +28,7 @@ def main() -> None:
     import pyarrow as pa
 
     from nmoe_core.attributes.expression import Refused, parse
+    from nmoe_core.base.errors import one_line
 
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("set disabled_filesystems='LocalFileSystem'; set lock_configuration=true")
@@ -50,7 +51,7 @@ def main() -> None:
     except Refused as refusal:
         _answer(out, {"refused": refusal.args})
     except (duckdb.Error, MemoryError, RecursionError, pa.ArrowException) as error:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = one_line(error)
         _answer(out, {"refused": [f"cannot be evaluated: {text}", "", ""]})
 
 

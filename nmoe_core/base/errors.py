@@ -4,6 +4,7 @@ from loader.errors import ConfigError as ConfigError
 from loader.errors import FormatError as FormatError
 from loader.errors import NmoeError as NmoeError
 from loader.errors import StateError as StateError
+from loader.errors import one_line as one_line
 
 
 class SourceError(NmoeError):

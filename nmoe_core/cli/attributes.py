@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.cli.flags import add_run_flags, number, run_of
-from nmoe_core.cli.output import add_verb, print_table
+from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 if TYPE_CHECKING:
     from nmoe_core.tasks.selection.rule import Kept
@@ -29,7 +29,7 @@ def register(verbs: Any) -> None:
     )
     add_run_flags(selected, is_required=True)
     text = "a question in SQL over all documents of a run"
-    sql = add_verb(verbs, "sql", ask, text, _show_answer)
+    sql = add_verb(verbs, "sql", ask, text, print_rows)
     sql.add_argument("query", metavar="SQL", help="over the view documents")
     add_run_flags(sql, is_required=True)
 
@@ -39,11 +39,6 @@ def ask(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     answer = query(run_of(arguments), arguments.query)
     return [dict(zip(answer.columns, row)) for row in answer.rows]
-
-
-def _show_answer(rows: list[dict[str, Any]]) -> None:
-    if rows:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def make(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, required, run_of
-from nmoe_core.cli.output import add_verb, print_table
+from nmoe_core.cli.output import add_verb, print_rows, print_table
 from nmoe_core.config.run import Run
 
 _EVERY = 50
@@ -105,7 +105,7 @@ def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _show_status(rows: list[dict[str, Any]]) -> None:
-    print_table(list(rows[0]), [list(row.values()) for row in rows])
+    print_rows(rows)
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(s)} {s}" for s in ("DONE", "RUNNING", "PENDING"))
     print(f"{len(rows)} shards: {counts}")

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -49,6 +49,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
             for text, width, right in zip(line, widths, numeric)
         ]
         print("  ".join(padded).rstrip())
+
+
+def print_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """A table of rows with the same keys; nothing where there are none."""
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _is_number(value: object) -> bool:

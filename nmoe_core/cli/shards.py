@@ -11,7 +11,7 @@ from loader.errors import without_credentials
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.plan.records import LoaderPlan
 from nmoe_core.cli.flags import number
-from nmoe_core.cli.output import add_verb, print_json, print_table
+from nmoe_core.cli.output import add_verb, print_json, print_rows, print_table
 from nmoe_core.shards.inspect import (
     ShardInspection,
     files_of_directory,
@@ -204,7 +204,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         _print_inspection(seen, stats, samples, arguments.verbose)
         if columns:
             print("\nkept columns, of the shards above")
-            print_table(list(columns[0]), [list(row.values()) for row in columns])
+            print_rows(columns)
         for where, found in issues.items():
             for issue in found:
                 print(f"ERROR [E-INSPECT]: {where}: {issue}", file=sys.stderr)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.cli.output import add_verb, print_table
+from nmoe_core.cli.output import add_verb, print_rows
 from nmoe_core.prep.versions import (
     compare_versions,
     find_version,
@@ -17,9 +17,9 @@ from nmoe_core.prep.versions import (
 def register(verbs: Any) -> None:
     versions = verbs.add_parser("versions", help="earlier versions of a split")
     parts = versions.add_subparsers(dest="part", required=True, metavar="COMMAND")
-    listed = add_verb(parts, "list", find_versions, "the current version and kept ones", _show)
+    listed = add_verb(parts, "list", find_versions, "current and kept versions", print_rows)
     compared = add_verb(parts, "compare", compare, "documents and tokens of two versions", _compare)
-    restored = add_verb(parts, "restore", restore, "make a kept version the current one", _show)
+    restored = add_verb(parts, "restore", restore, "make a kept version current", print_rows)
     for verb in (listed, compared, restored):
         verb.add_argument("split", type=Path, help="directory of manifest.json")
     compared.add_argument("old", metavar="VERSION", help="id, or the start of one")
@@ -49,10 +49,6 @@ def restore(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return find_versions(arguments)
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    print_table(list(rows[0]), [list(row.values()) for row in rows])
-
-
 def _compare(facts: dict[str, Any]) -> None:
-    _show(facts["versions"])
+    print_rows(facts["versions"])
     print("documents: " + ", ".join(f"{n:,} {name}" for name, n in facts["documents"].items()))

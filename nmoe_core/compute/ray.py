@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.errors import ConfigError, NmoeError, one_line
 from nmoe_core.compute import logs as worker_logs
 from nmoe_core.compute.pool import (
     GRACE_SECONDS,
@@ -197,7 +197,7 @@ def _connect(ray: Any, options: RayTable) -> None:
         raise ConfigError(
             "Ray cannot be reached",
             where=f"address {address or '(none: a Ray of this machine)'}",
-            found=" ".join(str(error).split())[:300],
+            found=one_line(error),
             do=f"start a cluster (ray start --head), set {ADDRESS_VARIABLE} or [compute.ray] "
             "address, and use the same Python and Ray everywhere",
             code="E-CONFIG-RAY",

@@ -17,8 +17,8 @@ from nmoe_core.base.atomic import failpoint
 from nmoe_core.base.docid import DocId
 from nmoe_core.base.errors import SourceError
 from nmoe_core.shards.documents import read_ids
-from nmoe_core.shards.manifest import COLUMNS_NAME, shard_dir_name
-from nmoe_core.shards.shard_file import open_at, require_size, seal_file
+from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.shard_file import open_at, require_size
 from nmoe_core.sources.kept import Kept, as_types, common_types
 from nmoe_core.sources.records import Source
 
@@ -143,7 +143,8 @@ def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
     """Make the Parquet file of a shard; return what its manifest says of it."""
     import pyarrow as pa
 
-    from nmoe_core.attributes.files import Documents, write_attribute
+    from nmoe_core.attributes.columns import write_columns
+    from nmoe_core.attributes.files import Documents
 
     doc_ids, digests = [], []
     for stem in job.stems:
@@ -153,13 +154,7 @@ def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
         digests += [digest for _, digest in read_ids(job.directory / f"{stem}.ids.jsonl")]
     types = pa.ipc.read_schema(pa.py_buffer(job.types))
     batches = (as_types(rows, types) for rows in _rows(job.staged))
-    path, documents = job.directory / COLUMNS_NAME, Documents(doc_ids, digests)
-    digest = write_attribute(path, "columns", {}, documents, types, batches)
-    return {
-        "columns_path": COLUMNS_NAME,
-        "columns_checksum": seal_file(path),
-        "columns_digest": digest,
-    }
+    return write_columns(job.directory, Documents(doc_ids, digests), types, batches)
 
 
 def _final(names: tuple[str, ...], types: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from nmoe_core.base.errors import SourceError
+from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.sources.columns import (
     BLOCK_BYTES,
     MAX_BLOCK_ROWS,
@@ -97,7 +97,7 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         try:
             yield
         except (ArrowException, OSError, ValueError, EOFError) as error:
-            raise self._torn(file, " ".join(str(error).split())[:300]) from error
+            raise self._torn(file, one_line(error)) from error
 
     def _torn(self, file: SourceFile, cause: str) -> SourceError:
         return SourceError(

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.base.errors import SourceError
+from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.sources.columns import (
     ColumnsBlock,
@@ -184,7 +184,7 @@ class DatasetsSource(Source):
             code = "E-SOURCE-NOTFOUND"
         elif self.directory is None and isinstance(error, _network_errors()):
             code, do = "E-SOURCE-NETWORK", "check the network and the hub's token, and run again"
-        cause = " ".join(str(error).split())[:300]
+        cause = one_line(error)
         return SourceError(f"{what}: {cause}", where=self.dataset, do=do, code=code)
 
 

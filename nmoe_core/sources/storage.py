@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import zstandard
 
 from nmoe_core.base.atomic import named_errors
-from nmoe_core.base.errors import SourceError
+from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.base.fingerprint import local_digest
 
 _READ_BYTES = 4 * 2**20
@@ -119,7 +119,7 @@ def file_system(url: str) -> tuple[Any, str]:
         with store_errors(url):
             return url_to_fs(url)
     except ImportError as error:
-        raise _missing_client(url, " ".join(str(error).split())) from error
+        raise _missing_client(url, one_line(error)) from error
     except ValueError as error:
         raise SourceError(
             f"cannot read this URL: {error}", where=url, code="E-SOURCE-PROTOCOL"
@@ -134,7 +134,7 @@ def store_errors(where: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _absent(where) from error
     except _client_errors() as error:
-        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        cause = one_line(error)
         raise SourceError(
             f"the store does not give the file: {cause}",
             where=where,

@@ -78,9 +78,7 @@ def _gigatoken(reference: Reference) -> Fast:
     split_on, is_for_stripped = (), False
     match reference:
         case TiktokenReference():
-            base = "o200k_base" if reference.name.startswith("o200k") else reference.name
-            if base not in CARRIED:
-                raise Unfit(f"gigatoken does not have {base}")
+            base = _carried(reference, "gigatoken")
             # Without special tokens, text that spells one is ordinary text.
             encoding = gigatoken.Tokenizer.from_tiktoken(
                 ensure_vocabulary(base) / CARRIED[base].file,
@@ -110,9 +108,7 @@ def _quicktok(reference: Reference) -> Fast:
 
     match reference:
         case TiktokenReference():
-            base = "o200k_base" if reference.name.startswith("o200k") else reference.name
-            if base not in CARRIED:
-                raise Unfit(f"quicktok does not have {base}")
+            _carried(reference, "quicktok")
             encoding = quicktok.get_encoding(reference.name)
         case JsonReference():
             _refuse_other_merges(reference)
@@ -131,6 +127,14 @@ def _quicktok(reference: Reference) -> Fast:
         return Encoded(*encoding.encode_batch(list(payloads), threads=1))
 
     return Fast(encode)
+
+
+def _carried(reference: Reference, engine: str) -> str:
+    """The encoding that has the merges of this one, which the engine must have."""
+    base = "o200k_base" if reference.name.startswith("o200k") else reference.name
+    if base not in CARRIED:
+        raise Unfit(f"{engine} does not have {base}")
+    return base
 
 
 def _without_specials(reference: JsonReference) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from loader.plan.settings import TOKENIZER_FILES
+from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.text.reference import Kind, Reference, unreadable
 
@@ -71,7 +72,7 @@ class JsonReference(Reference):
         try:
             own = tokenizers.Tokenizer.from_str(orjson.dumps(self.data).decode())
         except Exception as error:
-            raise unreadable(self.path, " ".join(str(error).split())[:200]) from error
+            raise unreadable(self.path, one_line(error)) from error
         own.no_truncation()
         own.no_padding()
         own.encode_special_tokens = True
@@ -132,7 +133,7 @@ class PieceReference(Reference):
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())
         except (OSError, RuntimeError) as error:
-            raise unreadable(path, " ".join(str(error).split())[:200]) from error
+            raise unreadable(path, one_line(error)) from error
         pieces = range(self.vocab_size)
         is_control, is_unknown = self.library.is_control, self.library.is_unknown
         special = [i for i in pieces if is_control(i) or is_unknown(i)]
@@ -244,5 +245,5 @@ def _of_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
-        found = " ".join(str(error).split())[:200]
+        found = one_line(error)
         raise unreadable(name, found, "without a network, name a tokenizer file") from error

@@ -8,7 +8,6 @@ import numpy as np
 from nmoe_core.base.docid import DocId
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.manifest import COLUMNS_NAME
-from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.shards.writer import ShardWriter
 
 
@@ -31,7 +30,8 @@ def add_columns(
     """
     import pyarrow as pa
 
-    from nmoe_core.attributes.files import Documents, read_attribute, write_attribute
+    from nmoe_core.attributes.columns import write_columns
+    from nmoe_core.attributes.files import Documents, read_attribute
     from nmoe_core.config.attributes import KEYS
 
     rows = read_attribute(parent).drop_columns(list(KEYS))
@@ -51,12 +51,5 @@ def add_columns(
             end = start + next(lengths)[0]
             doc_ids.append(str(DocId(shard.source, rel, start, end)))
             start = end
-    path = writer.staged / COLUMNS_NAME
     named = Documents(doc_ids, [digest for _, digest in documents])
-    batches = table.combine_chunks().to_batches()
-    digest = write_attribute(path, "columns", {}, named, rows.schema, batches)
-    return {
-        "columns_path": COLUMNS_NAME,
-        "columns_checksum": seal_file(path),
-        "columns_digest": digest,
-    }
+    return write_columns(writer.staged, named, rows.schema, table.combine_chunks().to_batches())

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.attributes.where import spellings
-from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.errors import ConfigError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
@@ -54,7 +54,7 @@ def query(run: Run, sql: str) -> Answer:
             raise ConfigError(
                 "the question cannot be answered",
                 where="nmoe sql",
-                found=" ".join(str(error).split())[:300],
+                found=one_line(error),
                 expected=f"SQL over documents ({', '.join([*OWN, *names.values()])})",
                 code="E-SELECT-QUERY",
             ) from None
