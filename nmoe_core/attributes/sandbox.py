@@ -1,14 +1,14 @@
 """The process that evaluates a selection: it has a limit of memory, and its parent one of time.
 
-Messages are frames: 8 bytes of length, then JSON or an Arrow stream. The first says what is asked;
-then each table of columns is answered by a table of one boolean per clause, in its order.
+Messages are JSON or Arrow streams, over the pipe whose descriptor is the argument. The first is the
+question; then each table of columns is answered by a table of one boolean per clause, in its order.
 """
 
 import json
 import resource
-import struct
 import sys
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 _SETTINGS = {
     "enable_external_access": False,
@@ -20,9 +20,9 @@ _SETTINGS = {
 
 
 def main() -> None:
-    """Answer the frames of standard input until it ends."""
-    frames, out = sys.stdin.buffer, sys.stdout.buffer
-    asked = json.loads(read_frame(frames) or b"{}")
+    """Answer the messages of the pipe until it is closed."""
+    pipe = Connection(int(sys.argv[1]))
+    asked = json.loads(pipe.recv_bytes())
     resource.setrlimit(resource.RLIMIT_AS, (asked["memory_bytes"], asked["memory_bytes"]))
     import duckdb
     import pyarrow as pa
@@ -34,25 +34,27 @@ def main() -> None:
     connection.execute("set disabled_filesystems='LocalFileSystem'; set lock_configuration=true")
     try:
         clauses = parse(connection, asked["where"], asked["names"])
-        empty = pa.ipc.open_stream(read_frame(frames)).read_all()
+        empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
         kinds = _run(connection, empty, clauses).description
         for clause, (_, kind, *_) in zip(clauses, kinds):
             if str(kind).upper() not in ("BOOLEAN", "BOOL"):
                 raise Refused("a clause is no condition", f"{clause.text}: {kind}", "BOOLEAN")
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
-        _answer(out, {"clauses": [clause.text for clause in clauses], "columns": columns})
-        while payload := read_frame(frames):
-            found = _run(connection, pa.ipc.open_stream(payload).read_all(), clauses)
+        _answer(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
+        while True:
+            table = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
+            found = _run(connection, table, clauses).to_arrow_table()
             sink = pa.BufferOutputStream()
-            table = found.to_arrow_table()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            write_frame(out, sink.getvalue())
+            with pa.ipc.new_stream(sink, found.schema) as stream:
+                stream.write_table(found)
+            pipe.send_bytes(sink.getvalue())
+    except EOFError:
+        return
     except Refused as refusal:
-        _answer(out, {"refused": refusal.args})
+        _answer(pipe, {"refused": refusal.args})
     except (duckdb.Error, MemoryError, RecursionError, pa.ArrowException) as error:
         text = one_line(error)
-        _answer(out, {"refused": [f"cannot be evaluated: {text}", "", ""]})
+        _answer(pipe, {"refused": [f"cannot be evaluated: {text}", "", ""]})
 
 
 def _run(connection: Any, table: Any, clauses: Any) -> Any:
@@ -61,21 +63,8 @@ def _run(connection: Any, table: Any, clauses: Any) -> Any:
     return connection.execute(f"select {picked} from documents")
 
 
-def _answer(out: IO[bytes], value: Any) -> None:
-    write_frame(out, json.dumps(value).encode())
-
-
-def read_frame(file: IO[bytes]) -> bytes:
-    """The next frame; empty at the end."""
-    head = file.read(8)
-    return file.read(struct.unpack("<Q", head)[0]) if len(head) == 8 else b""
-
-
-def write_frame(file: IO[bytes], payload: Any) -> None:
-    """Write a frame."""
-    file.write(struct.pack("<Q", len(payload)))
-    file.write(payload)
-    file.flush()
+def _answer(pipe: Connection, value: Any) -> None:
+    pipe.send_bytes(json.dumps(value).encode())
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ after the other. Rows keep their order, whatever the threads, since there is one
 import json
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from nmoe_core.attributes.sandbox import read_frame, write_frame
 from nmoe_core.base.errors import ConfigError
 
 MEMORY_BYTES = 3 * 2**30
@@ -45,13 +45,14 @@ class Where:
     def __init__(self, expression: str, schema: Mapping[str, pa.DataType], where: object) -> None:
         self.expression, self.schema, self._where = expression, dict(schema), where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
+        self._pipe, its_end = Pipe()
+        command = [sys.executable, "-m", "nmoe_core.attributes.sandbox", str(its_end.fileno())]
+        nowhere = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nmoe_core.attributes.sandbox"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            command, pass_fds=[its_end.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        its_end.close()
+        self.close = weakref.finalize(self, _end, self._process, self._pipe)
         asked = {
             "where": expression,
             "names": spellings({label: column for column, label in columns.items()}),
@@ -85,20 +86,14 @@ class Where:
         return np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
-        process, answer = self._process, b""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(limit_s, process.kill)
-        timer.start()
-        try:
+        answer = b""
+        with suppress(OSError):  # it has ended, perhaps with an answer
             for frame in frames:
-                write_frame(process.stdin, frame)
-            answer = read_frame(process.stdout)
-        except BrokenPipeError:  # it has ended, perhaps with an answer
-            answer = read_frame(process.stdout)
-        finally:
-            timer.cancel()
+                self._pipe.send_bytes(frame)
+        with suppress(OSError, EOFError):
+            answer = self._pipe.recv_bytes() if self._pipe.poll(limit_s) else b""
         if not answer:
+            self.close()
             raise ConfigError(
                 "the expression takes more memory or time than it may",
                 where=self._where,
@@ -122,9 +117,10 @@ class Where:
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
+    pipe.close()
     process.kill()
-    process.communicate()
+    process.wait()
 
 
 def spellings(labels: Mapping[str, str]) -> dict[str, str]:
