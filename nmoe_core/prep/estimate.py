@@ -17,20 +17,21 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from loader.files.format import MANIFEST_NAME
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
-from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.sources.open import open_reader, split_rows
 from nmoe_core.sources.records import BadRecord, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import load_tokenizer
 
-# 4 bytes per token; index, lineage and manifests add about a twentieth at 600 tokens per document.
-_DISK_BYTES_PER_TOKEN = 4.25
+_EXTRA_BYTES_PER_TOKEN = 0.25  # index, lineage and manifests, at 600 tokens per document
 _SAMPLE_BYTES = 1_000_000
 _MIN_SECONDS = 1e-3
 
@@ -64,8 +65,10 @@ class PlannedSplit:
 
 
 def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
-    """The plan of one split; what is wrong with its source is the `problem` of the plan."""
+    """The plan of one split; what is wrong with its source is the `problem` of the plan. Raises
+    TokenizerError as `shard_format`: the tokenizer is that of all sources."""
     settings, spec = prep_settings(run, source, split), source.spec
+    bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN
     output = run.tree.split(source.name, split)
     reads, tokens, seconds, problem = _reads(spec), settings.max_tokens, None, None
     try:
@@ -94,7 +97,7 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
         tokens=tokens,
         num_shards=settings.num_shards,
         seconds=seconds,
-        disk_bytes=None if tokens is None else int(tokens * _DISK_BYTES_PER_TOKEN),
+        disk_bytes=None if tokens is None else int(tokens * bytes_per_token),
         output=output,
         exists=(output / MANIFEST_NAME).is_file(),
         problem=problem,
@@ -116,7 +119,9 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
             if num_chars >= _SAMPLE_BYTES:
                 break
         num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
-    num_tokens = len(tokenizer.encode_batch(normalize_batch(texts)[0]).ids) + len(texts)
+    lengths = np.diff(tokenizer.encode_batch(normalize_batch(texts)[0]).offsets)
+    whole = lengths[lengths >= settings.min_doc_tokens]
+    num_tokens = int(np.minimum(whole, settings.max_doc_tokens).sum()) + len(whole)
     seconds = max(time.perf_counter() - started, _MIN_SECONDS)
     return _Sample(
         tokens_per_record=num_tokens / max(num_records, 1),

@@ -77,11 +77,12 @@ def test_max_tokens_is_that_of_a_source_and_the_total_of_a_mixture(project: Path
     assert not Path("out/data/web/valid").exists()
 
 
+@pytest.mark.parametrize("flags", [[], ["--set", "prep.max_doc_tokens=11"]])
 def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     before = sorted(project.rglob("*"))
-    command = [*MIX, "--max-tokens", "100K"]
+    command = [*MIX, "--max-tokens", "100K", *flags]
     plan = said(capsys, *command, "--dry-run")
     assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out

@@ -16,7 +16,7 @@ from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.text.models import model_ids
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.project import said
+from tests.project import jsonl_source, said, write_project
 from tests.refusals import refused_line
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -170,6 +170,18 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     refused_line(capsys, *prep_command(tmp_path, "a", *flags), code=code)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_dry_run_of_a_mixture_counts_the_bytes_of_ids_and_refuses_a_tokenizer_once(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [jsonl_source(name, [{"text": text} for text in TEXTS]) for name in ("a", "b")]
+    project = write_project(tmp_path, sources, {"tokenizer": own})
+    command = ["prep-mixture", "--config", str(project.config), "--dry-run"]
+    refused_line(capsys, *command, "--eos-token", "<none>", code="E-TOKENIZER-SPECIAL")
+    for dtype, size in (("auto", 2.25), ("uint32", 4.25)):
+        for part in said(capsys, *command, "--dtype", dtype):
+            assert part["estimated_disk_bytes"] == int(size * part["estimated_tokens"])
 
 
 def test_a_model_of_another_tokenizer_reads_the_text_of_documents(own: str, tmp_path: Path) -> None:
