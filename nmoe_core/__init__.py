@@ -1,7 +1,8 @@
 """Data platform for language-model pre-training: shards, quality grading, curation, loader plans.
 
 The names below are the Python interface. They are loaded when they are used: importing the package
-costs nothing. `HFSource` is `HuggingFaceSource` and `PrepPipeline` is `ParallelPrepPipeline`.
+costs nothing. Some have two: `HFSource` is `HuggingFaceSource`, `PrepPipeline` is
+`ParallelPrepPipeline`, `MixturePlan` is loader's `LoaderPlan` and `ManifestInfo` its `Manifest`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loader import DeterministicLoader, build_loader, resolve_plan
+    from loader import LoaderPlan as MixturePlan
+    from loader.files.format import Manifest as ManifestInfo
     from loader.files.format import load_manifest
     from loader.files.shard import IndexReader
     from nmoe_core.engine import BatchedGenerator, Transformer
@@ -41,6 +44,8 @@ __all__ = [
     "IndexReader",
     "IndexWriter",
     "JSONLSource",
+    "ManifestInfo",
+    "MixturePlan",
     "ParallelPrepPipeline",
     "ParquetSource",
     "PrepConfig",
@@ -63,6 +68,8 @@ _HOME = {
     "DeterministicLoader": "loader",
     "IndexReader": "loader.files.shard",
     "IndexWriter": "nmoe_core.shards.shard_file",
+    "ManifestInfo": "loader",
+    "MixturePlan": "loader",
     "ShardWriter": "nmoe_core.shards.writer",
     "Transformer": "nmoe_core.engine",
     "build_loader": "loader",
@@ -75,11 +82,14 @@ _HOME = {
     "verify_manifest": "nmoe_core.shards.verify",
 }
 
+_NAME_THERE = {"ManifestInfo": "Manifest", "MixturePlan": "LoaderPlan"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'nmoe_core' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME.get(name, "nmoe_core.prep.pipeline")), name)
+    home = importlib.import_module(_HOME.get(name, "nmoe_core.prep.pipeline"))
+    return getattr(home, _NAME_THERE.get(name, name))
 
 
 def __dir__() -> list[str]:

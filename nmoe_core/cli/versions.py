@@ -28,7 +28,7 @@ def register(verbs: Any) -> None:
 
 
 def find_versions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    return [version.facts for version in list_versions(arguments.split)]
+    return [version.facts for version in list_versions(arguments.split.resolve())]
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:

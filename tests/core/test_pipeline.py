@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nmoe_core
+from loader import LoaderPlan, Manifest
 from nmoe_core import (
     ArrowSource,
     HuggingFaceSource,
@@ -111,6 +112,7 @@ def test_a_source_by_its_kind_shards_looked_into_and_text_as_prep_reads_it(corpu
     source = nmoe_core.create_source("jsonl", paths="a.jsonl", id_field="id")
     assert source == JSONLSource("a.jsonl", id_field="id")
     assert nmoe_core.HFSource is HuggingFaceSource
+    assert (nmoe_core.ManifestInfo, nmoe_core.MixturePlan) == (Manifest, LoaderPlan)
     with refused("E-CONFIG", "'csv'.*huggingface, jsonl"):
         nmoe_core.create_source("csv", paths="a.csv")
     manifest = PrepPipeline(source, PrepConfig(output_dir="out", dataset_name="web")).run()
