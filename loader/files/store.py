@@ -171,7 +171,7 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
     _obstore()
     from obstore.store import from_url
 
-    # Tests and on-premises stores have no certificate; a URL that says https stays https.
+    # Stores of tests and on premises may have no certificate. An https URL is still read by https.
     options: dict[str, Any] = {"client_options": {"allow_http": True}}
     if login:
         token = base64.b64encode(login.encode()).decode()

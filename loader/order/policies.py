@@ -47,8 +47,8 @@ class Schedule(Picks, Protocol):
 
 
 class Shares(NamedTuple):
-    """Of each source of a stage: its integer weight, its number of sequences, and, where a run goes
-    on under other shares, what it is owed, in 1 / OWED_UNIT sequences."""
+    """For each source of a stage: its integer weight, its number of sequences and, after a remix,
+    how much it is owed, in units of 1 / OWED_UNIT sequences."""
 
     weights: Sequence[int]
     quotas: Sequence[int]

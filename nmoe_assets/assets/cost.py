@@ -13,7 +13,7 @@ class Cost:
 
     Attributes:
         seconds: Of the clock.
-        cpu_seconds: Of all processors, in this process and in its children that have ended.
+        cpu_seconds: Processor time of this process and of its children that have ended.
         machine_share: What part of the machine it had, where other work ran beside it.
     """
 

@@ -1,14 +1,15 @@
 """Which documents are copies of others, over all shards of all sources.
 
-Documents are taken in the order of (source priority, ingest id). One is dropped where a document
-that was kept before it has the same text, or shares a band's key with it and has an estimated
-Jaccard similarity of at least the threshold. So a survivor of a chain of small edits is near to
-every document that names it, and what is kept is a function of the set of documents alone: an
-addition, a deletion or another priority is the same call again, and copies of a deleted survivor
-come back.
+Documents are visited in the order of (source priority, ingest id). A document is dropped if a kept
+one has the same text, or shares a band's key with it and an estimated Jaccard similarity of at
+least the threshold. So every dropped document is near to the kept one that it names, also in a
+chain of small edits. What is kept depends on the set of documents alone: after an addition, a
+deletion or a change of priority the same call is made again, and copies of a deleted survivor come
+back.
 
-Signatures are the work; this step costs about a second per million documents. Most keys occur
-once: two bitmaps find those that may not, and only their documents are sorted and compared.
+Signatures take most of the time; this step takes about a second per million documents. Most keys
+occur once. Two bitmaps find the keys that may occur again, and only documents with these are sorted
+and compared.
 """
 
 from collections.abc import Iterator, Sequence

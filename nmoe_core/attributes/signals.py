@@ -1,15 +1,14 @@
 """Numbers about a text that Gopher, C4, FineWeb and RefinedWeb compare with thresholds.
 
-The numbers are recorded, no rule is applied: the rules are clauses in `presets.py`, for the
-languages that they were made for. Texts are as prep normalises them: line ends are LF, no white
-space at either end.
+No rule is applied here: the rules are clauses in `presets.py`, with the languages that they were
+made for. Texts must be normalised as by prep: line ends are LF, and no white space at either end.
 
 A word is a run of characters other than white space; a CJK, kana or Thai character is a word of its
-own. A symbol word has no letter, mark or digit. A line is a line with more than white space;
-paragraphs are separated by two line ends or more. A sentence ends with . ? ! or their like, before
-white space or the end of a line. Shares are of a document's lines, paragraphs, words or characters,
-0 where it has none. C4 and RefinedWeb cut lines out of texts; here are the shares that they would
-keep or cut.
+own. A symbol word has no letter, mark or digit. Blank lines do not count as lines; paragraphs are
+separated by two or more line ends. A sentence ends with . ? ! or a similar sign, before white space
+or the end of a line. Shares are of a document's lines, paragraphs, words or characters, and 0 where
+it has none. C4 and RefinedWeb cut lines out of texts; recorded are the shares that they would keep
+or cut.
 """
 
 from functools import cache

@@ -124,8 +124,8 @@ def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
 
 
 def spellings(labels: Mapping[str, str]) -> dict[str, str]:
-    """The column of every spelling, in lower case: `attribute.column`, and the column alone where
-    one attribute has it, or where it is not one of the kept columns."""
+    """The column of every spelling, in lower case: `attribute.column`, and the column's own name
+    if one attribute has it. An attribute of the run comes before a kept column of that name."""
     alone: dict[str, list[str]] = {}
     for label in labels:
         alone.setdefault(label.partition(".")[2].lower(), []).append(label)

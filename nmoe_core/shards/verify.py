@@ -94,7 +94,7 @@ def shard_manifests(manifest: Manifest) -> dict[str, bool]:
 
 
 def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
-    """The manifests of a split's shards, and where they do not agree with that of the split."""
+    """The manifests of a split's shards, and where they contradict the split's manifest."""
     parts, problems = [], []
     for name, is_required in shard_manifests(manifest).items():
         path = manifest.path.parent / name

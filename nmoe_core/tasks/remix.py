@@ -25,8 +25,8 @@ _MAX_STATE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """New shares of a run from a step on; see `loader.remix`. removed: names of sources that are
-    not read any more, so that none is left out by accident."""
+    """New shares of a run from a step on; see `loader.remix`. removed: sources that are no longer
+    read, by name, so that none is left out by accident."""
 
     weights: Mapping[str, float]
     sources: Mapping[str, Path] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Edit:
 
 
 def position_of(plan_path: Path, state_path: Path | None) -> tuple[LoaderPlan, int]:
-    """A plan, and the step that a state of its loader has reached, a JSON file; else its first."""
+    """A plan, and the step of a loader's state in a JSON file; without a state, step 0."""
     plan = resolve_plan(plan_path)
     if state_path is None:
         return plan, 0

@@ -1,9 +1,9 @@
 """Cuts a long text so that the ids of its pieces are those of the whole.
 
-Each rule is a pattern of the place and what the next piece leaves out. Encodings of tiktoken take
-the first, which rests on their split patterns. For other tokenizers the rules are tried on the
-tokenizer itself when it is loaded; one is taken if no token could span its cut and no probe
-differs. Without a rule, and for Unigram, which looks at the whole text, texts are encoded whole.
+A rule is a pattern of where to cut, and of what the next piece leaves out. Encodings of tiktoken
+use the first rule, which follows from their split patterns. For any other tokenizer the rules are
+tried when it is loaded: a rule is used if no token can span its cut and no probe differs. Texts are
+encoded whole if no rule passes, and for Unigram, which looks at the whole text.
 """
 
 import random

@@ -1,10 +1,10 @@
-"""Shows that a fast engine gives the ids of its reference, or that it does not.
+"""Proves that a fast engine gives the ids of its reference, or refutes it.
 
-Both encode probes, which hold every kind of text and this tokenizer's added tokens in many
-surroundings, and then every code point in a few. An engine that differs on a probe is not used.
-Code points that it knows differently (libraries follow other versions of Unicode) are noted: a
-document that holds one is for the reference. That takes 1 to 9 s, once: the result is kept by
-the tokenizer's fingerprint and by the versions of engine and reference.
+Both encode probes: texts of every kind, with this tokenizer's added tokens in many surroundings.
+An engine that differs on a probe is not used. Then both encode every code point in a few
+surroundings. Code points on which they differ, because libraries follow different versions of
+Unicode, are recorded, and documents with one of them go to the reference. A proof takes 1 to 9 s,
+once: its result is kept by the tokenizer's fingerprint and the versions of engine and reference.
 """
 
 import random
