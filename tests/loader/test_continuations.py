@@ -15,6 +15,7 @@ from math import sqrt
 import pytest
 
 from loader import build_loader
+from tests.loader.shared import check_least_consumed, remainders
 from tests.refusals import refused
 
 SEQ_LEN, WINDOW = 4, 40
@@ -104,20 +105,10 @@ def read(world: World, ranks: list, num_steps: int) -> list[list[tuple[str, int]
     return steps
 
 
-def largest_remainder(n: int, weights: dict[str, int]) -> dict[str, int]:
-    total = sum(weights.values())
-    ideal = {name: Fraction(n * w, total) for name, w in weights.items()}
-    shares = {name: int(share) for name, share in ideal.items()}
-    by_rest = sorted(ideal, key=lambda name: shares[name] - ideal[name])
-    for name in by_rest[: n - sum(shares.values())]:
-        shares[name] += 1
-    return shares
-
-
 def check_segment(world: World, policy: str, picks: list[str], weights: dict[str, int]) -> None:
     """The sources of a whole stretch of steps are those that the weights and the policy say."""
     counts = {name: picks.count(name) for name in weights}
-    shares = largest_remainder(len(picks), weights)
+    shares = remainders(len(picks), weights, dict.fromkeys(weights, Fraction(0)))
     assert sum(counts.values()) == len(picks)  # of these sources and no other
     assert all(abs(counts[name] - shares[name]) <= 1 for name in weights), (counts, shares)
     total = sum(weights.values())
@@ -136,12 +127,7 @@ def check_segment(world: World, policy: str, picks: list[str], weights: dict[str
         quotas = [counts[name] for name in names]
         assert picks == [names[i] for i in world.swrr(fixed, quotas)]
     if policy == "least_consumed":
-        drawn, left = dict.fromkeys(names, 0), dict(counts)
-        for name in picks:
-            level = {n: drawn[n] / weights[n] for n in names if left[n]}
-            assert level[name] <= min(level.values()) + 1e-9
-            drawn[name] += 1
-            left[name] -= 1
+        check_least_consumed(picks, weights, {})
 
 
 def random_run(rng: random.Random, base: Run | None, policy: str) -> Run:

@@ -27,6 +27,7 @@ from loader.__main__ import main
 from loader.certificate import certify
 from loader.files.sealed import sealed
 from loader.rows.stream import Stream
+from tests.loader.shared import check_least_consumed, remainders
 from tests.project import REPOSITORY
 from tests.refusals import refused
 
@@ -64,23 +65,6 @@ def directories(tree, names) -> dict[str, Path]:
 # The twin.
 
 
-def remainders(n: int, weights: dict[str, int], owed: dict[str, Fraction]) -> dict[str, int]:
-    """Sequences of each source: its share and what it is owed, by largest remainder. A source that
-    is ahead by more than its share gets none, and takes no part."""
-    names = list(weights)
-    while True:
-        rest, total = n - sum(owed[x] for x in names), sum(weights[x] for x in names)
-        ideal = {x: rest * Fraction(weights[x], total) + owed[x] for x in names}
-        if all(share >= 0 for share in ideal.values()):
-            break
-        names = [x for x in names if ideal[x] >= 0]
-    shares = {x: int(ideal[x]) for x in names}
-    by_rest = sorted(names, key=lambda x: shares[x] - ideal[x])
-    for x in by_rest[: n - sum(shares.values())]:
-        shares[x] += 1
-    return {x: shares.get(x, 0) for x in weights}
-
-
 def fixed(part: dict) -> dict[str, int]:
     """Weights as a plan keeps them."""
     unit, total = UNIT if part["policy"] == "swrr" else UNIT**3, sum(part["weights"].values())
@@ -112,13 +96,7 @@ def check_part(lib, part: dict) -> None:
             names[i] for i in lib.swrr(list(fixed(part).values()), list(quotas.values()), owed)
         ]
     if policy == "least_consumed":
-        drawn = {x: -part["owed"].get(x, Fraction(0)) for x in names}
-        left = dict(quotas)
-        for name in picks:
-            level = {x: drawn[x] / weights[x] for x in names if left[x]}
-            assert level[name] <= min(level.values()) + Fraction(1, UNIT)
-            drawn[name] += 1
-            left[name] -= 1
+        check_least_consumed(picks, weights, part["owed"])
 
 
 def order_of(tree, orders: dict, name: str, run: dict) -> list[int]:
