@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -33,6 +33,11 @@ class DuplicatesTable(StrictModel):
     """Least estimated similarity of a near duplicate to the document that is kept."""
     priority: tuple[str, ...] = ()
     """Sources whose documents are kept first; then the others, by name."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """Every value that the rows depend on."""
+        return [list(self.priority), self.jaccard]
 
 
 class ContaminationTable(StrictModel):

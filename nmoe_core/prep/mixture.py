@@ -4,18 +4,21 @@ A source that several stages use is prepared once, for the sum of their quotas: 
 are views on `{data_root}/{source}/{split}`, never copies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.run import Run
-from nmoe_core.config.tables import parse_count
+from nmoe_core.config.tables import PrepTable, parse_count
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
 
 SPLITS = ("train", "valid")
+# Keys of [prep] that prep takes as they are.
+_SHARED = PrepTable.model_fields.keys() & {field.name for field in fields(PrepSettings)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +96,14 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
     prep, config = run.config.prep, run.config
     is_train = split == "train"
-    shared = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "dtype", "reuse")
-    shared += ("keep_versions",)
-    tokenizer = run.tokenizer
+    shared: dict[str, Any] = {key: getattr(prep, key) for key in _SHARED}
+    shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards
+    shared["max_tokens"] = source.max_tokens if is_train else None
+    shared["eos_token"] = run.tokenizer.eos_token
     return PrepSettings(
-        **{key: getattr(prep, key) for key in shared},
+        **shared,
         name=source.name,
-        tokenizer=tokenizer.name,
-        engine=tokenizer.engine,
-        eos_token=tokenizer.eos_token,
-        bos_token=tokenizer.bos_token,
-        num_shards=prep.num_shards if is_train else prep.num_valid_shards,
-        max_tokens=source.max_tokens if is_train else None,
+        tokenizer=run.tokenizer.name,
         on_error=source.spec.on_error,
         max_bad_share=source.spec.max_bad_share,
         reading_digest=source.spec.reading_digest(split),

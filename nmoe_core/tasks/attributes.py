@@ -104,8 +104,7 @@ def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
     shards = [s for name in names for s in run.tree.shards(name, run.config.prep.num_shards)]
     corpus = Corpus.open(shards, "signatures")
-    settings = [list(table.priority), table.jaccard]
-    made_with = {"code": f"duplicates/{module.VERSION}", "settings": sha256_json(settings)}
+    made_with = {"code": f"duplicates/{module.VERSION}", "settings": sha256_json(table.identity)}
 
     def resolve() -> list[Any]:
         found = [module.Shard(*shard) for shard in corpus.read()]

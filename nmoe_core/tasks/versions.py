@@ -93,7 +93,7 @@ def attribute(run: Run, name: str) -> str:
     """Of an attribute: its code and settings, which need its packages; or the files it joins."""
     config = run.config
     settings: dict[str, Any] = {
-        "duplicates": [list(config.duplicates.priority), config.duplicates.jaccard],
+        "duplicates": config.duplicates.identity,
         "contamination": config.contamination.evaluations,
     }
     return _version(f"{name}/1", settings.get(name) or config.attributes.files.get(name))
