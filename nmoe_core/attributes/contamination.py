@@ -22,7 +22,6 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
 
-VERSION = 1
 WINDOW_WORDS = 13
 SCHEMA = pa.schema(
     [

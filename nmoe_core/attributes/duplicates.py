@@ -21,7 +21,6 @@ from numba import njit
 
 from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, jaccard, rows_of, unpack
 
-VERSION = 1
 SCHEMA = pa.schema(
     [
         pa.field("is_survivor", pa.bool_(), nullable=False),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loader.files.format import load_manifest
+from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import made, open_shard_documents
 from nmoe_core.attributes.files import is_attribute_current, positions, write_attribute
 from nmoe_core.base.atomic import replacing
@@ -21,8 +22,6 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.manifest import documents_digest
-
-JOIN_CODE = "join/1"
 
 
 class UserFiles:
@@ -51,7 +50,11 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
         LockedError: Another process is making this file.
     """
     path, manifest = shard.attribute(files.name), load_manifest(shard.manifest)
-    made_from = {"documents": documents_digest(manifest), "code": JOIN_CODE, "files": files.digest}
+    made_from = {
+        "documents": documents_digest(manifest),
+        "code": CODES["join"],
+        "files": files.digest,
+    }
     with replacing(path):
         changed = not is_attribute_current(path, made_from)
         if changed:

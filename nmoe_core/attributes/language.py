@@ -16,7 +16,6 @@ from numba import njit
 from nmoe_core.attributes.kernels.words import ALONE, ALPHA, CODE_BITS, code_points, decode, utf8
 from nmoe_core.attributes.minhash import batches
 
-VERSION = 1
 MIN_LETTERS, UNDETERMINED = 50, "und"
 SCHEMA = pa.schema(
     [

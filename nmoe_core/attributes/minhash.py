@@ -14,7 +14,6 @@ from numba import njit
 
 from nmoe_core.attributes.kernels.words import Words, mix, words
 
-VERSION = 1
 NUM_BANDS, NUM_ROWS, SHINGLE_WORDS = 14, 8, 5
 NUM_HASHES = NUM_BANDS * NUM_ROWS
 SCHEMA = pa.schema(

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-VERSION = 1
 _CARD_DIGITS = {3: (14, 15), 4: (13, 16, 19), 5: (16,), 6: (16, 19)}
 
 

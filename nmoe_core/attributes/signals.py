@@ -32,7 +32,6 @@ from nmoe_core.attributes.kernels.words import (
 )
 from nmoe_core.attributes.minhash import batches
 
-VERSION = 1
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".?!؟۔।॥", "。！？．"
 CLOSERS = "\"'”’»」』)"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.attributes import CODES
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
@@ -78,7 +79,7 @@ def open_attribute(run: Run, name: str) -> Attribute:
 
     module_name, function = _OF_TEXTS[name]
     module = _import(module_name)
-    made_with: Fingerprints = {"code": f"{name}/{module.VERSION}"}
+    made_with: Fingerprints = {"code": CODES[name]}
     compute: Any = getattr(module, function)
     if name == "contamination":
         files = run.config.contamination.evaluations
@@ -104,7 +105,7 @@ def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
     shards = [s for name in names for s in run.tree.shards(name, run.config.prep.num_shards)]
     corpus = Corpus.open(shards, "signatures")
-    made_with = {"code": f"duplicates/{module.VERSION}", "settings": sha256_json(table.identity)}
+    made_with = {"code": CODES["duplicates"], "settings": sha256_json(table.identity)}
 
     def resolve() -> list[Any]:
         found = [module.Shard(*shard) for shard in corpus.read()]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
+from nmoe_core.attributes import CODES
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.run import Run
@@ -96,11 +97,13 @@ def attribute(run: Run, name: str) -> str:
         "duplicates": config.duplicates.identity,
         "contamination": config.contamination.evaluations,
     }
-    return _version(f"{name}/1", settings.get(name) or config.attributes.files.get(name))
+    return _version(
+        CODES.get(name, f"{name}/1"), settings.get(name) or config.attributes.files.get(name)
+    )
 
 
 def selection(run: Run) -> str:
-    return _version("select/1", run.config.curation.where)
+    return _version(CODES["select"], run.config.curation.where)
 
 
 def curated_manifest(run: Run, source: str) -> str:

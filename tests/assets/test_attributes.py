@@ -8,6 +8,7 @@ import pytest
 
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
+from nmoe_core.attributes import CODES
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks
@@ -106,3 +107,16 @@ def test_rows_of_other_documents_or_damaged_rows_do_not_pass(project: Project) -
     assert not checks.check_attribute(run, "web", "own", [1])["rows"].passed
     other.unlink()
     assert not checks.check_attribute(run, "web", "own", [1])["rows"].passed
+
+
+def test_newer_code_of_an_attribute_is_a_new_code_version_of_its_assets(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[str | None]:
+        graph = build_definitions(project.run).resolve_asset_graph()
+        names = (["web", "attributes", "signatures"], ["curation", "duplicates"])
+        return [graph.get(dg.AssetKey(name)).code_version for name in names]
+
+    before = found()
+    monkeypatch.setitem(CODES, "signatures", "signatures/2")
+    assert [now == then for now, then in zip(found(), before)] == [False, True]

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from loader.files.format import load_manifest
+from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents
 from nmoe_core.attributes.files import (
     is_attribute_current,
@@ -36,7 +37,6 @@ from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.selection.view import read_columns, run_schema, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
-SELECT_CODE = "select/1"
 _EDGE_TOKENS = 24
 _TOLD_ELSEWHERE = ("columns", "quality", "topics")
 
@@ -120,7 +120,7 @@ def _made_from(run: Run, shard: ShardPaths, expression: str, where: Where) -> Fi
         "where": expression,
         "columns": sha256_json(where.columns),
         "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
-        "code": SELECT_CODE,
+        "code": CODES["select"],
     }
 
 
