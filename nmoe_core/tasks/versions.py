@@ -11,7 +11,7 @@ from typing import Any, Literal
 from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
-from nmoe_core.base.fingerprint import sha256_file, sha256_json
+from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CURATE_CODE
@@ -91,15 +91,17 @@ def curated(run: Run, source: str) -> str:
 
 
 def attribute(run: Run, name: str) -> str:
-    """Of an attribute: its code and settings, which need its packages; or the files it joins."""
+    """Of an attribute: its settings and the texts of its evaluations, which are no asset; or the
+    files that it joins."""
     config = run.config
-    settings: dict[str, Any] = {
-        "duplicates": config.duplicates.identity,
-        "contamination": config.contamination.evaluations,
-    }
-    return _version(
-        CODES.get(name, f"{name}/1"), settings.get(name) or config.attributes.files.get(name)
-    )
+    if (files := config.attributes.files.get(name)) is not None:
+        return _version(CODES["join"], files)
+    if name == "contamination":
+        paths = {key: run.resolve(path) for key, path in config.contamination.evaluations.items()}
+        # The task refuses a missing file; definitions load without it.
+        read = {key: local_digest(path) if path.is_file() else "" for key, path in paths.items()}
+        return _version(CODES[name], read)
+    return _version(CODES[name], config.duplicates.identity if name == "duplicates" else None)
 
 
 def selection(run: Run) -> str:

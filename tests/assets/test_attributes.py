@@ -11,7 +11,7 @@ from nmoe_assets.component import build_definitions
 from nmoe_core.attributes import CODES
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.tasks import checks
+from nmoe_core.tasks import checks, versions
 from tests.project import Project, jsonl_source, write_project
 
 pa = pytest.importorskip("pyarrow")
@@ -74,6 +74,27 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     }
     assert kept["books"] == [None] * 20
     assert sorted(kept["web"]) == sorted(f"books//d{i}" for i in range(20))
+
+
+def test_code_versions_of_attributes_follow_their_settings_and_evaluations(
+    project: Project, tmp_path: Path
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    run = project.run.with_settings({"contamination.evaluations": {"q": questions.name}})
+    names = ("contamination", "duplicates", "signals")
+
+    def changed(other: Run) -> list[str]:
+        now = {name: versions.attribute(other, name) for name in names}
+        return [name for name in names if now[name] != before[name]]
+
+    before = {name: versions.attribute(run, name) for name in names}
+    assert changed(run.with_settings({"duplicates.jaccard": 0.8})) == ["duplicates"]
+    questions.write_text('{"question": "which"}\n')
+    assert changed(run) == ["contamination"]
+    before = {name: versions.attribute(run, name) for name in names}
+    questions.rename(tmp_path / "moved.jsonl")
+    moved = run.with_settings({"contamination.evaluations": {"q": "moved.jsonl"}})
+    assert changed(moved) == []
 
 
 def test_the_selection_of_a_run_stands_between_its_attributes_and_its_curated_shards(
