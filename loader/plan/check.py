@@ -17,9 +17,15 @@ from loader.files.shard import read_npy_header
 from loader.order.policies import weight_unit
 from loader.order.swrr import OWED_UNIT
 from loader.plan.records import LoaderPlan, PlanStage, SourceData
-from loader.plan.settings import KEYS, PlanSettings, Vocabulary
+from loader.plan.settings import (
+    DEFAULT_EOS_TOKEN_ID,
+    DEFAULT_TOKENIZER,
+    DEFAULT_VOCAB_SIZE,
+    KEYS,
+    PlanSettings,
+    Vocabulary,
+)
 
-DEFAULT_VOCABULARY = Vocabulary("o200k_harmony", 201_088, 199_999)
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
 _Range = tuple[str, str, bool]  # what was found, what is expected, whether it is so
@@ -233,15 +239,14 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
             entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
     if dtype is None:
         raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
-    known = [own if own is not None else d for own, d in zip(vocabulary, DEFAULT_VOCABULARY)]
-    tokenizer, vocab_size, eos_token_id = known
+    tokenizer, vocab_size, eos_token_id = vocabulary
     return Manifest(
         path=directory / MANIFEST_NAME,
         dataset=directory.name,
         version="",
-        tokenizer=str(tokenizer),
-        vocab_size=int(vocab_size or 0),
-        eos_token_id=int(eos_token_id or 0),
+        tokenizer=DEFAULT_TOKENIZER if tokenizer is None else tokenizer,
+        vocab_size=DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size,
+        eos_token_id=DEFAULT_EOS_TOKEN_ID if eos_token_id is None else eos_token_id,
         dtype=dtype,
         total_tokens=sum(entry.num_tokens for entry in entries),
         total_documents=0,

@@ -53,6 +53,10 @@ class Vocabulary(NamedTuple):
     eos_token_id: int | None = None
 
 
+DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, DEFAULT_EOS_TOKEN_ID = "o200k_harmony", 201_088, 199_999
+"""Of data that name none, such as a directory of another tool without a manifest, and of prep."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """Settings that decide the order of a stream.

@@ -6,9 +6,8 @@ They stand here because the configuration lies below those rooms and must not im
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from loader.plan.settings import TOKENIZER_FILES
+from loader.plan.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES
 
-DEFAULT_TOKENIZER = "o200k_harmony"
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
 ExpertChoice = Literal["auto", "decoded", "packed"]
 Dtype = Literal["auto", "uint32", "uint16"]

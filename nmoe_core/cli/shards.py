@@ -10,6 +10,7 @@ import numpy as np
 from loader.errors import without_credentials
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.plan.records import LoaderPlan
+from loader.plan.settings import DEFAULT_EOS_TOKEN_ID, DEFAULT_VOCAB_SIZE
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_json, print_rows, print_table
 from nmoe_core.shards.inspect import (
@@ -24,8 +25,6 @@ from nmoe_core.shards.inspect import (
 from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import regenerate_index
 
-_DEFAULT_EOS_TOKEN_ID = 199_999
-_DEFAULT_VOCAB_SIZE = 201_088
 _FORMATS = {
     "megatron": "Megatron-LM's indexed dataset: .bin and .idx",
     "olmo": "OLMo-core's token arrays: .npy and .csv.gz",
@@ -55,7 +54,9 @@ def register(verbs: Any) -> None:
     where = inspect.add_mutually_exclusive_group(required=True)
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
-    inspect.add_argument("--eos-token-id", type=int, help="without a manifest; default 199999")
+    inspect.add_argument(
+        "--eos-token-id", type=int, help=f"without a manifest; default {DEFAULT_EOS_TOKEN_ID}"
+    )
     inspect.add_argument("--num-shards", type=number(1), default=1, help="files to look into")
     inspect.add_argument("--all", action="store_true", help="look into every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
@@ -174,8 +175,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         seen, vocab_size = files_of_manifest(manifest), manifest.vocab_size
         eos_token_id, own = manifest.eos_token_id, manifest.tokenizer
     else:
-        seen, vocab_size = files_of_directory(arguments.data_dir), _DEFAULT_VOCAB_SIZE
-        eos_token_id, own = _DEFAULT_EOS_TOKEN_ID, None
+        seen, vocab_size = files_of_directory(arguments.data_dir), DEFAULT_VOCAB_SIZE
+        eos_token_id, own = DEFAULT_EOS_TOKEN_ID, None
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from loader.config import is_trainers, settings_of_table
 from loader.plan.packaged import find_config, packaged
-from loader.plan.settings import KEYS, RunSettings
+from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
 from nmoe_core.config.quality import (

@@ -5,16 +5,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from loader.plan.settings import Vocabulary
+from loader.plan.settings import DEFAULT_TOKENIZER, Vocabulary
 from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.base.settings import (
-    DEFAULT_TOKENIZER,
-    DEFAULT_TOKENS_PER_SHARD,
-    Dtype,
-    Engine,
-    TokenizerSettings,
-)
+from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD, Dtype, Engine, TokenizerSettings
 from nmoe_core.compute.api import HERE
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.shards.manifest import ShardFormat

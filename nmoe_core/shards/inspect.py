@@ -16,8 +16,9 @@ import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
+from loader.plan.settings import DEFAULT_TOKENIZER
 from nmoe_core.base.errors import FormatError, TokenizerError
-from nmoe_core.base.settings import DEFAULT_TOKENIZER, TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.shards.verify import CHUNK_TOKENS
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -3,7 +3,7 @@
 Both encode probes: texts of every kind, with this tokenizer's added tokens in many surroundings.
 An engine that differs on a probe is not used. Then both encode every code point in a few
 surroundings. Code points on which they differ, because libraries follow different versions of
-Unicode, are recorded, and documents with one of them go to the reference. A proof takes 1 to 9 s,
+Unicode, are recorded, and documents with one of them go to the reference. A proof takes 1 to 10 s,
 once: its result is kept by the tokenizer's fingerprint and the versions of engine and reference.
 """
 

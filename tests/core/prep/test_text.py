@@ -53,7 +53,8 @@ _NEAR = st.text(
     st.lists(_NEAR | st.text(st.characters(codec=None), max_size=30), max_size=8), st.integers(1, 9)
 )
 def test_a_batch_is_normalised_as_its_texts_are_one_by_one(texts: list[str], size: int) -> None:
-    with patch("nmoe_core.text.normalise._PIECE_BYTES", size):
+    sizes = {"_PIECE_BYTES": size, "_PIECE_CHARS": size, "_LONG_CHARS": size}
+    with patch.multiple("nmoe_core.text.normalise", **sizes):
         normal, encoded = normalize_batch(texts)
     assert normal == [normalize_text(text) for text in texts]
     assert encoded == [text.encode() for text in normal]
