@@ -18,7 +18,8 @@ from loader.errors import FormatError as LoaderError
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
 from loader.files.shard import IndexReader, open_shard
-from loader.plan.check import DEFAULT_VOCABULARY, read_data
+from loader.plan.check import read_data
+from loader.plan.settings import Vocabulary
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.cli import main
@@ -158,7 +159,7 @@ def test_hidden_files_and_directories_are_no_part_of_a_directory(tmp_path: Path)
         np.save(directory / name, np.arange(4, dtype=np.uint32))
     seen = [file.path.relative_to(directory).as_posix() for file in files_of_directory(directory)]
     assert seen == ["a.npy", "b/c.npy"]
-    assert [shard.path for shard in read_data(directory, DEFAULT_VOCABULARY).shards] == seen
+    assert [shard.path for shard in read_data(directory, Vocabulary()).shards] == seen
 
 
 @pytest.fixture(scope="module")
