@@ -20,7 +20,8 @@ class ModelTable(StrictModel):
     checkpoint: PathText | None = None
     """Directory of the weights."""
     device: str = "cpu"
-    """Device of the model: by default cpu; without a configuration a GPU if there is one."""
+    """Device of the model: by default cpu; without a configuration a GPU if there is one. `cuda`
+    without a number is one GPU for each process: the one that the fewest processes have taken."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
     experts: ExpertChoice = "auto"

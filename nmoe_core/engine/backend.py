@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.compute.gpus import own_gpu
 from nmoe_core.engine.weights.checkpoint import Checkpoint
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.layout import EXPERT_PARTS, part_shapes
@@ -51,6 +52,15 @@ def usable_device(name: str | torch.device) -> torch.device:
     if (device.index or 0) >= count:
         raise _no_device(str(device), f"one of {count} {device.type} devices that torch has here")
     return device
+
+
+def own_device(name: str) -> torch.device:
+    """The device of that name; `cuda` without a number is the GPU that the fewest processes have
+    taken. Raises ConfigError as `usable_device`."""
+    device = usable_device(name)
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, own_gpu(num_devices(device)))
 
 
 def has_kernels(device: torch.device | str) -> bool:

@@ -86,7 +86,8 @@ def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertCho
     import torch
 
     from nmoe_core.engine import Transformer
+    from nmoe_core.engine.backend import own_device
 
     return Transformer.from_checkpoint(
-        path, device=device, dtype=getattr(torch, dtype), experts=experts
+        path, device=own_device(device), dtype=getattr(torch, dtype), experts=experts
     )

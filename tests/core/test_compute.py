@@ -4,9 +4,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -233,3 +235,38 @@ def _log_much(item: int) -> int:
     for _ in range(100):
         logging.getLogger("nmoe_core.much").warning("y" * 1000)
     return item
+
+
+def _taking(directory: Path, visible: str, count: int) -> tuple[subprocess.Popen[str], int]:
+    """A process that takes a GPU and keeps it, and the index that it says."""
+    code = "from nmoe_core.compute.gpus import own_gpu as o; print(o({0}), o({0}), flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code.format(count)}; input()"],
+        env={**os.environ, "TMPDIR": str(directory), "CUDA_VISIBLE_DEVICES": visible},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first, again = process.stdout.readline().split()
+    assert first == again
+    return process, int(first)
+
+
+def test_processes_side_by_side_share_the_gpus_and_a_killed_one_gives_its_own_back(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as running:
+
+        def taken(visible: str, count: int) -> tuple[subprocess.Popen[str], int]:
+            process, index = _taking(tmp_path, visible, count)
+            running.enter_context(process)
+            running.callback(process.kill)
+            return process, index
+
+        processes, indexes = zip(*(taken("", 3) for _ in range(4)), strict=True)
+        assert indexes == (0, 1, 2, 0)
+        processes[1].kill()
+        processes[1].wait()
+        assert taken("1,2", 2)[1] == 0, "of the two that it sees, GPU 1 is free"
+        assert taken("", 3)[1] == 1, "all have one process but GPU 0, which has two"

@@ -164,9 +164,10 @@ def load_generator(checkpoint: Path, digest: str, table: EngineOracleTable) -> B
     import torch
 
     from nmoe_core.engine import BatchedGenerator, Transformer
+    from nmoe_core.engine.backend import own_device
 
     dtype = getattr(torch, table.dtype)
     model = Transformer.from_checkpoint(
-        checkpoint, device=table.device, dtype=dtype, experts=table.experts
+        checkpoint, device=own_device(table.device), dtype=dtype, experts=table.experts
     )
     return BatchedGenerator(model, table.max_ctx, table.max_batch)
