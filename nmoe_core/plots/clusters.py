@@ -134,7 +134,8 @@ def _ends(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> list[np.
 def cloud_plot(
     points: np.ndarray, labels: np.ndarray, terms: Terms = (), method: str = "pca"
 ) -> bytes:
-    """Records in the plane, a colour for each cluster, the largest clusters named.
+    """Records in the plane, a colour for each cluster, the largest clusters named; the few that lie
+    far outside stand at the edge.
 
     `method` says how the points, float `[N, 2]`, were made: `pca` or `umap`.
     """
@@ -142,15 +143,15 @@ def cloud_plot(
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         colors = cluster_colors(labels)
-        shown = _scatter(axes, points, colors[labels], 60_000, 0.85)
+        low, high = np.percentile(points, [0.5, 99.5], axis=0)
+        room = np.maximum(high - low, 1e-9) * 0.06
+        _scatter(axes, np.clip(points, low - room, high + room), colors[labels], 60_000, 0.85)
+        edges = np.stack([low - 1.3 * room, high + 1.3 * room])  # whole points at the edge
+        axes.set(xlim=edges[:, 0], ylim=edges[:, 1])
         num = len(np.unique(labels))
         axes.set_title(
             f"{len(points):,} records in {num} clusters ({_METHODS.get(method, method)})"
         )
-        low, high = np.percentile(shown, [0.5, 99.5], axis=0)
-        room = np.maximum(high - low, 1e-9) * 0.06
-        axes.set(xlim=(low[0] - room[0], high[0] + room[0]))
-        axes.set(ylim=(low[1] - room[1], high[1] + room[1]))
         _legend(axes, labels, colors, terms)
 
     return render(draw, 500)
@@ -171,16 +172,13 @@ def compared_plot(
     return render(draw, 440)
 
 
-def _scatter(
-    axes: Axes, points: np.ndarray, colors: np.ndarray, area: int, alpha: float
-) -> np.ndarray:
-    """Draw at most `MAX_POINTS` of the points on axes without ticks; return those drawn."""
+def _scatter(axes: Axes, points: np.ndarray, colors: np.ndarray, area: int, alpha: float) -> None:
+    """Draw at most `MAX_POINTS` of the points on axes without ticks."""
     num_drawn = min(len(points), MAX_POINTS)
     chosen = np.linspace(0, len(points) - 1, num_drawn).astype(int)
     size = float(np.clip(area / max(num_drawn, 1), 1.5, 24))
     axes.scatter(*points[chosen].T, s=size, c=colors[chosen], alpha=alpha, linewidths=0)
     show_pixels_only(axes)
-    return points[chosen]
 
 
 def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) -> None:

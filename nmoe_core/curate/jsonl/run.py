@@ -112,7 +112,7 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     labels, lengths = curated.labels.astype(np.int64), curated.embedded.lengths
     orders = {
         "original": np.arange(len(labels)),
-        "shuffle": arrange("shuffle", labels, lengths, seed=settings.seed),
+        "shuffle": arrange("shuffle", labels, lengths),  # the one that was measured
         curated.order_name: curated.order,
     }
     points, method = flat_projection(curated.rows, settings.seed)
