@@ -1,13 +1,15 @@
 """Assets of attributes: the rows of each for every shard, copies among all, and the selection."""
 
+from typing import Any
+
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group
+from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, versions
+from nmoe_core.tasks import checks, report, versions
 from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
 from nmoe_core.tasks.shards import each_shard
 
@@ -35,9 +37,20 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         leads_to=leads_to,
         rows=ATTRIBUTE_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),
-        checks=("rows",),
+        checks=checks.ATTRIBUTE_CHECKS,
         check=lambda made: checks.check_attribute(run, source, name, map(int, made)),
-    ).partitioned(lambda keys: each_shard(run, f"attributes/{name}", source, keys))
+    ).partitioned(
+        lambda keys: each_shard(run, f"attributes/{name}", source, keys),
+        lambda key, result: _page(run, source, name, int(key)),
+    )
+
+
+def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
+    """Histograms of the columns of a shard, and documents at both ends."""
+    if name == "signatures":  # hashes have neither
+        return {}
+    picture = dg.MetadataValue.md(report.attribute_picture(run, source, name, bucket))
+    return {"picture": picture, **table(report.sample_attribute(run, source, name, bucket))}
 
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:
@@ -68,7 +81,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         version=versions.attribute(run, "duplicates"),
         deps=[[name, "attributes", "signatures"] for name in names],
         leads_to=[[name, "curated"] for name in names],
-        checks=("rows",),
+        checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
     return [asset.unpartitioned(lambda: make_duplicates(run, names))]
@@ -94,7 +107,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         leads_to=[[name, "curated"]],
         rows=SELECTION_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),
-        checks=("rows",),
+        checks=("rows", "drift"),
         check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),
     )
     return [asset.partitioned(lambda keys: each_shard(run, "select", name, keys))]

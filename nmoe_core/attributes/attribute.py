@@ -6,12 +6,14 @@ Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loader.files.format import Manifest, load_manifest
 from nmoe_core.attributes.files import (
@@ -25,11 +27,12 @@ from nmoe_core.attributes.files import (
     stale,
     write_attribute,
 )
-from nmoe_core.base.atomic import replacing
+from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
@@ -37,6 +40,7 @@ from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 4 * 2**20
+_NUM_PARTS, _NUM_TEXTS = 10, 20  # that a column is divided into, to see how far it moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +102,9 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
             opened = open_shard_documents(shard)
             known = _known(path, old, attribute)
             rows = _Rows(attribute, chosen, known)
-            write_attribute(
-                path,
-                attribute.name,
-                made_from,
-                opened.documents,
-                attribute.schema,
-                rows.batches(opened),
-            )
+            parts = opened.documents, attribute.schema, rows.batches(opened)
+            with recording_drift(path):
+                write_attribute(path, attribute.name, made_from, *parts)
             computed = rows.num_computed
     return made(path, changed=old is None or old.fingerprints != made_from, computed=computed)
 
@@ -116,6 +115,76 @@ def made(path: Path, **facts: int) -> Result:
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
     return Result(footer.digest, {**found, "path": str(path)})
+
+
+@contextmanager
+def recording_drift(path: Path) -> Iterator[None]:
+    """Where the rows of a file change inside, `{name}.drift.json` beside it then says how far each
+    column moved from the version before."""
+    footer = find_footer(path)
+    old = None if footer is None else read_attribute(path)
+    yield
+    digest = read_footer(path).digest
+    if old is not None and footer is not None and footer.digest != digest:
+        new = read_attribute(path)
+        found = {"digest": digest, "documents": new.num_rows, "drift": _drift(old, new)}
+        write_json(_drift_path(path), seal_summary(found))
+
+
+def read_drift(path: Path) -> tuple[int, dict[str, float]] | None:
+    """Documents of a file, and how far each column moved from the version before; None for the
+    first version."""
+    found = read_sealed(_drift_path(path))
+    if found is None or found["digest"] != read_footer(path).digest:
+        return None
+    return found["documents"], found["drift"]
+
+
+def _drift_path(path: Path) -> Path:
+    return path.with_suffix(".drift.json")
+
+
+def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
+    """Share of a column's values that changed their part, for each column of numbers, booleans or
+    texts that both tables have: half the sum of differences between the shares of parts. Parts are
+    tenths of the old numbers, or the 20 most common old texts and the others; nulls are one."""
+    found = {}
+    for name in old.column_names:
+        if name not in KEYS and name in new.column_names and old.num_rows and new.num_rows:
+            both = [table.column(name).combine_chunks() for table in (old, new)]
+            if both[0].type == both[1].type and (parts := _parts(both[0])) is not None:
+                shares = [_shares(values, parts) for values in both]
+                found[name] = float(np.abs(shares[0] - shares[1]).sum() / 2)
+    return found
+
+
+def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
+    """Lower edges of the parts of numbers, or common texts; None for other types."""
+    kind, values = old.type, old.drop_null()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts, counts = values.value_counts().flatten()
+        order = np.argsort(-counts.to_numpy(), kind="stable")[:_NUM_TEXTS]
+        return texts.take(pa.array(order))
+    if pa.types.is_boolean(kind):
+        return np.array([0.0, 1.0])
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        ranked = np.sort(values.to_numpy(zero_copy_only=False).astype(np.float64))
+        places = np.linspace(0, len(ranked), _NUM_PARTS, endpoint=False).astype(np.int64)
+        return np.unique(ranked[places]) if len(ranked) else np.array([0.0])
+    return None
+
+
+def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
+    """Shares of the parts, of what lies in none, and of nulls."""
+    known = values.drop_null()
+    if isinstance(parts, pa.Array):
+        places = pc.call_function("index_in", [known], pc.SetLookupOptions(value_set=parts))
+        numbers = places.fill_null(-1).to_numpy() + 1
+    else:
+        floats = known.to_numpy(zero_copy_only=False).astype(np.float64)
+        numbers = np.searchsorted(parts, floats, side="right")
+    counts = np.bincount(numbers, minlength=len(parts) + 1)
+    return np.append(counts, values.null_count) / len(values)
 
 
 def check_attribute(shard: ShardPaths, name: str) -> int:

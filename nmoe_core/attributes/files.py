@@ -140,6 +140,15 @@ def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
     )
 
 
+def numbers(table: pa.Table) -> dict[str, np.ndarray]:
+    """The columns of numbers, without nulls, as float64."""
+    return {
+        field.name: table.column(field.name).drop_null().to_numpy().astype(np.float64)
+        for field in table.schema
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+    }
+
+
 def positions(values: pa.Array, among: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Where each value first stands among others; null where it does not."""
     options = pc.SetLookupOptions(value_set=among)

@@ -201,6 +201,9 @@ class ChecksTable(StrictModel):
     standard_errors: float = Field(default=4.0, gt=0)
     min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Least and greatest number of a column, by `attribute.column`."""
+    max_drift: float = Field(default=0.1, ge=0, le=1)
 
 
 Mode = Literal["off", "follow", "make"]

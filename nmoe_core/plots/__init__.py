@@ -1,6 +1,6 @@
 """Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
 
-from nmoe_core.plots.charts import calibration_plot, loss_plot, manifest_plot
+from nmoe_core.plots.charts import calibration_plot, columns_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import png_markdown
@@ -8,6 +8,7 @@ from nmoe_core.plots.png import png_markdown
 __all__ = [
     "calibration_plot",
     "cloud_plot",
+    "columns_plot",
     "compared_plot",
     "head_tail_plot",
     "k_plot",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_BARS = 300
+_MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18  # of pictures of columns
 
 
 def manifest_plot(
@@ -109,6 +111,47 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
         axes.legend()
 
     return render(draw, 320)
+
+
+def columns_plot(columns: Mapping[str, Sequence[Any]], name: str) -> bytes:
+    """One chart for each of the first columns of values: a histogram of numbers, the most common
+    texts or booleans with their shares; nulls are counted in the title. `name` stands above."""
+    shown = {n: values for n, values in columns.items() if _is_drawn(values)}
+    shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
+    height = -(-max(1, len(shown)) // 3)
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(name, fontsize=10.5, x=0.01, ha="left")
+        if not shown:
+            say_empty(figure.add_subplot(), "no number, text or boolean")
+            return
+        grid = figure.subplots(height, min(3, len(shown)), squeeze=False).ravel()
+        for axes, (column, values) in zip(grid, shown.items()):
+            _column(axes, column, [value for value in values if value is not None], len(values))
+        for axes in grid[len(shown) :]:
+            axes.set_axis_off()
+
+    return render(draw, 40 + 200 * height)
+
+
+def _is_drawn(values: Sequence[Any]) -> bool:
+    return isinstance(next((v for v in values if v is not None), None), bool | int | float | str)
+
+
+def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
+    nulls = f", {count - len(values):,} null" if len(values) < count else ""
+    axes.set_title(f"{name}{nulls}", fontsize=9)
+    if isinstance(values[0], bool | str):
+        common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
+        shares = [100 * times / count for _, times in common]
+        axes.barh([text[:_MAX_CHARS] for text, _ in common], shares, color=BLUE)
+        axes.set_xlabel("% of documents", fontsize=8)
+    else:
+        finite = np.asarray(values, float)
+        axes.hist(finite[np.isfinite(finite)], bins=30, color=BLUE)
+        count_axis(axes.yaxis)
+        axes.set_ylabel("documents", fontsize=8)
+    axes.tick_params(labelsize=8)
 
 
 def calibration_plot(summary: Mapping[str, Any]) -> bytes:

@@ -124,6 +124,37 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     ]
 
 
+def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int = 3) -> list[Row]:
+    """Documents at both ends of the first column of an attribute's shard whose numbers differ; none
+    where all are equal."""
+    from nmoe_core.attributes.files import numbers, read_attribute
+
+    table = read_attribute(run.tree.shard(source, bucket).attribute(name))
+    column = next((n for n, values in numbers(table).items() if len(set(values)) > 1), None)
+    if column is None:
+        return []
+    rows = table.select(["doc_id", column]).to_pylist()
+    ranked = sorted((row for row in rows if row[column] is not None), key=lambda row: row[column])
+    count = min(count, len(ranked) // 2)
+    picked = [*ranked[:count], *ranked[len(ranked) - count :]]
+    texts = _texts(run, [row["doc_id"] for row in picked])
+    return [
+        {column: round(float(row[column]), 4), "text": text, "doc_id": row["doc_id"]}
+        for row, text in zip(picked, texts)
+    ]
+
+
+def attribute_picture(run: Run, source: str, name: str, bucket: int) -> str:
+    """Markdown of histograms of the columns of an attribute's shard."""
+    from nmoe_core.attributes.files import read_attribute
+    from nmoe_core.config.attributes import KEYS
+    from nmoe_core.plots import columns_plot, png_markdown
+
+    table = read_attribute(run.tree.shard(source, bucket).attribute(name))
+    columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
+    return png_markdown(columns_plot(columns, f"{source}: {name}"), f"{source}: {name}")
+
+
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     """The first parsed labels of a slice: the start of the text, and the scores, which are one
     column in the order of the schema."""

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_core.attributes import CODES
+from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.tasks import checks, versions
+from nmoe_core.tasks import checks, report, versions
 from tests.project import Project, jsonl_source, write_project
 
 pa = pytest.importorskip("pyarrow")
@@ -64,6 +66,8 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     evaluated = done.get_asset_check_evaluations()
     assert {one.asset_key for one in evaluated} == {*own, copies}
     assert all(one.passed for one in evaluated)
+    pages = [one.metadata for one in made if one.asset_key.path[-1] == "own"]
+    assert all("data:image/png" in str(page["picture"].value) for page in pages)
     kept = {
         source: [
             row["exact_of"]
@@ -110,6 +114,59 @@ def test_the_selection_of_a_run_stands_between_its_attributes_and_its_curated_sh
     assert selection in graph.get(dg.AssetKey(["web", "curated"])).parent_keys
     without = build_definitions(project.run.with_settings({"curation.where": None}))
     assert selection not in without.resolve_asset_graph().get_all_asset_keys()
+
+
+def _rated(project: Project, stars: list[float | None]) -> Run:
+    """The run with these stars for its documents, in the order of their shards."""
+    run = project.run
+    shards = [shard for name in ("web", "books") for shard in run.tree.shards(name, 2)]
+    opened = [open_shard_documents(shard) for shard in shards]
+    ids = [doc_id for one in opened for doc_id in one.documents.doc_ids]
+    rated = {"doc_id": ids, "stars": pa.array((stars * len(ids))[: len(ids)], pa.float64())}
+    pq.write_table(pa.table(rated), run.base / "own.parquet")
+    assert main(["attributes", "--config", str(project.config), "--only", "own"]) == 0
+    return run
+
+
+def _found(run: Run, name: str) -> tuple[bool, str]:
+    verdict = checks.check_attribute_of_all(run, "own", ["web", "books"])[name]
+    return verdict.passed, verdict.found
+
+
+@pytest.mark.parametrize(
+    ("stars", "settings", "found"),
+    [
+        ([1.0, None], {}, "finite"),
+        ([1.0, float("nan")], {}, "such as nan"),
+        ([1.0, float("inf")], {}, "such as inf"),
+        ([1.0, 6.0], {"own.stars": (1, 5)}, "outside 1 to 5"),
+        ([1.0, 5.0], {"own.stars": (1, 5)}, "finite"),
+        ([1.0], {"own.star": (1, 5)}, "no column of numbers"),
+        ([1.0], {"stars": (1, 5)}, "no such attribute"),
+    ],
+)
+def test_numbers_outside_their_range_do_not_pass(
+    project: Project, stars: list[float | None], settings: dict[str, Any], found: str
+) -> None:
+    run = _rated(project, stars).with_settings({"checks.ranges": settings})
+    passed, said = _found(run, "ranges")
+    assert found in said
+    assert passed == (found == "finite")
+
+
+def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project: Project) -> None:
+    assert "no earlier" in _found(_rated(project, [1.0, 2.0, 3.0, 4.0]), "drift")[1]
+    assert _found(_rated(project, [1.0, 2.0, 3.0, 4.0]), "drift")[0]
+    passed, found = _found(_rated(project, [4.0]), "drift")
+    assert not passed
+    assert "of stars moved" in found
+    run = project.run.with_settings({"checks.max_drift": 1.0})
+    assert _found(run, "drift")[0]
+    assert report.sample_attribute(run, "web", "own", 0) == []
+    _rated(project, [2.0, 7.0])
+    rows = report.sample_attribute(run, "web", "own", 0)
+    assert [rows[0]["stars"], rows[-1]["stars"]] == [2.0, 7.0]
+    assert all(str(row["text"]).startswith("number") for row in rows)
 
 
 def test_rows_of_other_documents_or_damaged_rows_do_not_pass(project: Project) -> None:

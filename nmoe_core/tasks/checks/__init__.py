@@ -5,6 +5,9 @@ repaired or written. `LEVELS` says how much a failed check matters unless the ru
 says otherwise: `block` is for what would put wrong data downstream.
 """
 
+from nmoe_core.tasks.checks.attributes import ATTRIBUTE_CHECKS as ATTRIBUTE_CHECKS
+from nmoe_core.tasks.checks.attributes import check_attribute as check_attribute
+from nmoe_core.tasks.checks.attributes import check_attribute_of_all as check_attribute_of_all
 from nmoe_core.tasks.checks.hydra import check_backbone as check_backbone
 from nmoe_core.tasks.checks.hydra import check_calibration as check_calibration
 from nmoe_core.tasks.checks.hydra import check_grades as check_grades
@@ -15,8 +18,6 @@ from nmoe_core.tasks.checks.hydra import check_slices as check_slices
 from nmoe_core.tasks.checks.hydra import check_student as check_student
 from nmoe_core.tasks.checks.shards import CURATED_CHECKS as CURATED_CHECKS
 from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS as MANIFEST_CHECKS
-from nmoe_core.tasks.checks.shards import check_attribute as check_attribute
-from nmoe_core.tasks.checks.shards import check_attribute_of_all as check_attribute_of_all
 from nmoe_core.tasks.checks.shards import check_curated as check_curated
 from nmoe_core.tasks.checks.shards import check_curated_shards as check_curated_shards
 from nmoe_core.tasks.checks.shards import check_leak as check_leak

@@ -90,26 +90,6 @@ def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     return {"topic_range": Verdict(True, found, {"documents": count, "topics": num_topics})}
 
 
-@refusal_fails("rows")
-def check_attribute(run: Run, source: str, name: str, buckets: Iterable[int]) -> Verdicts:
-    """`rows`: the file of each shard has the documents of the shard, in its order, and the digest
-    of its rows."""
-    from nmoe_core.attributes.attribute import check_attribute
-
-    count = sum(check_attribute(run.tree.shard(source, bucket), name) for bucket in buckets)
-    return {"rows": Verdict(True, f"{count} documents, a row each", {"documents": count})}
-
-
-def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdicts:
-    """`rows` of every shard of sources."""
-    every = range(run.config.prep.num_shards)
-    found = [check_attribute(run, source, name, every)["rows"] for source in sources]
-    failed = [verdict for verdict in found if not verdict.passed]
-    count = sum(verdict.facts.get("documents", 0) for verdict in found)
-    every_row = Verdict(True, f"{count} documents, a row each", {"documents": count})
-    return {"rows": (failed or [every_row])[0]}
-
-
 def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`integrity` of curated shards."""
     return {"integrity": _integrity(run.tree.shard(source, b).curated_manifest for b in buckets)}

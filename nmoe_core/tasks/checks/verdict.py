@@ -32,6 +32,8 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "keep_rate": ("warn", "The share kept is in the configured interval."),
     "flips": ("warn", "A regrade would change few enough decisions."),
     "rows": ("block", "Every document of the shard as it is now has its row, and rows are whole."),
+    "ranges": ("block", "Numbers are finite and in the range of their column."),
+    "drift": ("warn", "Few values moved from the version before."),
     "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
     "permutation": ("block", "Each kept document is there once and unchanged."),
     "alignment": ("block", "Shards were planned for the place in a window that they have."),

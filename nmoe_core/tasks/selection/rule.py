@@ -17,7 +17,12 @@ import pyarrow as pa
 
 from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
-from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents
+from nmoe_core.attributes.attribute import (
+    ShardDocuments,
+    made,
+    open_shard_documents,
+    recording_drift,
+)
 from nmoe_core.attributes.files import (
     is_attribute_current,
     read_attribute,
@@ -105,7 +110,8 @@ def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Resul
             )
             rows = pa.record_batch([pa.array(reasons == 0), pa.array(reasons)], schema=schema)
             documents = open_shard_documents(shard).documents
-            write_attribute(path, "selection", made_from, documents, schema, [rows])
+            with recording_drift(path):
+                write_attribute(path, "selection", made_from, documents, schema, [rows])
     keep = read_attribute(path, ["keep"]).column("keep")
     result = made(path, changed=changed)
     kept = int(keep.to_numpy().sum())

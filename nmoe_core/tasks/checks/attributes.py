@@ -1,0 +1,91 @@
+"""Checks of the files of attributes: whole rows, values in their ranges, drift."""
+
+import sys
+from collections.abc import Iterable
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.attributes import BUILT_IN
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.attributes import attribute_names
+from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
+
+_ABOVE_ONE = frozenset({"mean_word_chars", "hashes_per_word", "ellipses_per_word"})
+ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
+
+
+def check_attribute(run: Run, source: str, name: str, buckets: Iterable[int]) -> Verdicts:
+    """The three checks of the files of an attribute for shards of a source."""
+    return _check(run, name, [run.tree.shard(source, bucket) for bucket in buckets])
+
+
+def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdicts:
+    """The same for every shard of sources."""
+    every = run.config.prep.num_shards
+    return _check(run, name, [shard for one in sources for shard in run.tree.shards(one, every)])
+
+
+@refusal_fails(*ATTRIBUTE_CHECKS)
+def _check(run: Run, name: str, shards: list[ShardPaths]) -> Verdicts:
+    """`rows`: a row for each document of the shard as it is now, in its order, and the digest of
+    rows. `ranges`: numbers are finite and within their limits. `drift`: how far the values of a
+    column moved from the version before."""
+    from nmoe_core.attributes.attribute import check_attribute
+
+    count = sum(check_attribute(shard, name) for shard in shards)
+    rows = Verdict(True, f"{count} documents, a row each", {"documents": count})
+    return {"rows": rows, "ranges": _ranges(run, name, shards), "drift": _drift(run, name, shards)}
+
+
+def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
+    from nmoe_core.attributes.files import numbers, read_attribute
+
+    known, given = attribute_names(run), run.config.checks.ranges
+    if unknown := [label for label in given if label.partition(".")[0] not in known]:
+        raise ConfigError(
+            "no such attribute",
+            where=f"{run.path}, checks.ranges",
+            found=", ".join(unknown),
+            expected=f"attribute.column, of {', '.join(known)}",
+        )
+    left = {label for label in given if label.partition(".")[0] == name}
+    problems, count = [], 0
+    for shard in shards:
+        for column, values in numbers(read_attribute(shard.attribute(name))).items():
+            label = f"{name}.{column}"
+            low, high = given.get(label) or _range(name, column)
+            outside = values[~((values >= low) & (values <= high))]  # NaN is outside too
+            count += len(values)
+            left.discard(label)
+            if len(outside):
+                found = f"{len(outside)} of {label} outside {low:g} to {high:g}"
+                problems.append(f"{shard.name}: {found}, such as {outside[0]:g}")
+    problems += [f"{label} is no column of numbers" for label in sorted(left) if shards]
+    found = problems[0] if problems else f"{count} numbers, finite and within their limits"
+    return Verdict(not problems, found, {"values": count, "problems": len(problems)})
+
+
+def _range(attribute: str, column: str) -> tuple[float, float]:
+    """What the numbers of a column lie in: of an attribute of your own, all finite ones."""
+    most = sys.float_info.max
+    if attribute not in BUILT_IN:
+        return -most, most
+    is_count = column.startswith("n_") or column in _ABOVE_ONE
+    return 0.0, most if is_count else 1.0
+
+
+def _drift(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
+    from nmoe_core.attributes.attribute import read_drift
+
+    moved: dict[str, float] = {}
+    documents = 0
+    for count, shares in filter(None, (read_drift(shard.attribute(name)) for shard in shards)):
+        documents += count
+        for column, share in shares.items():
+            moved[column] = moved.get(column, 0.0) + share * count
+    if not moved:
+        return Verdict(True, "no earlier version with other rows", {"drift": 0.0})
+    column, total = max(moved.items(), key=lambda item: item[1])
+    share, limit = total / documents, run.config.checks.max_drift
+    found = f"{share:.1%} of {column} moved, at most {limit:.1%} allowed"
+    return Verdict(share <= limit, found, {"drift": share, "column": column})
