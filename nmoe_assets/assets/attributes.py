@@ -22,7 +22,7 @@ def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
-    leads_to = [DUPLICATES] if name == "signatures" else [[source, "curated"]]
+    leads_to = [DUPLICATES] if name == "signatures" else _selections(run, [source])
     return Asset(
         run=run,
         key=[source, "attributes", name],
@@ -64,6 +64,11 @@ def selection_names(run: Run) -> tuple[str, ...]:
     return () if run.config.curation.where is None else ("selection",)
 
 
+def _selections(run: Run, sources: list[str]) -> list[list[str]]:
+    """Keys of the selections of sources, which alone read attributes."""
+    return [[source, name] for source in sources for name in selection_names(run)]
+
+
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
     """Copies among all documents, where the run looks for them."""
     names = [source.name for source in sources]
@@ -80,7 +85,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         facts=("shards_written",),
         version=versions.attribute(run, "duplicates"),
         deps=[[name, "attributes", "signatures"] for name in names],
-        leads_to=[[name, "curated"] for name in names],
+        leads_to=_selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )

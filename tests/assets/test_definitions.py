@@ -48,8 +48,11 @@ def test_the_documentation_gives_every_check_its_level() -> None:
     assert documented == LEVELS
 
 
-def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
-    graph = build_definitions(Run("demo")).resolve_asset_graph()
+@pytest.mark.parametrize("where", [None, "signals.num_words > 3 and not duplicates.is_copy"])
+def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to(where: str | None) -> None:
+    use = ["signals", "duplicates"] if where else []
+    run = Run("demo", {"attributes.use": use, "curation.where": where})
+    graph = build_definitions(run).resolve_asset_graph()
     keys = graph.get_all_asset_keys()
     for key in keys:
         node = graph.get(key)
@@ -61,6 +64,8 @@ def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to() -> None:
         links = [v.asset_key for v in node.metadata.values() if hasattr(v, "asset_key")]
         assert set(links) <= set(keys), key
         assert links or key.path == ["mixture", "loader_plan"], key
+        # One is only looked at before scores are made.
+        assert set(links) <= set(node.child_keys) or key.path == ["hydra", "regrade_plan"], key
     schema = graph.get(dg.AssetKey(["stdlib", "quality_scores"])).metadata["dagster/column_schema"]
     names = [column.name for column in schema.columns]
     assert names[:5] == ["doc_id", "source", "scores", "aggregated", "decision"]
