@@ -35,4 +35,10 @@ def _manifest(run: Run, source: str, split: str) -> Checks:
 
 def _curated(run: Run, source: str) -> Checks:
     key = [source, "curated_manifest"]
-    return Checks(run, key, checks.CURATED_CHECKS, lambda: checks.check_curated(run, source))
+    if run.config.contamination.max_share is None:
+        return Checks(run, key, checks.CURATED_CHECKS, lambda: checks.check_curated(run, source))
+
+    def check() -> Verdicts:
+        return checks.check_curated(run, source) | checks.check_contamination(run, source)
+
+    return Checks(run, key, (*checks.CURATED_CHECKS, "contamination"), check)

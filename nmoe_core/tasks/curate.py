@@ -17,6 +17,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
+from nmoe_core.tasks.contaminated import refuse_contaminated
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
 from nmoe_core.tasks.remix import with_remixes
 
@@ -94,8 +95,11 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
     """Write `mixture/loader_plan.json`, with the run's remixes, unless the same plan is there.
     Raises as `with_remixes`, and PlanError where a
     curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks for more steps
-    than the flow has (E-PLAN-STEPS)."""
+    than the flow has (E-PLAN-STEPS); and as `refuse_contaminated`, where the run has a limit."""
     tree = run.tree
+    if run.config.contamination.max_share is not None:
+        for name in sources:
+            refuse_contaminated(run, name)
     plan = build_plan(
         run_stages(run),
         {name: tree.curated_manifest(name) for name in sources},

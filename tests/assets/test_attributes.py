@@ -1,5 +1,6 @@
 """Attributes as assets: a partition per shard, checked, and duplicates over all sources."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,20 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from loader.files.format import load_manifest
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks import checks, report, versions
+from nmoe_core.tasks.attributes import make_attributes
+from nmoe_core.tasks.curate import make_plan
+from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, write_project
+from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -198,3 +205,34 @@ def test_newer_code_of_an_attribute_is_a_new_code_version_of_its_assets(
     before = found()
     monkeypatch.setitem(CODES, "signatures", "signatures/2")
     assert [now == then for now, then in zip(found(), before)] == [False, True]
+
+
+def test_contamination_over_its_limit_stops_the_plan(own_project: Path) -> None:
+    run, sources = Run(own_project / "run.toml"), ("code", "docs", "notes")
+    curated = load_manifest(run.tree.shard("docs", 0).curated_manifest)
+    [file, *_] = shard_files(run.tree.curated, curated)
+    tokens = max((tokens for _, tokens, _ in file.documents()), key=len)
+    questions = own_project / "questions.jsonl"
+    text = load_tokenizer(run.tokenizer).decode(tokens[:-1])
+    questions.write_text(json.dumps({"question": text}), "utf-8")
+    wanted = {"contamination.evaluations": {"asked": questions.name}, "contamination.max_share": 0}
+    with refused("E-CONFIG-MISSING", naming=["[attributes] use"]):
+        make_plan(run.with_settings(wanted), sources, ("docs",))
+    limited = run.with_settings({**wanted, "attributes.use": ["contamination"]})
+    with refused("E-ATTRIBUTE-MISSING"):
+        make_plan(limited, sources, ("docs",))
+    for source in sources:
+        make_attributes("contamination", limited, source, (0, 1))
+    with refused("E-CONTAMINATION-SHARE", naming=["docs", "asked", "at most 0.0000%"]):
+        make_plan(limited, sources, ("docs",))
+    assert not checks.check_contamination(limited, "docs")["contamination"].passed
+    allowed = limited.with_settings({"contamination.max_share": 0.9})
+    found = checks.check_contamination(allowed, "docs")["contamination"]
+    assert found.passed
+    assert 0 < found.facts["share"] < 0.9
+    assert make_plan(allowed, sources, ("docs",)).digest
+    keys = build_definitions(limited).resolve_asset_graph().asset_check_keys
+    assert sum(key.name == "contamination" for key in keys) == len(sources)
+    questions.write_text(json.dumps({"question": text + " more"}), "utf-8")
+    with refused("E-ATTRIBUTE-STALE", naming=["other evaluations"]):
+        make_plan(allowed, sources, ("docs",))

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 Edit = Callable[[dict[str, Any]], None]
 
 # Of assets that a run without attributes does not have.
-OF_ATTRIBUTES = {"rows", "ranges", "drift"}
+OF_ATTRIBUTES = {"rows", "ranges", "drift", "contamination"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ says otherwise: `block` is for what would put wrong data downstream.
 from nmoe_core.tasks.checks.attributes import ATTRIBUTE_CHECKS as ATTRIBUTE_CHECKS
 from nmoe_core.tasks.checks.attributes import check_attribute as check_attribute
 from nmoe_core.tasks.checks.attributes import check_attribute_of_all as check_attribute_of_all
+from nmoe_core.tasks.checks.attributes import check_contamination as check_contamination
 from nmoe_core.tasks.checks.hydra import check_backbone as check_backbone
 from nmoe_core.tasks.checks.hydra import check_calibration as check_calibration
 from nmoe_core.tasks.checks.hydra import check_grades as check_grades

@@ -9,6 +9,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
+from nmoe_core.tasks.contaminated import refuse_contaminated
 
 _ABOVE_ONE = frozenset({"mean_word_chars", "hashes_per_word", "ellipses_per_word"})
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
@@ -23,6 +24,16 @@ def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdi
     """The same for every shard of sources."""
     every = run.config.prep.num_shards
     return _check(run, name, [shard for one in sources for shard in run.tree.shards(one, every)])
+
+
+@refusal_fails("contamination")
+def check_contamination(run: Run, source: str) -> Verdicts:
+    """`contamination`: at most `[contamination] max_share` of the curated tokens of a source stands
+    in evaluation sets."""
+    found = refuse_contaminated(run, source)
+    said = f"{found.share:.4%} of tokens, in {found.documents} documents"
+    facts = {"share": found.share, "documents": found.documents}
+    return {"contamination": Verdict(True, said, facts)}
 
 
 @refusal_fails(*ATTRIBUTE_CHECKS)

@@ -33,6 +33,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "flips": ("warn", "A regrade would change few enough decisions."),
     "rows": ("block", "Every document of the shard as it is now has its row, and rows are whole."),
     "ranges": ("block", "Numbers are finite and in the range of their column."),
+    "contamination": ("block", "Little of the curated tokens stands in evaluation sets."),
     "drift": ("warn", "Few values moved from the version before."),
     "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
     "permutation": ("block", "Each kept document is there once and unchanged."),
