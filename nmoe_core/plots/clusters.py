@@ -229,6 +229,6 @@ def k_plot(calibration: Mapping[str, Any]) -> bytes:
             axes.minorticks_off()
         right.axhline(95, color=GREY, linestyle=":", linewidth=1)
         right.set_ylim(0, 104)
-        right.legend(loc="upper right", bbox_to_anchor=(1, 0.9))  # the line falls below it
+        right.legend(loc="lower left")  # the line falls from the upper left
 
     return render(draw, 340)
