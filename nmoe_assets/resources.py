@@ -66,7 +66,7 @@ class Machine(dg.ConfigurableResource):
 
         The daemon frees the slots of a run that was killed, but a job of the command line may run
         without one and would wait for ever. A run of the command line belongs to no location, so
-        the pages of its job and the timeline would not list it.
+        the pages of its job would not list it. (The timeline lists runs of locations alone.)
         """
         instance, run = context.instance, context.run
         if instance is None or run is None:

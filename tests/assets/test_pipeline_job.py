@@ -47,7 +47,7 @@ def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert run_two_parts(instance).success
         assert parts(instance) == ["second", "first"], "newest first"
-        # The timeline and the pages of jobs list the runs that have this tag.
+        # The pages of jobs list the runs that have this tag.
         places = {run.tags.get(".dagster/repository") for run in instance.get_runs()}
         assert places == {"__repository__@nmoe_assets.definitions"}
 
