@@ -13,6 +13,8 @@ from nmoe_assets.component import build_definitions
 from tests.assets.server import LOCATION, Dagster
 from tests.assets.small_project import ALL, KEYS, SOURCES, append, small_project
 
+_OF_SCORES = {"selection", "curated", "curated_manifest", "loader_plan"}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
@@ -151,10 +153,12 @@ def _run_pipeline(dagster: Dagster) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_materialize_all_makes_every_asset_from_nothing_and_automation_adds_nothing(
+def test_materialize_all_makes_every_asset_and_automation_adds_only_what_a_setting_changes(
     tmp_path: Path,
 ) -> None:
-    run = small_project(tmp_path).run
+    where = {"where": "n_words > 20 and is_survivor and decision <> 'drop'", "num_topics": 8}
+    attributes = {"use": ["signals", "duplicates"]}
+    run = small_project(tmp_path, attributes=attributes, curation=where).run
     append(tmp_path, "\n[automation]\nfollow_every_s = 5\n")
     keys = build_definitions(run).resolve_asset_graph().materializable_asset_keys
     dagster = Dagster(tmp_path)
@@ -165,6 +169,19 @@ def test_materialize_all_makes_every_asset_from_nothing_and_automation_adds_noth
         assert all(made)
         _wait_for_ticks(dagster)
         assert [dagster.newest(*path) for path in paths] == made
+        append(tmp_path, "\n[calibration]\ntarget_keep = 0.3\n")
+        dagster.restart_daemon()  # which reads the settings
+        calibration = dagster.newest("hydra", "calibration")
+
+        def is_followed() -> bool:
+            is_new = dagster.newest("hydra", "calibration") != calibration
+            return is_new and dagster.is_quiet()
+
+        dagster.wait(is_followed, 300, "the calibration of the new setting")
+        _wait_for_ticks(dagster)
+        again = {path[-1] for path, old in zip(paths, made) if dagster.newest(*path) != old}
+        assert {"calibration", "quality_scores"} <= again
+        assert again <= {"calibration", "regrade_plan", "quality_scores"} | _OF_SCORES
     finally:
         dagster.close()
 

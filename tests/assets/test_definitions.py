@@ -48,7 +48,7 @@ def test_the_documentation_gives_every_check_its_level() -> None:
     assert documented == LEVELS
 
 
-@pytest.mark.parametrize("where", [None, "signals.num_words > 3 and not duplicates.is_copy"])
+@pytest.mark.parametrize("where", [None, "n_words > 20 and is_survivor"])
 def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to(where: str | None) -> None:
     use = ["signals", "duplicates"] if where else []
     run = Run("demo", {"attributes.use": use, "curation.where": where})
