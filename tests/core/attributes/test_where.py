@@ -81,6 +81,7 @@ def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_reco
         ("n_words::double / 2 > 25", 8),
         ("try(columns.lang::int) is null", 24),
         ("length(lang || 'a') = 3", 20),
+        ("coalesce(columns.lang, language.lang) in ('zh', 'x', 'en')", 12),
     ],
 )
 def test_expressions_mean_what_they_mean_in_sql(expression: str, kept: int) -> None:

@@ -105,6 +105,20 @@ def test_curated_shards_hold_the_documents_that_the_rule_keeps(
         assert "where" in json.loads(shard.curated_manifest.read_text())["source_info"]
 
 
+@pytest.mark.parametrize("include", [["keep"], ["keep", "band"]])
+def test_include_is_short_for_a_rule_of_decisions(numbered: Corpus, include: list[str]) -> None:
+    def curated() -> list[bytes]:
+        assert main(["curate", "shards", *_flags(numbered)]) == 0
+        tree = numbered.shard(0).tree.curated
+        files = [file for bucket in (0, 1) for file in numbered.files(bucket, tree)]
+        return [file.tokens.tobytes() for file in files]
+
+    numbered.configure({"include": include})
+    short = curated()
+    _run(numbered, f"decision in ({', '.join(map(repr, include))})")
+    assert curated() == short
+
+
 def test_only_shards_whose_selection_changed_are_curated_again(
     numbered: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
