@@ -61,6 +61,7 @@ Existing = Literal["grow", "update", "remake"]
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
 _INEXACT = ("E-TOKENIZER-DRIFT",)  # an engine differs from its reference
+_NAMED_FILES = 5
 _DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
 
 
@@ -231,8 +232,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
                 raise SourceError(
                     "source changed while it was read",
                     where=plan.settings.name,
-                    found=revision.result(),
-                    expected=plan.fingerprints["source"],
+                    found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
+                    expected=None if source.changed else plan.fingerprints["source"],
                     do="run prep again when it is at rest",
                     code="E-SOURCE-CHANGED",
                 )

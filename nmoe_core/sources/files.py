@@ -25,7 +25,7 @@ class FileSource(Source, Generic[FileBlock]):
 
     def revision(self) -> str:
         """SHA-256 over names and revisions of the files."""
-        return sha256_json([[file.name, file.revision()] for file in self.files])
+        return sha256_json(self.compared([(file.name, file.revision()) for file in self.files]))
 
     def local_files(self) -> list[Path]:
         """The files that are on this machine."""

@@ -53,8 +53,8 @@ class DatasetsSource(Source):
         if self.directory is None:
             return sha256_json([self._commit, self.spec.hf_subset])
         files = self.local_files()
-        listing = [[path_text(p.relative_to(self.directory)), local_digest(p)] for p in files]
-        return sha256_json([listing, self.spec.hf_subset])
+        marks = [(path_text(p.relative_to(self.directory)), local_digest(p)) for p in files]
+        return sha256_json([self.compared(marks), self.spec.hf_subset])
 
     def local_files(self) -> list[Path]:
         """All files of a local directory."""

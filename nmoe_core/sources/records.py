@@ -6,7 +6,7 @@ Blocks are the same whatever position the reading starts at, so a journalled pos
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -123,10 +123,22 @@ class Source(ABC):
     """A readable source of documents."""
 
     reading: Reading
+    changed: Sequence[str] = ()
+    """Names of the files that the last two revisions differ in."""
+    _marks: Mapping[str, str] | None = None
 
     @abstractmethod
     def revision(self) -> str:
         """Digest of what the source holds now; changes when any record may have changed."""
+
+    def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """The same names and marks of files, once `changed` says how they differ from the last."""
+        now, before = dict(marks), self._marks
+        if before is not None:
+            names = sorted(now.keys() | before.keys())
+            self.changed = [name for name in names if now.get(name) != before.get(name)]
+        self._marks = now
+        return marks
 
     @abstractmethod
     def local_files(self) -> list[Path]:

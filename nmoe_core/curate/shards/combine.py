@@ -92,7 +92,7 @@ def _checked(shard: ShardPaths) -> Manifest:
 
 
 def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
-    """The orders of the shards, and how many do not begin where in a window they were planned."""
+    """Orders of the shards, and how many start at another token of a window than planned."""
     orders: Counter[str] = Counter()
     start = num_misaligned = num_deferred = 0
     for shard, manifest in zip(shards, made):

@@ -311,7 +311,7 @@ def test_a_change_in_a_bucket_while_it_is_read_is_refused(
         bucket.pipe("corpus/in/notes.jsonl", b'{"text": "other"}\n')
 
     monkeypatch.setattr(JsonlSource, "blocks", blocks)
-    with refused("E-SOURCE-CHANGED"):
+    with refused("E-SOURCE-CHANGED", naming=["found notes.jsonl"]):
         main(["-v", *NAMED, "--paths", "s3://corpus/in/notes.jsonl", "--output", "out/w"])
     assert not Path("out/w/manifest.json").exists()
 

@@ -187,7 +187,7 @@ def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:
             web.edit(b"token", b"model")
             yield from super().blocks(start)
 
-    with refused("E-SOURCE-CHANGED"):
+    with refused("E-SOURCE-CHANGED", naming=["found part.jsonl"]):
         replace(web, source=Restless(web.source.reading, web.source.files)).shards()
     assert not web.out.exists()
 
