@@ -5,9 +5,10 @@ The text below a field is its help where a verb has a flag for it.
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.base.strict import StrictModel
@@ -41,6 +42,12 @@ class EngineOracleTable(ModelTable):
     """Reasoning effort."""
 
 
+# Fields of a request that have a key of their own, or on which the reading of replies rests.
+_OWN_FIELDS = frozenset(
+    {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
+)
+
+
 class HttpOracleTable(StrictModel):
     """`[oracle.http]`: a server of OpenAI's protocol; its key is named, never written."""
 
@@ -63,6 +70,18 @@ class HttpOracleTable(StrictModel):
     max_attempts: int = Field(default=5, ge=1)
     max_outage_s: float = Field(default=600.0, ge=0)
     max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("extra_body")
+    @classmethod
+    def _adds_to_requests(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        for name in sorted(_OWN_FIELDS & fields.keys()):
+            raise ValueError(f"{name!r} is set by another key of [oracle.http], or by nmoe alone")
+        try:
+            json.dumps(fields, allow_nan=False)
+        except TypeError as error:
+            raise ValueError("a value cannot be sent as JSON") from error
+        return fields
 
     @model_validator(mode="after")
     def _is_rendered_here(self) -> HttpOracleTable:

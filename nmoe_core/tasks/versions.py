@@ -55,7 +55,9 @@ def labels(run: Run) -> str:
     if table.kind == "engine":
         asked["engine"] = table.engine.model_dump(mode="json", exclude=hidden["engine"])
     if table.kind == "http" and table.http is not None:
-        asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"])
+        # An empty one changes no request: labels made before the key was there stay current.
+        unset = set() if table.http.extra_body else {"extra_body"}
+        asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"] | unset)
     return _version(LABEL_CODE, [run.tokenizer.encoding, asked])
 
 

@@ -60,7 +60,8 @@ class Dialect:
     def __init__(self, table: HttpOracleTable, salvage: bool) -> None:
         self._table, self._salvage = table, salvage
         self._fixed: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
+        extra = table.extra_body
+        self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
 
     def payload(self, question: Question) -> bytes:
         """The request's body."""
@@ -73,7 +74,10 @@ class Dialect:
         # Chat servers hand message text to tokenizers that may read a spelling such as `<|end|>` as
         # the token; a space after the bracket keeps it readable and makes it text everywhere.
         prompt = self._prompt(question.text.replace("<|", "< |").replace("<｜", "< ｜"))
-        return orjson.dumps(settings | self._fixed | prompt)
+        extra = self._table.extra_body
+        if "max_completion_tokens" in extra:  # servers that know it refuse the two together
+            del settings["max_tokens"]
+        return orjson.dumps(settings | self._fixed | extra | prompt)
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
         """The result of a reply's JSON object; only the final answer can hold scores.

@@ -30,6 +30,7 @@ from tests.core.labels.oracles.server import (
     completion,
     documents_of,
     grades_of,
+    text_completion,
 )
 from tests.project import json_lines
 from tests.refusals import refused
@@ -173,6 +174,24 @@ def test_another_model_is_refused_and_a_dated_snapshot_is_not(server: JudgeServe
     assert server.ask_one(accept_model=(f"{MODEL}-mini",)).scores
     named = server.oracle(accept_model=(f"{MODEL}-mini",))
     assert named.scorer == server.oracle().scorer
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_extra_fields_reach_every_request_and_the_version(server: JudgeServer, api: str) -> None:
+    server.behave = lambda document, nth: text_completion("") if api != "chat" else completion(GOOD)
+    nested = {"chat_template_kwargs": {"enable_thinking": False}, "stop": ["\n\n"]}
+    extra = {"max_completion_tokens": 99, "temperature": 1, **nested}
+    oracle, plain = (server.oracle(api=api, extra_body=body) for body in (extra, {}))
+    list(oracle.label([Question("a"), Question("b", attempt=1)]))
+    for request in server.requests:
+        assert extra.items() <= request.items()
+        assert "max_tokens" not in request
+    assert oracle.facts["extra_body"] == extra
+    assert "extra_body" not in plain.facts
+    assert oracle.scorer != plain.scorer
+    assert plain.scorer == server.oracle(api=api).scorer
+    list(plain.label([Question("a")]))
+    assert server.requests[-1]["max_tokens"] == server.table().max_new
 
 
 def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message(

@@ -56,6 +56,8 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
 
+EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
+
 
 @pytest.mark.parametrize(
     ("oracle", "named"),
@@ -66,6 +68,10 @@ HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
         (HTTP.format("ftp://h"), "base_url"),
         (HTTP.format("http://me:key@h/v1"), "base_url"),
         (HTTP.format("http://h") + '\nkey = "k"', "key"),
+        (EXTRA.format("max_tokens = 9"), "extra_body: 'max_tokens'"),
+        (EXTRA.format("messages = []"), "extra_body: 'messages'"),
+        (EXTRA.format("until = 2026-01-01"), "extra_body: a value cannot be sent as JSON"),
+        (EXTRA.format("top_p = nan"), "extra_body"),
         ("[oracle.engine]\nmax_contxt = 5", "max_ctx"),
         ("retry_failed = -1", "retry_failed"),
     ],
