@@ -34,11 +34,13 @@ VALUES = {
     "oracle.http.api_key_env": "KEY",
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
+    "contamination.max_share": "0.125",
     "attributes.use": "signals,pii",
     "curation.include": "keep,band",
     "curation.stability": "insert_only",
     "curation.resume_from_token": "5",
     "checks.levels": "warn",
+    "checks.ranges": "0,1",
     "automation.verify_cron": "0 4 * * *",
     "publish.url": "s3://bucket/corpus",
 }
