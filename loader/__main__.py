@@ -2,8 +2,10 @@
 
 `peek` prints what each stage takes of each source and rows of a batch with their sources, as text
 where a vocabulary file is named; `fingerprint` a digest of the first batches that is equal wherever
-the stream is; `verify` reads every file and compares checksums; `verify-remix` makes a certificate
-again from its plans. PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
+the stream is; `verify` reads every file and compares checksums; `blocks` writes those of each MiB,
+for reading from a store; `verify-remix` makes a certificate again from its plans.
+
+PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
 Exit status: 0 done, 1 refused with one line, 2 usage.
 """
 
@@ -21,6 +23,7 @@ from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
 from loader.errors import ConfigError, NmoeError
 from loader.files.addresses import PathParser
+from loader.files.blocks import write_blocks
 from loader.files.format import verify_shard
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
@@ -133,6 +136,11 @@ def _verify(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
     yield f"ok plan {plan.plan_hash}"
 
 
+def _blocks(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
+    for source in {source.manifest: source for source in (*plan.sources, *plan.valid)}.values():
+        yield f"wrote {write_blocks(preflight.open_data(plan, source))}"
+
+
 def _verify_remix(certificate: Certificate, _: argparse.Namespace) -> Iterator[str]:
     before, after = certificate.before, certificate.after
     for row in certificate.windows:
@@ -176,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         ("peek", _peek, "what each stage takes of each source, and rows of a batch", 0),
         ("fingerprint", _fingerprint, "digest of the first batches", 10),
         ("verify", _verify, "read every file and compare checksums", None),
+        ("blocks", _blocks, "write checksums of blocks, by which a store is streamed", None),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")

@@ -33,6 +33,7 @@ from loader.plan.packaged import find_config
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan, local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
+from loader.plan.streaming import streamed_plan
 from loader.rows.stream import Split
 
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
@@ -41,10 +42,16 @@ _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
 _SLIP = 0.85
 
 
+CACHE_KEYS = ("cache_dir", "cache_bytes")
+
+
 class LoaderOptions(MemoryOptions, total=False):
-    """Settings of a batch's memory, and cache_dir: the directory for files of a URL."""
+    """Settings of a batch's memory, and cache_dir: the directory for files of a URL. cache_bytes:
+    read the tokens of a plan's URL in blocks and keep at most these bytes of them; left out, they
+    are all copied first."""
 
     cache_dir: str | Path | None
+    cache_bytes: int | None
 
 
 def build_loader(
@@ -69,9 +76,9 @@ def build_loader(
         ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
             before a plan is made.
     """
-    memory: dict[str, Any] = {key: value for key, value in options.items() if key != "cache_dir"}
+    memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
     ReadOptions(rank, world_size, split, backend, **memory)
-    plan = resolve_plan(cfg, options.get("cache_dir"))
+    plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
     loader = DeterministicLoader(plan, rank, world_size, split, backend, **memory)
     if print_fn is not None and rank == 0:
         print_fn(
@@ -82,15 +89,27 @@ def build_loader(
     return loader, plan
 
 
-def resolve_plan(cfg: object, cache_dir: str | Path | None = None) -> LoaderPlan:
+def resolve_plan(
+    cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
+) -> LoaderPlan:
     """The plan that `cfg` asks for. Takes and raises what `build_loader` does; `cache_dir` is
     put in place of the setting."""
+    if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
+        found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
+        raise ConfigError(
+            "only a plan in a store is read in blocks",
+            where="cache_bytes",
+            found=found,
+            expected="the URL of a loader_plan.json",
+        )
     if cache_dir is not None:
         local_path(cache_dir, "cache_dir", LOCAL_CACHE)
     if isinstance(cfg, LoaderPlan):
         return cfg
     if isinstance(cfg, str | Path):
         if is_url(cfg):
+            if cache_bytes is not None:
+                return streamed_plan(address(cfg), cache_dir, cache_bytes)
             return load_plan(fetch_plan(address(cfg), cache_dir))
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch.utils.data import Dataset
 
-from loader.config import LoaderOptions, resolve_plan
+from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
 from loader.rows.stream import Split
@@ -18,7 +18,7 @@ class PlanDataset(Dataset[Any]):
     def __init__(self, cfg: object, split: Split, options: Mapping[str, Any], **ranks: int) -> None:
         super().__init__()
         given = {**options}
-        self.plan = resolve_plan(cfg, given.pop("cache_dir", None))
+        self.plan = resolve_plan(cfg, *(given.pop(key, None) for key in CACHE_KEYS))
         self._options = {"backend": "torch", "split": split, **ranks, **given}
         self._loader: DeterministicLoader | None = None
 

@@ -24,12 +24,13 @@ __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attenti
 
 
 class _Options(TypedDict, total=False):
-    """dtype, contiguous: see `loader.batches.MemoryOptions`. cache_dir: where files of a URL are
-    kept."""
+    """dtype, contiguous: see `loader.batches.MemoryOptions`. cache_dir, cache_bytes: see
+    `loader.config.LoaderOptions`."""
 
     dtype: str
     contiguous: bool
     cache_dir: str | Path | None
+    cache_bytes: int | None
 
 
 class DataOptions(_Options, total=False):

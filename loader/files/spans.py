@@ -4,14 +4,15 @@ A document's end is known from its index, never guessed from token values. An in
 against its file when it is first reached and mapped, not held, from then on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from loader.errors import FormatError
 from loader.files.format import Manifest, ShardEntry, check_index
 from loader.files.shard import INDEX_HEADER, IndexReader
-from loader.files.tokens import TokenFiles, max_mapped
+from loader.files.tokens import max_mapped
 
 IGNORE_INDEX = -100
 Spans = Sequence[np.ndarray]
@@ -19,11 +20,17 @@ Spans = Sequence[np.ndarray]
 
 class DocumentIndex:
     """Document boundaries of all files of several sources. `is_known` says whether every file has
-    an index."""
+    an index. file_starts: as those of `TokenFiles`. `fetch` brings the index of a file here."""
 
-    def __init__(self, manifests: Sequence[Manifest], files: TokenFiles) -> None:
+    def __init__(
+        self,
+        manifests: Sequence[Manifest],
+        fetch: Callable[[Manifest, ShardEntry], None] | None = None,
+    ) -> None:
         self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
-        self.file_starts = files.file_starts
+        sizes = [entry.num_tokens for _, entry in self._entries]
+        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
+        self._fetch = fetch
         self._ends: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()
         # A directory without a manifest names no index.
@@ -36,6 +43,8 @@ class DocumentIndex:
         if found is None:
             if len(self._ends) >= self._max_mapped:
                 del self._ends[next(iter(self._ends))]
+            if self._fetch is not None:
+                self._fetch(*self._entries[file])
             self._ends[file] = found = _map_ends(*self._entries[file])
         return found
 

@@ -33,16 +33,18 @@ class Found(NamedTuple):
     mark: str
 
 
-def read_bytes(url: str) -> bytes | None:
-    """A whole file, or None where there is none. Raises PlanError where the store does not answer
-    or refuses (E-STORE), ConfigError where its client is not installed."""
+def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
+    """A whole file, or those of its bytes `[start, stop)` that there are; None where there is none.
+    Raises PlanError where the store does not answer, refuses or gives no ranges (E-STORE),
+    ConfigError where its client is not installed."""
     with _asking(url):
         store, key = _store_of(url)
         try:
             if store is None:
                 files, path = _fsspec(url)
-                return files.cat_file(path)
-            return _obstore().get(store, key).bytes().to_bytes()
+                return files.cat_file(path, *(span or ()))
+            options = {"range": span} if span else None
+            return _obstore().get(store, key, options=options).bytes().to_bytes()
         except FileNotFoundError:
             return None
 
@@ -124,6 +126,23 @@ def remove(url: str) -> None:
             return
 
 
+def check_not_forked() -> None:
+    """Refuse a process that was forked from one that asked a store: its client waits without end
+    there. Raises ConfigError."""
+    if _first_process() != os.getpid():
+        raise ConfigError(
+            "a store's client does not survive a fork",
+            where="cache_bytes",
+            do='start worker processes with multiprocessing_context="spawn"',
+        )
+
+
+@cache
+def _first_process() -> int:
+    """The process that first asked a store, here or, where that came before a fork, above."""
+    return os.getpid()
+
+
 def _obstore() -> Any:
     try:
         import obstore
@@ -169,6 +188,7 @@ def _opened(root: str, login: str = "") -> Any:
 @cache
 def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str) -> Any:
     _obstore()
+    _first_process()
     from obstore.store import from_url
 
     # Stores of tests and on premises may have no certificate. An https URL is still read by https.

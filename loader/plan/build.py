@@ -12,7 +12,6 @@ from pathlib import Path
 from loader.errors import PlanError
 from loader.files.format import Manifest
 from loader.files.spans import DocumentIndex
-from loader.files.tokens import TokenFiles
 from loader.order.packing import PackedRows
 from loader.order.policies import weight_unit
 from loader.plan import check as preflight
@@ -149,7 +148,7 @@ def _plan_stages(
 def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
     """Sequences in one pass over a source. Raises PlanError where there is none (E-PLAN-SHORT)."""
     if settings.packing == "best_fit":
-        index = DocumentIndex([manifest], TokenFiles([manifest], False))
+        index = DocumentIndex([manifest])
         return PackedRows([manifest], index, settings.seq_len).capacities[0]
     stride = settings.seq_len + (settings.window_stride == "seq_len+1")
     found = preflight.num_windows(manifest.total_tokens, settings.seq_len, stride)

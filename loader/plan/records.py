@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from loader.files.block_files import StoreData
 from loader.plan.settings import KEYS, StreamSettings, Vocabulary
 
 PLAN_FORMAT = "nmoe-loader-plan/1"
@@ -127,7 +128,8 @@ class PlanStage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan(StreamSettings):
     """A checked plan. `root`, as the JSON holds it, is relative to the plan's file; `base` is the
-    same directory on this machine, and no part of the plan's identity."""
+    same directory on this machine, and `store` where its data are read from in blocks; neither is
+    part of the plan's identity."""
 
     plan_id: str
     tokenizer: str
@@ -139,6 +141,7 @@ class LoaderPlan(StreamSettings):
     masked: tuple[MaskedTokens, ...] = ()
     root: str = "."
     base: Path = field(default=Path(), compare=False)
+    store: StoreData | None = field(default=None, compare=False)
 
     @property
     def stride(self) -> int:

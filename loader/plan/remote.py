@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +49,14 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
             (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
         FormatError: A file is missing, cut or replaced; its URL is named.
     """
+    return fetch_manifests(url, cache_dir, _fetch_shards)[0]
+
+
+def fetch_manifests(
+    url: str, cache_dir: str | Path | None, fetch: Callable[[str, Manifest], None]
+) -> tuple[Path, str, Path]:
+    """Copy a plan and its manifests, and call `fetch` with each one's URL's directory and itself;
+    returns the local plan, the URL of its root, and the cache. Raises as `fetch_plan`."""
     cache, url = _cache(cache_dir), address(url)
     last = cache / f"{_digest(url)}.json"
     try:
@@ -76,11 +84,20 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
                     do="build the plan again, or restore the data it was built from",
                     code="E-PLAN-DATA",
                 )
-            _fetch_shards(parent(join(root, source.manifest)), manifest)
+            fetch(parent(join(root, source.manifest)), manifest)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
         _write(last, content)
-    return local
+    return local, root, cache
+
+
+def fetch_index(urls: Mapping[Path, str], manifest: Manifest, entry: ShardEntry) -> None:
+    """Copy the index of a file of a manifest whose URL is in `urls`. Raises as `fetch_plan`."""
+    if not entry.index_path:
+        return
+    local, directory = manifest.index_path(entry), parent(urls[manifest.path])
+    with _locked(local.parent):
+        _fetch_index(directory, manifest, entry)
 
 
 def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
@@ -168,10 +185,14 @@ def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
     path = manifest.shard_path(entry)
     _fetch_file(join(directory, entry.path), path, sizes, entry.checksum, "E-SHARD")
     if entry.index_path:
-        size = 32 + 16 * entry.num_documents
-        recorded = str(entry.extra.get("index_checksum") or "")
-        url, path = join(directory, entry.index_path), manifest.index_path(entry)
-        _fetch_file(url, path, range(size, size + 1), recorded, "E-INDEX")
+        _fetch_index(directory, manifest, entry)
+
+
+def _fetch_index(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
+    size = 32 + 16 * entry.num_documents
+    recorded = str(entry.extra.get("index_checksum") or "")
+    url, path = join(directory, entry.index_path), manifest.index_path(entry)
+    _fetch_file(url, path, range(size, size + 1), recorded, "E-INDEX")
 
 
 def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -> None:
@@ -238,6 +259,7 @@ def _digest(url: str) -> str:
 @contextmanager
 def _locked(mirror: Path) -> Iterator[None]:
     """One process of a machine copies; the others find its copies."""
+    mirror.mkdir(parents=True, exist_ok=True)
     with open(mirror / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

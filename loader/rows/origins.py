@@ -50,7 +50,7 @@ def origins(stream: Stream, n: int) -> RowOrigins:
     found, row_start, paths = [], 0, stream.files.paths()
     for position, length in stream.reader.pieces(source, window):
         for file, document, start, end in stream.index.documents(position, length):
-            base = int(stream.files.file_starts[file])
+            base = int(stream.index.file_starts[file])
             first, stop = max(start, position - base), min(end, position + length - base)
             path = paths[file]
             found.append(Origin(path, document, start, end, first, stop, row_start))
@@ -64,7 +64,7 @@ def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> I
     stream does not read this file of this source."""
     column = stream.source_names.index(source)
     file = stream.files.paths().index(path)
-    base = int(stream.files.file_starts[file])
+    base = int(stream.index.file_starts[file])
     holds = stream.reader.holders(column, base + start, base + end)
     for n in range(0, stream.num_sequences, _SCAN):
         sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))

@@ -51,6 +51,9 @@ class PackedReader(PackedRows):
                 offset = start - starts_of[file]
                 # With the token after it where the document goes on in another row.
                 tokens = tokens_of(file)[offset : offset + length + (not ends)]
+                if len(tokens) < length + (not ends):  # it goes on in the next block
+                    tokens = np.empty(length + (not ends), tokens.dtype)
+                    self._files.copy(start, tokens)
                 row_inputs[at : at + length] = tokens[:length]
                 row_targets[at : at + len(tokens) - 1] = tokens[1:]
                 at += length
@@ -62,6 +65,12 @@ class PackedReader(PackedRows):
         """Documents of each row: int64 `[num_documents, 2]`; padding is in none."""
         edges = [[0, *accumulate(lengths)] for _, lengths, _ in self.rows(sources, windows)]
         return tuple(np.stack([own[:-1], own[1:]], axis=1) for own in edges)
+
+    def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Position and length of what some windows read: int64 `[n]` each."""
+        found = [(s, n + 1) for row in self.rows(sources, windows) for s, n in zip(*row[:2])]
+        starts, lengths = np.array(found, np.int64).T
+        return starts, lengths
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each document's tokens in a row."""

@@ -5,16 +5,21 @@ Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (conc
 fixed cost of numpy calls; only this rank's rows are copied.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from loader.errors import PlanError
+from loader.files.addresses import join
+from loader.files.block_files import BlockFiles
 from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
+from loader.plan.remote import fetch_index
 from loader.plan.schedule import PlanSchedule
 from loader.rows.masks import Masks
 from loader.rows.packed import PackedReader, TokenCounts
@@ -68,8 +73,15 @@ class Stream:
         manifests = [preflight.open_data(plan, source) for source in data]
         self.source_names = tuple(source.name for source in data)
         self.is_packed = plan.packing == "best_fit"
-        self.files = TokenFiles(manifests, plan.wraps_tokens and split == "train")
-        self.index = DocumentIndex(manifests, self.files)
+        wraps, fetch = plan.wraps_tokens and split == "train", None
+        self.files: TokenFiles
+        if plan.store is None:
+            self.files = TokenFiles(manifests, wraps)
+        else:
+            urls = [join(plan.store.root, source.manifest) for source in data]
+            self.files = BlockFiles(manifests, urls, plan.store, wraps)
+            fetch = partial(fetch_index, dict(zip((m.path for m in manifests), urls)))
+        self.index = DocumentIndex(manifests, fetch)
         self._seq_len = plan.seq_len
         self.reader: WindowReader | PackedReader
         if self.is_packed:
@@ -89,6 +101,7 @@ class Stream:
             self._masks = Masks(plan.masked, self.source_names, manifests)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
+        self._following = -1, self._ahead.rows  # the batch up to which blocks are known to be next
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
         """Shape of what `read` fills: `[2, num_rows, seq_len]`, inputs and targets, or, where that
@@ -146,4 +159,25 @@ class Stream:
             sources, windows = (
                 part.reshape(batches, rows.size)[:, rows.first : rows.last] for part in located
             )
+        if isinstance(self.files, BlockFiles):
+            if self._following != (start, rows):
+                self.files.read_ahead(self._blocks_from(start, rows))
+            self._following = start + batches * rows.size, rows
         return _Ahead(start, rows, sources, windows, self.reader.plan(sources, windows))
+
+    def _blocks_from(self, start: int, rows: RankRows) -> Iterator[int]:
+        """The blocks that these rows of every batch need, from sequence `start` on."""
+        starts, last = self.files.file_starts, len(self.files.file_starts) - 2
+        stretch = max(1, _LOOKAHEAD // rows.size) * rows.size
+        for n in range(start, self.num_sequences, stretch):
+            stop = min(n + stretch, self.num_sequences)
+            row = np.arange(stop - n) % rows.size
+            own = (rows.first <= row) & (row < rows.last)
+            if not own.any():
+                continue
+            sources, windows = (part[own] for part in self.schedule.locate(n, stop))
+            positions, lengths = self.reader.extents(sources, windows)
+            first = np.searchsorted(starts, positions, "right") - 1
+            end = np.searchsorted(starts, positions + lengths - 1, "right") - 1
+            seen = dict.fromkeys(b for a, z in zip(first, end) for b in range(a, min(z, last) + 1))
+            yield from map(int, seen)

@@ -86,6 +86,12 @@ class WindowReader:
             found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
         return tuple(found)
 
+    def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Position and length of what some windows read, up to the end of their source where they
+        wrap: int64 `[n]` each."""
+        starts, ends = self.positions(sources, windows), self._files.source_starts[sources + 1]
+        return starts, np.minimum(self._width, ends - starts)
+
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each run of tokens in the inputs of a row: one, or more where the
         row wraps."""

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loader.files.blocks import BLOCKS_NAME, read_blocks
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -87,6 +88,9 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
             file = resolve_inside(at.parent, name)
             pieces.append(_piece(_below(file, root), file, DATA, checksum))
         pieces.append(_piece(_below(at, root), at, tier, content=at.read_bytes()))
+    if (blocks := path.with_name(BLOCKS_NAME)).is_file():
+        read_blocks(blocks, load_manifest(path))
+        pieces.append(_piece(_below(blocks, root), blocks, SHARD))
     return pieces
 
 

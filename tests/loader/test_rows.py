@@ -76,7 +76,7 @@ def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
         load_manifest(two_stages.tree.root / name / "train" / "manifest.json") for name in names
     ]
     files = TokenFiles(manifests, wraps)
-    reader = WindowReader(files, DocumentIndex(manifests, files), 16, stride)
+    reader = WindowReader(files, DocumentIndex(manifests), 16, stride)
     limit = [2 * capacity if wraps else capacity - 1 for capacity in reader.capacities]
     # Runs, repeats and jumps, backwards too.
     pick = st.integers(0, 1).flatmap(lambda s: st.tuples(st.just(s), st.integers(0, limit[s])))

@@ -1,0 +1,90 @@
+"""Blocks on this machine: a directory that several processes share and that keeps to its limit.
+
+A block's name is its SHA-256. It is checked before it gets its name, and again when a process maps
+a block that it has not fetched itself. Room is made under a lock of the directory before a block is
+written, the longest unused going first; to delete one is safe while others map it. A process that
+is killed leaves no lock, and at most one `.part`, which the next writer deletes.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CLAIMS = 256
+_KEEP = 0.9  # of the limit, once room must be made: the directory is listed seldom
+
+
+class BlockCache:
+    """Blocks in `directory`, which together have at most `limit_bytes`."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self._directory, self._limit_bytes = directory, limit_bytes
+        (directory / "locks").mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Where a block is, if it is there."""
+        return self._directory / digest
+
+    def get(self, digest: str, fetch: Callable[[], bytes]) -> bool:
+        """Put a block here unless it is here; of all processes that want it, one fetches. Returns
+        whether this one did. Raises what `fetch` raises."""
+        if self.path(digest).exists():
+            return False
+        with self._locked(f"claim-{int(digest[:8], 16) % _CLAIMS}"):
+            if self.path(digest).exists():
+                return False
+            self._put(digest, fetch())
+        return True
+
+    def touch(self, digest: str) -> None:
+        """Count a block as used now."""
+        try:
+            os.utime(self.path(digest))
+        except FileNotFoundError:
+            return  # others needed its room
+
+    def is_whole(self, digest: str) -> bool:
+        """Whether a block's content is its own; one of other content is deleted."""
+        try:
+            with open(self.path(digest), "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                    return True
+        except FileNotFoundError:
+            return False
+        self.path(digest).unlink(missing_ok=True)
+        return False
+
+    def _put(self, digest: str, content: bytes) -> None:
+        with self._locked("room"):
+            record = self._directory / "locks" / "bytes"
+            used = int(record.read_text() or 0) if record.exists() else self._limit_bytes
+            if used + len(content) > self._limit_bytes:
+                used = self._make_room(len(content))
+            # Recorded before it is written: after a crash the record is too high, never too low.
+            record.write_text(str(used + len(content)))
+            part = self._directory / ".part"
+            part.write_bytes(content)
+            part.replace(self.path(digest))
+
+    def _make_room(self, num_bytes: int) -> int:
+        """Delete blocks until `num_bytes` fit; returns the bytes that are left."""
+        (self._directory / ".part").unlink(missing_ok=True)
+        with os.scandir(self._directory) as found:
+            files = [(entry.stat(), entry.path) for entry in found if entry.is_file()]
+        blocks = [(status.st_mtime_ns, path, status.st_size) for status, path in files]
+        used, keep = sum(size for *_, size in blocks), _KEEP * self._limit_bytes
+        for _, path, size in sorted(blocks):
+            if used + num_bytes <= keep:
+                break
+            os.unlink(path)
+            used -= size
+        return used
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with open(self._directory / "locks" / name, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,180 @@
+"""Token files of a store as one axis of positions, read in blocks and ahead of their use.
+
+The plan says which blocks come next, so the next ones are always on their way: at most 64, and for
+all readers of a machine half of the cache. A block is one file of the axis.
+"""
+
+import hashlib
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from loader.errors import ConfigError, FormatError
+from loader.files.addresses import join, parent
+from loader.files.block_cache import BlockCache
+from loader.files.blocks import BLOCKS_NAME, check_count, read_blocks
+from loader.files.format import Manifest
+from loader.files.store import check_not_forked, read_bytes
+from loader.files.tokens import TokenFiles, max_mapped
+
+_REQUESTS, _AHEAD, _LEAST_BLOCKS = 16, 64, 8
+_TRIES = 8  # of a block that others delete before it is mapped
+
+
+@dataclass(frozen=True, slots=True)
+class StoreData:
+    """Where a plan's data are: the URL of its root; directory, limit and readers of the cache."""
+
+    root: str
+    cache_dir: Path
+    cache_bytes: int
+    readers: int
+
+
+class _Block(NamedTuple):
+    url: str
+    start: int
+    num_bytes: int
+    integers: np.dtype
+    digest: str
+
+
+class BlockFiles(TokenFiles):
+    """Blocks of several sources on one axis; see `TokenFiles`. `urls` are those of the manifests.
+    Raises FormatError where a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError
+    where the cache is too small, or the process was forked from one that asked a store."""
+
+    def __init__(
+        self, manifests: Sequence[Manifest], urls: Sequence[str], store: StoreData, wraps: bool
+    ) -> None:
+        check_not_forked()
+        self.wraps = wraps
+        self._paths = [m.shard_path(entry) for m in manifests for entry in m.shards]
+        self._blocks = [b for m, url in zip(manifests, urls) for b in _blocks(m, url)]
+        sizes = [block.num_bytes // block.integers.itemsize for block in self._blocks]
+        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
+        totals = [manifest.total_tokens for manifest in manifests]
+        self.source_starts = np.array([0, *accumulate(totals)], np.int64)
+        self._mapped: dict[int, np.ndarray] = {}
+        in_cache = store.cache_bytes // max(block.num_bytes for block in self._blocks)
+        if in_cache < (least := max(_LEAST_BLOCKS, 2 * len(manifests))):
+            raise ConfigError(
+                "the cache is too small for its blocks",
+                where="cache_bytes",
+                found=f"{store.cache_bytes}, which is {in_cache} blocks",
+                expected=f"at least {least} blocks",
+            )
+        self._max_mapped = min(max_mapped(), in_cache // 2)
+        self._cache = BlockCache(store.cache_dir, store.cache_bytes)
+        self._max_ahead = max(1, min(_AHEAD, in_cache // (2 * store.readers)))
+        self._touch_every = max(1, in_cache // 8)
+        self._num_used = 0
+        self._touched: dict[int, int] = {}
+        self._needs: Iterator[int] = iter(())
+        self._ahead: dict[int, Future[bool]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def paths(self) -> list[Path]:
+        """The path of every file beside its manifest's copy, by its number in the index."""
+        return self._paths
+
+    def read_ahead(self, blocks: Iterable[int]) -> None:
+        """Fetch these blocks, in this order, ahead of their use; those of before are forgotten."""
+        self._forget()
+        self._needs = iter(blocks)
+        self._fill()
+
+    def tokens(self, file: int) -> np.ndarray:
+        """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError where the store has
+        no such file (E-SHARD-MISSING) or other content (E-BLOCK-CHECKSUM), PlanError where it does
+        not answer (E-STORE)."""
+        found = self._mapped.pop(file, None)
+        if found is None:
+            found = self._map(file)
+            while len(self._mapped) >= self._max_mapped:
+                del self._mapped[next(iter(self._mapped))]
+            self._num_used += 1
+            self._touched[file] = self._num_used
+            self._fill()
+        elif self._num_used - self._touched[file] > self._touch_every:
+            self._touched[file] = self._num_used
+            self._cache.touch(self._blocks[file].digest)
+        self._mapped[file] = found
+        return found
+
+    def close(self) -> None:
+        """Unmap all blocks and forget those that are on their way."""
+        super().close()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool, self._ahead, self._needs = None, {}, iter(())
+
+    def _fill(self) -> None:
+        """Ask for the next blocks, as many as may wait."""
+        while len(self._ahead) < self._max_ahead:
+            block = next(self._needs, None)
+            if block is None:
+                return
+            if block not in self._ahead and block not in self._mapped:
+                self._pool = self._pool or ThreadPoolExecutor(_REQUESTS)
+                self._ahead[block] = self._pool.submit(self._get, block)
+
+    def _get(self, number: int) -> bool:
+        block = self._blocks[number]
+        return self._cache.get(block.digest, lambda: _fetch(block))
+
+    def _map(self, number: int) -> np.ndarray:
+        check_not_forked()
+        block, future = self._blocks[number], self._ahead.pop(number, None)
+        is_own = future.result() if future is not None else self._get(number)
+        for _ in range(_TRIES):
+            try:
+                if is_own or self._cache.is_whole(block.digest):
+                    with open(self._cache.path(block.digest), "rb", buffering=0) as opened:
+                        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._cache.touch(block.digest)
+                    return np.frombuffer(mapped, block.integers)
+            except FileNotFoundError:
+                pass  # others needed its room
+            is_own = self._get(number)
+        return np.frombuffer(_fetch(block), block.integers)
+
+
+def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:
+    """The blocks of a manifest's files, in order."""
+    path, directory = manifest.path.with_name(BLOCKS_NAME), parent(url)
+    where = join(directory, BLOCKS_NAME)
+    for entry, own in zip(manifest.shards, read_blocks(path, manifest, where)):
+        check_count(own, entry.num_tokens, where)
+        size = entry.num_tokens * own.integers.itemsize
+        for i, digest in enumerate(own.digests):
+            start = i * own.block_bytes
+            length = min(own.block_bytes, size - start)
+            address = join(directory, entry.path)
+            yield _Block(address, own.offset_bytes + start, length, own.integers, digest)
+
+
+def _fetch(block: _Block) -> bytes:
+    content = read_bytes(block.url, (block.start, block.start + block.num_bytes))
+    if content is None:
+        raise FormatError("file is missing", where=block.url, code="E-SHARD-MISSING")
+    found = hashlib.sha256(content).hexdigest()
+    if found != block.digest:
+        raise FormatError(
+            "a part of the file is not what its blocks say",
+            where=f"{block.url}, bytes {block.start} to {block.start + block.num_bytes}",
+            found=f"{len(content)} bytes, sha256 {found}",
+            expected=f"{block.num_bytes} bytes, sha256 {block.digest}",
+            do="publish the data again",
+            code="E-BLOCK-CHECKSUM",
+        )
+    return content

@@ -1,0 +1,99 @@
+"""`blocks.json`: the SHA-256 of each MiB of a manifest's tokens, by which parts of files are read.
+
+It lies beside its manifest, is sealed, and names the manifest's digest. Blocks are counted from a
+file's first token; the last one of a file is shorter.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loader.errors import FormatError
+from loader.files.format import Manifest, check_digest, read_json_object
+from loader.files.sealed import check_seal, sealed
+from loader.files.shard import read_npy_header
+
+BLOCKS_NAME = "blocks.json"
+BLOCK_BYTES = 2**20
+_FORMAT = "nmoe-blocks/1"
+_HEX = 64  # digits of a SHA-256
+
+
+class FileBlocks(NamedTuple):
+    """Blocks of a token file: their size and SHA-256s, its first token's place, its integers."""
+
+    block_bytes: int
+    offset_bytes: int
+    integers: np.dtype
+    digests: tuple[str, ...]
+
+
+def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
+    """Read all tokens of a manifest and write `blocks.json` beside it; `block_bytes` is a multiple
+    of 4. Raises FormatError where a file is missing, malformed or not what the manifest says."""
+    files: dict[str, Any] = {}
+    for entry in manifest.shards:
+        path = manifest.shard_path(entry)
+        _, offset_bytes, integers = read_npy_header(path, manifest.dtype)
+        if entry.checksum:
+            check_digest(path, entry.checksum, "E-SHARD-CHECKSUM")
+        with open(path, "rb") as file:
+            file.seek(offset_bytes)
+            blocks = iter(lambda: file.read(block_bytes), b"")
+            text = "".join(hashlib.sha256(block).hexdigest() for block in blocks)
+        files[entry.path] = {"offset_bytes": offset_bytes, "dtype": integers.str, "sha256": text}
+    value = {"format": _FORMAT, "manifest": manifest.content_digest()}
+    value |= {"block_bytes": block_bytes, "files": files}
+    path, part = manifest.path.with_name(BLOCKS_NAME), manifest.path.with_name(".blocks.part")
+    part.write_text(json.dumps(sealed(value)) + "\n")
+    part.replace(path)
+    return path
+
+
+def read_blocks(path: Path, manifest: Manifest, where: object = None) -> list[FileBlocks]:
+    """The blocks of each file of a manifest, in its order. Raises FormatError where `path` is not
+    valid or of another manifest (E-BLOCKS); `where` is named in place of it."""
+    where = where or path
+    value = read_json_object(path)
+    check_seal(value, where, required=True, code="E-BLOCKS")
+    files: Any = value.get("files")
+    size, expected = value.get("block_bytes"), manifest.content_digest()
+    if type(size) is not int or size <= 0 or size % 4:
+        raise _invalid(where, f"block_bytes = {size!r}", "a multiple of 4")
+    if value.get("format") != _FORMAT or value.get("manifest") != expected:
+        found = f"{value.get('format')} of manifest {value.get('manifest')}"
+        raise _invalid(where, found, f"{_FORMAT} of manifest {expected}")
+    try:
+        return [
+            FileBlocks(
+                size,
+                int(files[entry.path]["offset_bytes"]),
+                np.dtype({"<u4": "<u4", "<u2": "<u2"}[files[entry.path]["dtype"]]),
+                tuple(re.findall(f"[0-9a-f]{{{_HEX}}}", files[entry.path]["sha256"])),
+            )
+            for entry in manifest.shards
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _invalid(where, repr(error), "the blocks of every file of its manifest") from None
+
+
+def check_count(blocks: FileBlocks, num_tokens: int, where: object) -> None:
+    """Refuse blocks that do not hold a file's tokens. Raises FormatError (E-BLOCKS)."""
+    expected = -(-num_tokens * blocks.integers.itemsize // blocks.block_bytes)
+    if len(blocks.digests) != expected:
+        raise _invalid(where, f"{len(blocks.digests)} blocks", str(expected))
+
+
+def _invalid(where: object, found: str, expected: str) -> FormatError:
+    return FormatError(
+        "not the blocks of this manifest",
+        where=where,
+        found=found,
+        expected=expected,
+        do="make them again with `python -m loader blocks`, and publish",
+        code="E-BLOCKS",
+    )

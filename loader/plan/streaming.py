@@ -1,0 +1,60 @@
+"""Plans whose tokens stay in a store: what must be here before the first step.
+
+That is the plan, its manifests and the checksums of their blocks; `loader.files.block_files` reads
+the tokens.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from loader.errors import ConfigError, FormatError
+from loader.files.addresses import join
+from loader.files.block_files import StoreData
+from loader.files.blocks import BLOCKS_NAME, read_blocks
+from loader.files.format import Manifest, load_manifest, resolve_inside
+from loader.files.store import copy
+from loader.plan.file import load_plan
+from loader.plan.records import LoaderPlan
+from loader.plan.remote import fetch_manifests
+
+
+def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
+    """A plan whose tokens stay in the store and are read in blocks, through a cache that holds at
+    most `cache_bytes` of them. Raises as `fetch_plan`, ConfigError where windows are shuffled and
+    the cache is too small for all, and FormatError where a manifest has no blocks (E-BLOCKS)."""
+    local, root, cache = fetch_manifests(url, cache_dir, _fetch_blocks)
+    plan = load_plan(local)
+    num_bytes = sum(
+        load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
+    )
+    if plan.shuffles and cache_bytes < num_bytes:
+        raise ConfigError(
+            "a shuffled source is read at random: its tokens must fit into the cache",
+            where="cache_bytes",
+            found=cache_bytes,
+            expected=f"at least {num_bytes}",
+            do="leave cache_bytes out, which copies all data first, or do not shuffle",
+        )
+    readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    store = StoreData(root, cache / "blocks", cache_bytes, readers)
+    return replace(plan, store=store)
+
+
+def _fetch_blocks(directory: str, manifest: Manifest) -> None:
+    """Copy `blocks.json`, unless the copy is this manifest's."""
+    local, url = manifest.path.with_name(BLOCKS_NAME), join(directory, BLOCKS_NAME)
+    try:
+        read_blocks(local, manifest)
+    except FormatError:
+        part = local.with_name(".blocks.part")
+        if not copy(url, part):
+            raise FormatError(
+                "the data have no blocks, so they cannot be read in parts",
+                where=url,
+                do="`python -m loader blocks PLAN` makes them, `nmoe publish` sends them; or leave"
+                " cache_bytes out",
+                code="E-BLOCKS",
+            ) from None
+        os.replace(part, local)
+        read_blocks(local, manifest, url)

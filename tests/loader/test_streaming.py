@@ -1,0 +1,311 @@
+"""Tokens read from a store in blocks, through a cache that keeps to its limit."""
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import build_loader, resolve_plan
+from loader.__main__ import main
+from loader.errors import ConfigError
+from loader.files.block_cache import BlockCache
+from loader.files.blocks import write_blocks
+from loader.files.format import load_manifest
+from tests.loader.shared import open_loader
+from tests.refusals import refused
+
+pytest.importorskip("obstore")
+LIMIT = 16 * 1024  # of data of 64 KB
+BLOCK = 1024
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """Files of a directory, with ranges; counts the bytes of shards that it gives."""
+
+    protocol_version = "HTTP/1.1"
+    given: list[int]
+    broken: dict[str, int]  # status of paths that hold this text
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        """A file, or the range of it that is asked for."""
+        path = Path(self.translate_path(self.path))
+        status = next((code for text, code in self.broken.items() if text in self.path), 0)
+        if status or not path.is_file():
+            self.send_error(status or 404)
+            return
+        content, asked = path.read_bytes(), self.headers.get("Range")
+        part, first = content, 0
+        if asked:
+            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+            part = content[first : last + 1]
+            self.given.append(len(part))
+        self.send_response(206 if asked else 200)
+        if asked:
+            of = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
+            self.send_header("Content-Range", of)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(part)
+
+
+@pytest.fixture
+def bucket(two_stages, tmp_path) -> Path:
+    """What a store holds: `plans/plan.json`, and `data/` with its blocks."""
+    shutil.copytree(two_stages.tree.root, tmp_path / "bucket" / "data")
+    for manifest in (tmp_path / "bucket").rglob("manifest.json"):
+        write_blocks(load_manifest(manifest), BLOCK)
+    (tmp_path / "bucket" / "plans").mkdir()
+    save(resolve_plan(two_stages.cfg), tmp_path / "bucket")
+    return tmp_path / "bucket"
+
+
+def save(plan, bucket: Path) -> None:
+    value = json.loads(plan.to_json()) | {"root": "../data"}
+    (bucket / "plans" / "plan.json").write_text(json.dumps(value))
+
+
+@pytest.fixture
+def web(bucket, monkeypatch):
+    """The plan's URL at a server of HTTP on this machine, and the server's handler."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    kind = type("Handler", (Ranges,), {"given": [], "broken": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(bucket)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/plans/plan.json", kind
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(params=["file", "http", "s3"])
+def url(request, bucket) -> str:
+    if request.param == "file":
+        return f"file://{bucket}/plans/plan.json"
+    if request.param == "http":
+        return request.getfixturevalue("web")[0]
+    store, _ = request.getfixturevalue("s3")
+    store.put(f"{bucket}/", "corpus/", recursive=True)
+    return "s3://corpus/plans/plan.json"
+
+
+def stream(url: str, tmp_path: Path, **options):
+    options = {"cache_bytes": LIMIT, "cache_dir": tmp_path / "cache"} | options
+    return open_loader(url, **options)
+
+
+def used(tmp_path: Path) -> int:
+    """Bytes of the cache at one moment: none is written or deleted while its lock is held."""
+    directory = tmp_path / "cache" / "blocks"
+    with open(directory / "locks" / "room", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+
+
+def check_equal(found, expected) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("settings", [{}, {"packing": "best_fit"}, {"window_stride": "seq_len+1"}])
+def test_a_streamed_plan_gives_the_batches_of_files(url, bucket, two_stages, tmp_path, settings):
+    cfg = two_stages.cfg | settings
+    if settings.get("packing") == "best_fit":
+        cfg |= {"on_exhaust": "first_exhausted"}
+    save(resolve_plan(cfg), bucket)
+    if url.startswith("s3"):
+        pytest.importorskip("s3fs").S3FileSystem().put(f"{bucket}/", "corpus/", recursive=True)
+    for split in ("train", "valid"):
+        with stream(url, tmp_path, split=split) as loader:
+            for (a, b), (c, d) in zip(loader, open_loader(cfg, split=split), strict=True):
+                np.testing.assert_array_equal(a, c)
+                np.testing.assert_array_equal(b, d)
+                assert used(tmp_path) <= LIMIT
+
+
+def test_each_byte_is_asked_for_once_and_a_resumed_rank_reads_its_own(web, two_stages, tmp_path):
+    url, handler = web
+    with stream(url, tmp_path) as loader:
+        num_batches = sum(1 for _ in loader)
+    plan = loader.plan
+    need = sum((n := plan.taken()[s.name]) and 4 * (16 * n + 1) for s in plan.sources)
+    assert sum(handler.given) <= 1.05 * need + BLOCK * len(plan.sources)
+    with stream(url, tmp_path, rank=1, world_size=2) as loader:
+        loader.seek_step(7)
+        local = open_loader(two_stages.cfg, 1, 2)
+        local.seek_step(7)
+        for _ in range(num_batches - 7):
+            check_equal(loader.next(), local.next())
+
+
+def test_spans_and_documents_are_those_of_files(web, two_stages, tmp_path):
+    with stream(web[0], tmp_path) as loader, open_loader(two_stages.cfg) as local:
+        for _ in range(5):
+            check_equal(
+                loader.next_with_meta().document_spans, local.next_with_meta().document_spans
+            )
+
+
+def test_ranks_of_a_machine_share_a_cache_and_its_limit(web, two_stages, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    peak, is_over = [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            with suppress(FileNotFoundError):  # before there is a cache
+                peak[0] = max(peak[0], used(tmp_path))
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ranks = [stream(web[0], tmp_path, rank=r, world_size=3) for r in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(list, ranks))
+    is_over.set()
+    watcher.join()
+    assert 0 < peak[0] <= LIMIT
+    for rank, batches in enumerate(found):
+        for batch, local in zip(batches, open_loader(two_stages.cfg, rank, 3), strict=True):
+            check_equal(batch, local)
+
+
+def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path):
+    with stream(web[0], tmp_path, cache_bytes=10**6) as loader:
+        list(loader)
+    blocks = [path for path in (tmp_path / "cache" / "blocks").iterdir() if path.is_file()]
+    blocks[0].write_bytes(b"damaged")
+    blocks[1].write_bytes(bytes(blocks[1].stat().st_size))
+    (tmp_path / "cache" / "blocks" / ".part").write_bytes(b"of a process that was killed")
+    for found, local in zip(stream(web[0], tmp_path), open_loader(two_stages.cfg), strict=True):
+        check_equal(found, local)
+
+
+def damage(bucket: Path) -> None:
+    for path in (bucket / "data" / "web").rglob("*.npy"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        content[200] ^= 1
+        path.write_bytes(content)
+
+
+def shorten(bucket: Path) -> None:
+    for path in (bucket / "data" / "web").rglob("*.npy"):
+        os.truncate(path, 300)
+
+
+@pytest.mark.parametrize(
+    ("harm", "status", "code"),
+    [
+        (damage, 0, "E-BLOCK-CHECKSUM"),
+        (shorten, 0, "E-BLOCK-CHECKSUM"),
+        (None, 404, "E-SHARD-MISSING"),
+        (None, 403, "E-STORE"),
+        (None, 503, "E-STORE"),
+    ],
+)
+def test_what_the_store_gives_wrongly_is_one_error(web, bucket, tmp_path, harm, status, code):
+    url, handler = web
+    if harm:
+        harm(bucket)
+    if status:
+        handler.broken[".npy"] = status
+    with stream(url, tmp_path) as loader:
+        for _ in range(2):  # and again: what failed is asked for anew
+            with refused(code, naming=[url.rpartition("/plans")[0]]) as caught:
+                list(loader)
+            assert "\n" not in str(caught.value)
+    if not harm:
+        handler.broken.clear()
+        assert len(list(stream(url, tmp_path)))
+
+
+def test_data_without_blocks_of_their_own_are_refused(bucket, tmp_path):
+    url, sidecar = f"file://{bucket}/plans/plan.json", bucket / "data/web/train/blocks.json"
+    good = sidecar.read_text()
+    for text in (None, "{}", good.replace("0", "1", 1), (bucket / "data/code/train/blocks.json")):
+        sidecar.unlink()
+        if text is not None:
+            sidecar.write_text(text.read_text() if isinstance(text, Path) else text)
+        else:
+            with refused("E-BLOCKS", naming=["python -m loader blocks"]):
+                stream(url, tmp_path)
+            sidecar.write_text("{}")
+        with refused("E-BLOCKS"):
+            stream(url, tmp_path)
+    sidecar.write_text(good)
+    assert len(stream(url, tmp_path)) > 0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 7 * BLOCK])
+def test_a_cache_of_a_few_blocks_is_refused(bucket, tmp_path, cache_bytes):
+    with refused("E-CONFIG", naming=["cache_bytes"]):
+        stream(f"file://{bucket}/plans/plan.json", tmp_path, cache_bytes=cache_bytes)
+
+
+def test_a_shuffled_plan_needs_a_cache_that_holds_it(bucket, two_stages, tmp_path):
+    cfg = two_stages.cfg | {"shuffle": True}
+    save(resolve_plan(cfg), bucket)
+    url = f"file://{bucket}/plans/plan.json"
+    with refused("E-CONFIG", naming=["cache_bytes", "shuffle"]):
+        stream(url, tmp_path)
+    for found, local in zip(
+        stream(url, tmp_path, cache_bytes=10**5), open_loader(cfg), strict=True
+    ):
+        check_equal(found, local)
+
+
+def test_blocks_are_of_plans_in_stores_alone(two_stages, plan_file, tmp_path):
+    for cfg in (two_stages.cfg, plan_file, str(plan_file)):
+        with refused("E-CONFIG", naming=["cache_bytes"]):
+            build_loader(cfg, cache_bytes=LIMIT, cache_dir=tmp_path)
+
+
+def test_the_command_writes_blocks_beside_every_manifest(plan_file, bucket, tmp_path, capsys):
+    for old in bucket.rglob("blocks.json"):
+        old.unlink()
+    plan = bucket / "plans" / "plan.json"
+    assert main(["blocks", str(plan)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(list(bucket.rglob("blocks.json"))) == 6
+    assert len(stream(f"file://{plan}", tmp_path, cache_bytes=10**6)) > 0
+
+
+def test_a_forked_worker_is_refused_and_a_spawned_one_reads(bucket, two_stages, tmp_path):
+    torch_data = pytest.importorskip("loader.torch_data", reason="torch is not installed")
+    from torch.utils.data import DataLoader
+
+    url = f"file://{bucket}/plans/plan.json"
+    data = torch_data.StepDataset(url, cache_bytes=LIMIT, cache_dir=tmp_path / "cache")
+    forked = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(ConfigError, match="spawn"):
+        next(iter(forked))
+    spawned = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    check_equal(next(iter(spawned)), open_loader(two_stages.cfg).next())
+
+
+def test_processes_that_want_one_block_fetch_it_once(tmp_path):
+    cache, asked = BlockCache(tmp_path, 100), []
+
+    def fetch() -> bytes:
+        asked.append(1)
+        time.sleep(0.05)
+        return b"x"
+
+    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: cache.get(digest, fetch), range(4)))
+    assert (sum(found), len(asked)) == (1, 1)
+    assert cache.is_whole(digest)
