@@ -84,6 +84,9 @@ def setting(text: str) -> tuple[str, Any]:
     if name in keys:
         return name, keys[name].typed(value)
     table = keys.get(name.rpartition(".")[0])  # an entry of a table with free names
+    free = [key.name for key in keys.values() if key.annotation == dict[str, Any]]
+    if name.startswith(tuple(f"{above}." for above in free)):  # its entries may be tables
+        return name, Key(name, Any, None, "", False).typed(value)
     if table is None or get_origin(table.annotation) is not dict:
         return name, value
     return name, Key(name, get_args(table.annotation)[1], None, "", False).typed(value)

@@ -184,6 +184,15 @@ def test_set_takes_phases_as_the_toml_does() -> None:
     assert [phase.start_step for phase in run.loader.phases] == [5]
 
 
+def test_set_reads_fields_of_requests_with_the_types_of_toml_at_any_depth() -> None:
+    texts = ("top_k=7", "stop=['a']", "kwargs.thinking=false", "kwargs.deep.share=0.5", "mode=fast")
+    settings = dict(setting(f"oracle.http.extra_body.{text}") for text in texts)
+    table = Run(None, WHOLE | settings).config.oracle.http
+    assert table is not None
+    kwargs = {"thinking": False, "deep": {"share": 0.5}}
+    assert table.extra_body == {"top_k": 7, "stop": ("a",), "kwargs": kwargs, "mode": "fast"}
+
+
 URL = "s3://bucket/tree"
 # Arguments that take text. Any other one without choices and without a number is a path.
 TEXTS = {
