@@ -21,6 +21,7 @@ from loader.errors import ConfigError
 from loader.files.block_cache import BlockCache
 from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
+from loader.files.sealed import sealed
 from tests.loader.shared import open_loader
 from tests.refusals import refused
 
@@ -246,6 +247,9 @@ def test_data_without_blocks_of_their_own_are_refused(bucket, tmp_path):
             sidecar.write_text("{}")
         with refused("E-BLOCKS"):
             stream(url, tmp_path)
+    sidecar.write_text(json.dumps(sealed(json.loads(good) | {"manifest": "0" * 64})))
+    with refused("E-BLOCKS", naming=["0" * 64]):  # whole, but of another manifest
+        stream(url, tmp_path)
     sidecar.write_text(good)
     assert len(stream(url, tmp_path)) > 0
 
