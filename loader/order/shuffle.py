@@ -9,7 +9,7 @@ machine and under every numpy.
 import numpy as np
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 6
 
 
@@ -20,17 +20,26 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def mix64_array(x: np.ndarray) -> np.ndarray:
+    """`mix64` of every number of an array of uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def key_of(*parts: int) -> int:
     """One 64-bit key for a seed and what it is used for; the order of the parts matters."""
     key = 0
     for part in parts:
-        key = mix64((key + _GOLDEN + part) & _MASK)
+        key = mix64((key + GOLDEN + part) & _MASK)
     return key
 
 
 def hashes(key: int, counters: np.ndarray) -> np.ndarray:
     """A uniform hash of each counter under a key: uint64, shaped as `counters` (int64)."""
-    return _mix(np.uint64(key) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    return mix64_array(
+        np.uint64(key) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    )
 
 
 class Permutation:
@@ -54,11 +63,5 @@ class Permutation:
     def _network(self, x: np.ndarray) -> np.ndarray:
         left, right = x >> self._half, x & self._low
         for key in self._keys:
-            left, right = right, left ^ (_mix(right + key) & self._low)
+            left, right = right, left ^ (mix64_array(right + key) & self._low)
         return (left << self._half) | right
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loader.order.shuffle import GOLDEN, mix64_array
+
 NUM_COLUMNS = 1 << 18
 NUM_SCALARS = 4
 SCALAR_WEIGHT = 0.25
@@ -72,9 +74,9 @@ def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
     from scipy.sparse import csr_array
 
     ids, rows, num = _Joined.of(documents)
-    tokens = mixed(table.hashes[ids])
+    tokens = _mixed(table.hashes[ids])
     is_pair = rows[1:] == rows[:-1]
-    pairs = mixed(tokens[:-1] * _PAIR + tokens[1:])
+    pairs = _mixed(tokens[:-1] * _PAIR + tokens[1:])
     columns = np.concatenate([tokens, pairs[is_pair]]) >> np.uint64(64 - 18)
     places = np.concatenate([rows, rows[1:][is_pair]]) * NUM_COLUMNS + columns.astype(np.int64)
     places, counts = np.unique(places, return_counts=True)
@@ -86,9 +88,6 @@ def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
     return csr_array((data, *at), shape=(num, NUM_COLUMNS))
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele, Lea and Flood 2014) of uint64."""
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """SplitMix64 of uint64."""
+    return mix64_array(values + np.uint64(GOLDEN))

@@ -5,6 +5,7 @@ from typing import Unpack
 
 import numpy as np
 
+from loader.order.shuffle import GOLDEN, mix64_array
 from nmoe_core.curate.order.spacing import (
     Turn,
     by_cluster,
@@ -156,10 +157,7 @@ def related(
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    state = state * np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    return mix64_array(state * np.uint64(GOLDEN))
 
 
 def _blocks(members: np.ndarray, rows: np.ndarray, block: int) -> list[np.ndarray]:
