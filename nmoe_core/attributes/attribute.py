@@ -5,8 +5,7 @@ settings gives the rows of the texts that it has, and only new and changed texts
 Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -103,8 +102,7 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
             known = _known(path, old, attribute)
             rows = _Rows(attribute, chosen, known)
             parts = opened.documents, attribute.schema, rows.batches(opened)
-            with recording_drift(path):
-                write_attribute(path, attribute.name, made_from, *parts)
+            replace_rows(path, attribute.name, made_from, *parts)
             computed = rows.num_computed
     return made(path, changed=old is None or old.fingerprints != made_from, computed=computed)
 
@@ -117,14 +115,19 @@ def made(path: Path, **facts: int) -> Result:
     return Result(footer.digest, {**found, "path": str(path)})
 
 
-@contextmanager
-def recording_drift(path: Path) -> Iterator[None]:
-    """Where the rows of a file change inside, `{name}.drift.json` beside it then says how far each
-    column moved from the version before."""
+def replace_rows(
+    path: Path,
+    name: str,
+    fingerprints: Fingerprints,
+    documents: Documents,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> None:
+    """As `write_attribute`; where the rows of a file change, `{name}.drift.json` beside it then
+    says how far each column moved from the version before."""
     footer = find_footer(path)
     old = None if footer is None else read_attribute(path)
-    yield
-    digest = read_footer(path).digest
+    digest = write_attribute(path, name, fingerprints, documents, schema, batches)
     if old is not None and footer is not None and footer.digest != digest:
         new = read_attribute(path)
         found = {"digest": digest, "documents": new.num_rows, "drift": _drift(old, new)}

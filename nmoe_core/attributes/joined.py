@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
-from nmoe_core.attributes.attribute import made, open_shard_documents, recording_drift
-from nmoe_core.attributes.files import is_attribute_current, positions, write_attribute
+from nmoe_core.attributes.attribute import made, open_shard_documents, replace_rows
+from nmoe_core.attributes.files import is_attribute_current, positions
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import local_digest, sha256_json
@@ -66,8 +66,7 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
             places = positions(wanted, rows.column(key))
             own = rows.drop_columns([n for n in KEYS if n in rows.column_names]).take(places)
             batches = own.combine_chunks().to_batches()
-            with recording_drift(path):
-                write_attribute(path, files.name, made_from, documents, own.schema, batches)
+            replace_rows(path, files.name, made_from, documents, own.schema, batches)
     return made(path, changed=changed)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from loader.files.format import load_manifest
-from nmoe_core.attributes.attribute import open_shard_documents, recording_drift
+from nmoe_core.attributes.attribute import open_shard_documents, replace_rows
 from nmoe_core.attributes.files import (
     find_footer,
     read_attribute,
@@ -19,7 +19,6 @@ from nmoe_core.attributes.files import (
     rows_digest,
     stale,
     with_keys,
-    write_attribute,
 )
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.fingerprint import (
@@ -103,8 +102,7 @@ def _write(shard: ShardPaths, name: str, made_with: Fingerprints, rows: pa.Table
         if old is not None and old.digest == digest and old.fingerprints == made_from:
             return False
         batches = rows.combine_chunks().to_batches()
-        with recording_drift(path):
-            write_attribute(path, name, made_from, opened.documents, rows.schema, batches)
+        replace_rows(path, name, made_from, opened.documents, rows.schema, batches)
         return True
 
 

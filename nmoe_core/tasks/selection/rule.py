@@ -17,18 +17,8 @@ import pyarrow as pa
 
 from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
-from nmoe_core.attributes.attribute import (
-    ShardDocuments,
-    made,
-    open_shard_documents,
-    recording_drift,
-)
-from nmoe_core.attributes.files import (
-    is_attribute_current,
-    read_attribute,
-    read_footer,
-    write_attribute,
-)
+from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents, replace_rows
+from nmoe_core.attributes.files import is_attribute_current, read_attribute, read_footer
 from nmoe_core.attributes.where import Where, first_failures
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.docid import parse_doc_id
@@ -110,8 +100,7 @@ def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Resul
             )
             rows = pa.record_batch([pa.array(reasons == 0), pa.array(reasons)], schema=schema)
             documents = open_shard_documents(shard).documents
-            with recording_drift(path):
-                write_attribute(path, "selection", made_from, documents, schema, [rows])
+            replace_rows(path, "selection", made_from, documents, schema, [rows])
     keep = read_attribute(path, ["keep"]).column("keep")
     result = made(path, changed=changed)
     kept = int(keep.to_numpy().sum())
