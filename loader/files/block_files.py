@@ -9,7 +9,6 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,14 +53,10 @@ class BlockFiles(TokenFiles):
         self, manifests: Sequence[Manifest], urls: Sequence[str], store: StoreData, wraps: bool
     ) -> None:
         check_not_forked()
-        self.wraps = wraps
         self._paths = [m.shard_path(entry) for m in manifests for entry in m.shards]
         self._blocks = [b for m, url in zip(manifests, urls) for b in _blocks(m, url)]
         sizes = [block.num_bytes // block.integers.itemsize for block in self._blocks]
-        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
-        totals = [manifest.total_tokens for manifest in manifests]
-        self.source_starts = np.array([0, *accumulate(totals)], np.int64)
-        self._mapped: dict[int, np.ndarray] = {}
+        self._lay_out(manifests, sizes, wraps)
         in_cache = store.cache_bytes // max(block.num_bytes for block in self._blocks)
         if in_cache < (least := max(_LEAST_BLOCKS, 2 * len(manifests))):
             raise ConfigError(
@@ -94,18 +89,15 @@ class BlockFiles(TokenFiles):
         """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError where the store has
         no such file (E-SHARD-MISSING) or other content (E-BLOCK-CHECKSUM), PlanError where it does
         not answer (E-STORE)."""
-        found = self._mapped.pop(file, None)
-        if found is None:
-            found = self._map(file)
-            while len(self._mapped) >= self._max_mapped:
-                del self._mapped[next(iter(self._mapped))]
+        is_new = file not in self._mapped
+        found = super().tokens(file)
+        if is_new:
             self._num_used += 1
             self._touched[file] = self._num_used
             self._fill()
         elif self._num_used - self._touched[file] > self._touch_every:
             self._touched[file] = self._num_used
             self._cache.touch(self._blocks[file].digest)
-        self._mapped[file] = found
         return found
 
     def close(self) -> None:
@@ -132,10 +124,10 @@ class BlockFiles(TokenFiles):
         block = self._blocks[number]
         return self._cache.get(block.digest, lambda: _fetch(block))
 
-    def _map(self, number: int) -> np.ndarray:
+    def _map(self, file: int) -> np.ndarray:
         check_not_forked()
-        block, future = self._blocks[number], self._ahead.pop(number, None)
-        is_own = future.result() if future is not None else self._get(number)
+        block, future = self._blocks[file], self._ahead.pop(file, None)
+        is_own = future.result() if future is not None else self._get(file)
         for _ in range(_TRIES):
             try:
                 if is_own or self._cache.is_whole(block.digest):
@@ -145,7 +137,7 @@ class BlockFiles(TokenFiles):
                     return np.frombuffer(mapped, block.integers)
             except FileNotFoundError:
                 pass  # others needed its room
-            is_own = self._get(number)
+            is_own = self._get(file)
         return np.frombuffer(_fetch(block), block.integers)
 
 

@@ -5,14 +5,13 @@ against its file when it is first reached and mapped, not held, from then on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from loader.errors import FormatError
 from loader.files.format import Manifest, ShardEntry, check_index
 from loader.files.shard import INDEX_HEADER, IndexReader
-from loader.files.tokens import max_mapped
+from loader.files.tokens import max_mapped, starts_of
 
 IGNORE_INDEX = -100
 Spans = Sequence[np.ndarray]
@@ -28,8 +27,7 @@ class DocumentIndex:
         fetch: Callable[[Manifest, ShardEntry], None] | None = None,
     ) -> None:
         self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
-        sizes = [entry.num_tokens for _, entry in self._entries]
-        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
+        self.file_starts = starts_of([entry.num_tokens for _, entry in self._entries])
         self._fetch = fetch
         self._ends: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()

@@ -39,25 +39,31 @@ class TokenFiles:
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
-        self.wraps = wraps
         self._files = [_checked(m, entry) for m in manifests for entry in m.shards]
-        self._mapped: dict[int, np.ndarray] = {}
         self._max_mapped = max_mapped()
-        sizes = [file.num_tokens for file in self._files]
-        self.file_starts = np.array([0, *accumulate(sizes)], np.int64)
-        totals = [manifest.total_tokens for manifest in manifests]
-        self.source_starts = np.array([0, *accumulate(totals)], np.int64)
+        self._lay_out(manifests, [file.num_tokens for file in self._files], wraps)
+
+    def _lay_out(
+        self, manifests: Sequence[Manifest], file_tokens: Sequence[int], wraps: bool
+    ) -> None:
+        self.wraps = wraps
+        self.file_starts = starts_of(file_tokens)
+        self.source_starts = starts_of([manifest.total_tokens for manifest in manifests])
+        self._mapped: dict[int, np.ndarray] = {}
 
     def tokens(self, file: int) -> np.ndarray:
         """All tokens of a file: uint32 or uint16 `[num_tokens]`, mapped read-only. Raises
         FormatError where it is not the one that was checked (E-SHARD-CHANGED)."""
         found = self._mapped.pop(file, None)
         if found is None:
-            found = _map(self._files[file])
-            if len(self._mapped) >= self._max_mapped:
+            found = self._map(file)
+            while len(self._mapped) >= self._max_mapped:
                 del self._mapped[next(iter(self._mapped))]
         self._mapped[file] = found  # last in, so that the first is the longest unused
         return found
+
+    def _map(self, file: int) -> np.ndarray:
+        return _mapped(self._files[file])
 
     def paths(self) -> list[Path]:
         """The path of every file, by its number."""
@@ -96,6 +102,12 @@ class TokenFiles:
         self._mapped.clear()
 
 
+def starts_of(sizes: Sequence[int]) -> np.ndarray:
+    """Position of the first token of each of several runs end to end, and the end: int64
+    `[len(sizes) + 1]`."""
+    return np.array([0, *accumulate(sizes)], np.int64)
+
+
 def max_mapped() -> int:
     """Maximum number of mapped files: a quarter of the limit on open files, 16 to 4,096."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -128,7 +140,7 @@ def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
     return _File(str(path), offset_bytes, num_tokens, integers, size_bytes, modified_ns)
 
 
-def _map(file: _File) -> np.ndarray:
+def _mapped(file: _File) -> np.ndarray:
     if not file.num_tokens:
         return np.empty(0, file.integers)
     try:

@@ -157,11 +157,18 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
                 return manifest
         except FormatError:
             pass  # a damaged copy is made again
+    if not fetch_whole(url, local):
+        raise uncommitted(url)
+    return load_manifest(local)
+
+
+def fetch_whole(url: str, local: Path) -> bool:
+    """Copy a file to its place in one step; False where there is none. Raises as `copy`."""
     part = _beside(local, ".part")
     if not copy(url, part):
-        raise uncommitted(url)
+        return False
     os.replace(part, local)
-    return load_manifest(local)
+    return True
 
 
 def uncommitted(url: str) -> FormatError:

@@ -13,10 +13,9 @@ from loader.files.addresses import join
 from loader.files.block_files import StoreData
 from loader.files.blocks import BLOCKS_NAME, read_blocks
 from loader.files.format import Manifest, load_manifest, resolve_inside
-from loader.files.store import copy
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
-from loader.plan.remote import fetch_manifests
+from loader.plan.remote import fetch_manifests, fetch_whole
 
 
 def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
@@ -47,8 +46,7 @@ def _fetch_blocks(directory: str, manifest: Manifest) -> None:
     try:
         read_blocks(local, manifest)
     except FormatError:
-        part = local.with_name(".blocks.part")
-        if not copy(url, part):
+        if not fetch_whole(url, local):
             raise FormatError(
                 "the data have no blocks, so they cannot be read in parts",
                 where=url,
@@ -56,5 +54,4 @@ def _fetch_blocks(directory: str, manifest: Manifest) -> None:
                 " cache_bytes out",
                 code="E-BLOCKS",
             ) from None
-        os.replace(part, local)
         read_blocks(local, manifest, url)
