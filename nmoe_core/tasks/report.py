@@ -130,7 +130,8 @@ def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int =
     from nmoe_core.attributes.files import numbers, read_attribute
 
     table = read_attribute(run.tree.shard(source, bucket).attribute(name))
-    column = next((n for n, values in numbers(table).items() if len(set(values)) > 1), None)
+    found = numbers(table).items()
+    column = next((n for n, values in found if len(values) and values.min() != values.max()), None)
     if column is None:
         return []
     rows = table.select(["doc_id", column]).to_pylist()
