@@ -35,6 +35,7 @@ def main() -> None:
     corpus_help = "directory of JSONL files to read besides installed text (or NMOE_BENCH_CORPUS)"
     parser.add_argument("--corpus", type=Path, help=corpus_help)
     parser.add_argument("--size-mb", type=int, default=300)
+    parser.add_argument("--documents", choices=("all", "short", "long"), default="all")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -42,8 +43,8 @@ def main() -> None:
     directory = arguments.directory.resolve()
     named = os.environ.get("NMOE_BENCH_CORPUS")
     corpus = arguments.corpus or (Path(named) if named else None)
-    path = directory / "input" / f"{arguments.size_mb}.jsonl"
-    size_bytes = write_corpus(path, arguments.size_mb * 10**6, corpus)
+    path = directory / "input" / f"{arguments.documents}-{arguments.size_mb}.jsonl"
+    size_bytes = write_corpus(path, arguments.size_mb * 10**6, corpus, arguments.documents)
     print(f"{size_bytes / 1e6:.1f} MB of text, {os.cpu_count()} cores", flush=True)
     table: list[list[object]] = []
     if "engines" in arguments.parts:

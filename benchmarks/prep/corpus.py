@@ -22,11 +22,13 @@ from nmoe_core.sources.records import Reading, Record
 
 _SUFFIXES = {".py", ".pyi", ".md", ".rst", ".txt", ".html", ".h", ".c", ".tex", ".po", ".js"}
 _NAMES = {"METADATA", "copyright", "README", "NEWS"}
+LONG_CHARS = 4000
 _MAX_FILE_BYTES = 1_000_000
 
 
-def write_corpus(path: Path, max_bytes: int, directory: Path | None) -> int:
-    """Write about `max_bytes` of text, once; return the UTF-8 bytes of text written.
+def write_corpus(path: Path, max_bytes: int, directory: Path | None, part: str = "all") -> int:
+    """Write about `max_bytes` of text, once; return the UTF-8 bytes of text written; `part` may be
+    the `short` or the `long` documents.
 
     A directory of corpora gives as much as it has, up to two thirds.
     """
@@ -39,6 +41,8 @@ def write_corpus(path: Path, max_bytes: int, directory: Path | None) -> int:
     size_bytes = 0
     for share, texts in ((0.67, _corpora(directory)), (1.0, _installed())):
         for text in texts:
+            if part != "all" and (part == "long") != (len(text) >= LONG_CHARS):
+                continue
             digest = hashlib.sha256(text.encode()).digest()
             if digest in seen:
                 continue

@@ -83,6 +83,24 @@ def floor(path: Path, engine: str) -> Measured:
     return run([sys.executable, "-m", "benchmarks.prep.floor", path, engine, out])
 
 
+def growth_floor(path: Path) -> Measured:
+    """One process: read and hash the file; read, hash, write and hash again what was made of it."""
+    return run([sys.executable, "-m", "benchmarks.prep.growth_floor", path, path.parent / "out"])
+
+
+def grown(path: Path, engine: str) -> Measured:
+    """Prep after one document in a hundred changed, in the place of the whole file's shards."""
+    before = path.read_bytes()
+    ours(path, engine)
+    lines = before.splitlines(keepends=True)
+    lines[::100] = [line[:-3] + b' changed"}\n' for line in lines[::100]]
+    path.write_bytes(b"".join(lines))
+    try:
+        return ours(path, engine, fresh=False)
+    finally:
+        path.write_bytes(before)
+
+
 def ours(path: Path, engine: str, *options: str, fresh: bool = True, workers: int = 2) -> Measured:
     """Prep of the file into `out` beside it: read, normalise, tokenise, hash, write, commit."""
     out = path.parent / "out"

@@ -7,7 +7,10 @@ rules are bit-exact contracts with other tools that read the same trees; see doc
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from nmoe_core.base.errors import FormatError
 
@@ -44,6 +47,13 @@ def parse_doc_id(text: str) -> DocId:
 def bucket_of(ingest_id: str, num_shards: int) -> int:
     """Shard of a document: first 16 hex digits of the MD5 of its ingest id, modulo `num_shards`."""
     return int(_md5(ingest_id)[:16], 16) % num_shards
+
+
+def buckets_of(ingest_ids: Iterable[str], num_shards: int) -> np.ndarray:
+    """`bucket_of` of each id: int64 `[ids]`."""
+    digests = [hashlib.md5(i.encode(), usedforsecurity=False).digest() for i in ingest_ids]
+    firsts = np.frombuffer(b"".join(digests), ">u8")[::2]
+    return (firsts % num_shards).astype(np.int64)
 
 
 def split_of(doc_id: str) -> str:

@@ -35,8 +35,11 @@ def sha256_file(path: Path) -> str:
 
     Reads are large, so that a hashing thread seldom waits for the interpreter's lock.
     """
-    digest, piece = hashlib.sha256(), memoryview(bytearray(_READ_BYTES))
+    digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
+        # To clear a large buffer takes longer than to hash a small file.
+        size_bytes = os.fstat(file.fileno()).st_size
+        piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
         while size := file.readinto(piece):
             digest.update(piece[:size])
     return digest.hexdigest()

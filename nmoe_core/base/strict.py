@@ -1,6 +1,8 @@
 """Strict configuration tables: unknown keys, wrong types and missing fields are one clear error."""
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,10 +23,18 @@ Model = TypeVar("Model", bound=StrictModel)
 
 
 def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
-    """Check a table against its model. Raises ConfigError, which names the first offending key and
-    its value, and for an unknown key (E-CONFIG-KEY) the nearest known one."""
+    """Check a table against its model. Raises as `refusing`."""
+    with refusing(model, where):
+        return model.model_validate(with_tuples(value))
+
+
+@contextmanager
+def refusing(model: type[BaseModel], where: object) -> Iterator[None]:
+    """Turn what pydantic finds in a table into one ConfigError, which names the first offending key
+    and its value, and for an unknown key (E-CONFIG-KEY) the nearest known one."""
     try:
-        return model.model_validate(_with_tuples(value))
+        yield
+        return
     except ValidationError as error:
         first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -43,11 +53,11 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
     raise ConfigError(what, where=where, found=found if key else None, code=code) from None
 
 
-def _with_tuples(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     """Lists of TOML as tuples, which frozen tables hold."""
     if isinstance(value, dict):
-        return {key: _with_tuples(item) for key, item in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+        return {key: with_tuples(item) for key, item in value.items()}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:

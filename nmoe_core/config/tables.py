@@ -44,22 +44,17 @@ IS_LOCAL = AfterValidator(_local)
 PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), IS_LOCAL]
 
 
-class PrepTable(StrictModel):
-    """`[prep]`: text to token shards."""
+class ShardKeys(StrictModel):
+    """Keys of `[prep]` that the shards of every split are made by."""
 
     num_shards: int = Field(default=64, ge=1, le=9999)
     """Shards of the training split."""
-    num_valid_shards: int = Field(default=1, ge=1, le=9999)
     tokens_per_shard: int = Field(default=DEFAULT_TOKENS_PER_SHARD, ge=2)
     """Maximum tokens in one shard file."""
     min_doc_tokens: int = Field(default=10, ge=1)
     """Shorter documents are left out."""
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
     """Longer documents are cut."""
-    max_tokens: str | int = "flow"
-    """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
-    workers: int = Field(default=1, ge=1, le=4096)
-    """Processes; the bytes do not depend on it."""
     engine: Engine = "auto"
     """Tokenizer library; the ids are the same, the speed is not."""
     eos_token: str | int = "auto"
@@ -74,6 +69,16 @@ class PrepTable(StrictModel):
     """Take over the tokens of texts that the split holds already."""
     keep_versions: int = Field(default=1, ge=0)
     """Earlier versions of a split that are kept when it is replaced whole."""
+
+
+class PrepTable(ShardKeys):
+    """`[prep]`: text to token shards."""
+
+    num_valid_shards: int = Field(default=1, ge=1, le=9999)
+    max_tokens: str | int = "flow"
+    """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
+    workers: int = Field(default=1, ge=1, le=4096)
+    """Processes; the bytes do not depend on it."""
 
     @field_validator("max_tokens")
     @classmethod

@@ -85,7 +85,7 @@ def _said(key: str, value: Any) -> Any:
 
 
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    """Refuse a pass that was begun with other inputs, but for a smaller budget (E-PREP-CHANGED)."""
+    """Refuse to go on with a pass of other inputs (E-PREP-CHANGED), except of a smaller budget."""
     if (entry := journal.read()) is None:
         return
     there, wanted = _by_name(entry), _by_name(identity)

@@ -4,7 +4,7 @@ A source that several stages use is prepared once, for the sum of their quotas: 
 are views on `{data_root}/{source}/{split}`, never copies.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
@@ -12,13 +12,11 @@ from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.run import Run
-from nmoe_core.config.tables import PrepTable, parse_count
+from nmoe_core.config.tables import ShardKeys, parse_count
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
 
 SPLITS = ("train", "valid")
-# Keys of [prep] that prep takes as they are.
-_SHARED = PrepTable.model_fields.keys() & {field.name for field in fields(PrepSettings)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
     prep, config = run.config.prep, run.config
     is_train = split == "train"
-    shared: dict[str, Any] = {key: getattr(prep, key) for key in _SHARED}
+    shared: dict[str, Any] = {key: getattr(prep, key) for key in ShardKeys.model_fields}
     shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards
     shared["max_tokens"] = source.max_tokens if is_train else None
     shared["eos_token"] = run.tokenizer.eos_token

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,20 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.compute.api import Map
+from nmoe_core.prep.growth.append import Appender
+from nmoe_core.prep.growth.known import KnownDocuments
+from nmoe_core.prep.growth.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.kept_columns import KeptColumns, seal_columns
-from nmoe_core.prep.known import KNOWN_NAME, old_shards, write_table
 from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
+from nmoe_core.shards.lines import LINES_NAME, StagedLines
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import START, Block, Position
 from nmoe_core.text.normalise import NORMALIZER
 
@@ -68,6 +71,7 @@ class Pass:
         self.writers: dict[int, ShardWriter] = {}
         state = None if entry is None else entry.get("columns")
         self.columns = KeptColumns(plan.split.source, journal.directory, plan.wanted, state)
+        self.lines = StagedLines(journal.directory / "lines", {})
         self._checksums: dict[int, list[str]] = {}
         self._columns_info: dict[int, dict[str, str]] = {}
         try:
@@ -76,6 +80,9 @@ class Pass:
                 final, staged = plan.split_dir / name, journal.directory / name
                 state = None if entry is None else entry["shards"][str(bucket)]
                 self.writers[bucket] = ShardWriter(final, plan.fmt, size, staged, state)
+            self.lines = StagedLines(self.lines.directory, self._num_documents())
+            known = KnownDocuments(journal.directory / KNOWN_NAME)
+            self.appender = Appender(self.writers, self.lines, self.columns, known)
         except BaseException:
             self.suspend()
             raise
@@ -97,6 +104,7 @@ class Pass:
                 blocks.close()
                 break
             self.journal.commit_if_due(self.entry, self.flush)
+        self.appender.copy_all()
         self.counts.is_complete = True
         self._judge_bad(at_end=True)
         if self.plan.settings.needs_columns:
@@ -108,12 +116,14 @@ class Pass:
         tables.mkdir(parents=True, exist_ok=True)
         for path in tables.iterdir():  # of an interrupted run
             path.unlink()
-        shards = old_shards(plan.old_dir, tables, plan.fmt) if plan.settings.reuse else []
+        shards = []
+        if plan.settings.reuse:
+            shards = old_shards(plan.old_dir, tables, plan.settings, plan.fmt)
         if not plan.is_of_all_shards and plan.budget is None:
             made = {shard_dir_name(bucket) for bucket in plan.wanted}
-            shards = [shard for shard in shards if shard.directory.name in made]
-        for _ in pool(write_table, shards):
-            pass
+            shards = [shard for shard in shards if shard.table.stem in made]
+        if shards:
+            join_tables(tables, shards, list(pool(write_table, shards)))
 
     def seal(self, pool: Map) -> None:
         """Finish the files and make them durable, in the pool."""
@@ -124,11 +134,13 @@ class Pass:
 
     def commit(self) -> None:
         """Swap in the sealed shards, one after the other."""
+        self.lines.suspend()
         for bucket, checksums in self._checksums.items():
             old_dir = self.plan.old_dir / shard_dir_name(bucket)
-            self.writers[bucket].commit(
-                checksums, self.plan.fingerprints, self._source_info(bucket), old_dir
-            )
+            writer = self.writers[bucket]
+            if self.lines.are_kept:
+                writer.add_file(LINES_NAME, self.lines.sealed(bucket, checksums))
+            writer.commit(checksums, self.plan.fingerprints, self._source_info(bucket), old_dir)
 
     def entry(self) -> dict[str, Any]:
         """The state, for the journal."""
@@ -147,13 +159,13 @@ class Pass:
         for writer in self.writers.values():
             writer.suspend()
         self.columns.suspend()
+        self.lines.suspend()
 
     def report(self) -> PrepReport:
         """Summary of the pass."""
-        states = [state for writer in self.writers.values() for state in writer.state]
         return PrepReport(
-            num_documents=sum(num_documents for _, num_documents, _ in states),
-            num_tokens=sum(num_tokens for num_tokens, _, _ in states),
+            num_documents=self.appender.num_documents,
+            num_tokens=self.appender.num_tokens,
             num_text_bytes=self.counts.num_text_bytes,
             documents_tokenized=self.documents_tokenized,
             documents_reused=self.documents_reused,
@@ -162,6 +174,13 @@ class Pass:
             bad_examples=self.counts.bad_examples,
             made=list(self.plan.wanted),
         )
+
+    def _num_documents(self) -> dict[int, int]:
+        """Documents so far in each shard whose lines are kept."""
+        source = self.plan.split.source
+        if source.reading.kept or not isinstance(source, JsonlSource):
+            return {}
+        return {b: sum(n for _, n, _ in writer.state) for b, writer in self.writers.items()}
 
     def _blocks(self) -> Iterator[Block]:
         if self.counts.is_complete:
@@ -180,7 +199,7 @@ class Pass:
             counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
         if stop:
             self.columns.see(block.kept, block.end.row)
-        self._write(block, stop)
+        self.appender.add(block, stop)
         outcomes = columns.outcomes[:stop]
         np.add.at(self.outcomes, (columns.buckets[:stop], outcomes), 1)
         self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))
@@ -195,28 +214,6 @@ class Pass:
         counts.bad_examples += block.bad[: min(num_bad, _NUM_EXAMPLES - len(counts.bad_examples))]
         counts.size_bytes += block.size_bytes
         counts.position = block.end
-
-    def _write(self, block: TokenizedBlock, stop: int) -> None:
-        """Append the documents among the first `stop` records to their shards."""
-        columns, tokens, ids = block.columns, block.tokens, memoryview(block.ids)
-        stored = np.flatnonzero(columns.id_bytes)
-        stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
-        num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]
-        token_ends = [0, *np.cumsum(num_tokens).tolist()]
-        id_ends = [0, *np.cumsum(id_bytes).tolist()]
-        firsts = np.flatnonzero(np.diff(columns.buckets[stored], prepend=-1)).tolist()
-        for first, last in pairwise([*firsts, len(stored)]):
-            bucket = int(columns.buckets[stored[first]])
-            # A budget may end inside the block.
-            last = first + int(np.searchsorted(stored[first:last], stop))
-            if last > first:
-                self.writers[bucket].add_batch(
-                    tokens[token_ends[first] : token_ends[last]],
-                    num_tokens[first:last],
-                    ids[id_ends[first] : id_ends[last]],
-                    id_bytes[first:last],
-                )
-                self.columns.add(bucket, block.kept, first, last)
 
     def _judge_bad(self, at_end: bool) -> None:
         settings = self.plan.settings
@@ -234,14 +231,14 @@ class Pass:
 
     def flush(self) -> list[int]:
         """Hand all files to the system; return duplicate descriptors of them."""
+        self.appender.copy_all()
         files = [file for writer in self.writers.values() for file in writer.flush()]
-        return files + self.columns.flush()
+        return files + self.columns.flush() + self.lines.flush()
 
     def _progress(self, total_bytes: int | None, seconds: float) -> PrepProgress:
-        states = [state for writer in self.writers.values() for state in writer.state]
         return PrepProgress(
-            documents=sum(state[1] for state in states),
-            tokens=sum(state[0] for state in states),
+            documents=self.appender.num_documents,
+            tokens=self.appender.num_tokens,
             size_bytes=self.counts.size_bytes,
             total_bytes=total_bytes,
             seconds=seconds,

@@ -9,15 +9,17 @@ a second run does nothing. `run` opens the source; input that cannot be read is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from loader.files.addresses import local_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.strict import validate
+from nmoe_core.base.strict import refusing, validate, with_tuples
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
@@ -109,26 +111,24 @@ def create_source(kind: str, **fields: Any) -> HuggingFaceSource | _FileSource:
     return _KINDS[kind](**fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepConfig(PrepSettings):
     """Settings of the shards (see `PrepSettings`), their directory, and the workers. Raises
-    ConfigError: a value is out of range."""
+    ConfigError: an unknown key, or a value that its key cannot have."""
 
     output_dir: str | PathLike[str]
     """The split's directory, which will hold `manifest.json`."""
     dataset_name: str
     """Source name: letters, digits and underscores."""
-    num_workers: int = 1
+    num_workers: int = Field(default=1, ge=1)
     """Processes; the bytes do not depend on it."""
     force: bool = False
     """Make shards again that are there."""
 
-    def __post_init__(self) -> None:
-        PrepSettings.__post_init__(self)
-        if self.num_workers < 1:
-            raise ConfigError(
-                "num_workers is out of range", found=self.num_workers, expected="1 or more"
-            )
+    if not TYPE_CHECKING:  # for a type checker, the arguments are the fields
+
+        def __init__(self, **values: Any) -> None:
+            with refusing(type(self), "PrepConfig"):
+                super().__init__(**with_tuples(values))
 
 
 class ParallelPrepPipeline:
@@ -159,13 +159,13 @@ class ParallelPrepPipeline:
         """Make the shards that are not there yet; return the committed manifest. Raises NmoeError:
         the source cannot be read, the output is another run's, or a record is bad; nothing
         half-made is left under the output's name."""
-        settings = replace(
-            self.config,
-            name=self.spec.id,
-            reading_digest=self.spec.reading_digest("train"),
-            columns=self.spec.columns or (),
-            compute=ComputeTable(workers=self.config.num_workers),
-        )
+        changes = {
+            "name": self.spec.id,
+            "reading_digest": self.spec.reading_digest("train"),
+            "columns": self.spec.columns or (),
+            "compute": ComputeTable(workers=self.config.num_workers),
+        }
+        settings = self.config.model_copy(update=changes)
         output = local_path(self.config.output_dir, "output_dir").resolve()
         split = open_source(self.spec, Path.cwd(), "train")
         existing: Existing = "remake" if self.config.force else "grow"

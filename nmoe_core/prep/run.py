@@ -30,8 +30,9 @@ from nmoe_core.prep.existing import (
     retire_beside,
     swap_in,
 )
+from nmoe_core.prep.growth.known import KnownDocuments
+from nmoe_core.prep.growth.tables import KNOWN_NAME
 from nmoe_core.prep.journal import STAGING_NAME, Journal
-from nmoe_core.prep.known import KNOWN_NAME, KnownTokens
 from nmoe_core.prep.one_pass import Pass
 from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.progress import Progress
@@ -53,6 +54,7 @@ from nmoe_core.shards.manifest import (
     shard_dir_name,
 )
 from nmoe_core.sources.records import Rows, Split
+from nmoe_core.text.tokenizer import load_tokenizer
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
@@ -139,7 +141,7 @@ def prep_shards(
             raise
         # The engine may have differed on texts before the one that a sample found.
         _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
-        exact = replace(settings, engine="reference", reuse=False)
+        exact = settings.model_copy(update={"engine": "reference", "reuse": False})
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
     report.skipped = current
     return report
@@ -153,8 +155,9 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
         refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
     buckets, count_all = frozenset(plan.wanted), plan.budget is not None
-    known = KnownTokens(split_dir, journal.directory / KNOWN_NAME)
+    known = KnownDocuments(journal.directory / KNOWN_NAME)
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
+    load_tokenizer(plan.settings.chosen).load()
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:

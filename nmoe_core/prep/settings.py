@@ -5,12 +5,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field
+
 from loader.plan.settings import DEFAULT_TOKENIZER, Vocabulary
-from nmoe_core.base.errors import ConfigError, TokenizerError
+from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD, Dtype, Engine, TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.compute.api import HERE
-from nmoe_core.config.tables import ComputeTable
+from nmoe_core.config.tables import ComputeTable, ShardKeys
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.sources.records import OnError
 from nmoe_core.text.normalise import NORMALIZER
@@ -22,28 +24,15 @@ _IN_THE_BYTES = (
     *("name", "version", "tokenizer", "num_shards", "tokens_per_shard", "min_doc_tokens"),
     *("max_doc_tokens", "max_tokens", "on_error", "reading_digest"),
 )
-_COUNTS = ("num_shards", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens", "max_tokens")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepSettings:
-    """Everything besides the source that decides the bytes of its shards; and how they are made.
-    Raises ConfigError: a number is below 1."""
+class PrepSettings(ShardKeys):
+    """Everything besides the source that decides the bytes of its shards; and how they are made."""
 
     name: str = ""
     """Source name: letters, digits and underscores."""
-    version: str = "v1"
-    """Part of the file names."""
     tokenizer: str = DEFAULT_TOKENIZER
-    num_shards: int = 64
-    """Buckets that documents are hashed into."""
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD
-    """Maximum tokens in one shard file."""
-    min_doc_tokens: int = 10
-    """Shorter documents are left out."""
-    max_doc_tokens: int = 1_000_000
-    """Longer documents are cut."""
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
     """Total, EOS tokens included; prep stops after the document that reaches it. None: all."""
     on_error: OnError = "fail"
     max_bad_share: float = 0.001
@@ -53,31 +42,14 @@ class PrepSettings:
     vocab_size: int | None = None
     """Refused unless it is the tokenizer's; so is `eos_token_id`."""
     eos_token_id: int | None = None
-    engine: Engine = "auto"
-    """Same ids, other speed."""
-    eos_token: str | int = "auto"
-    """Token that ends each document, by name or id; `auto`: the tokenizer's own."""
-    bos_token: str | int = "none"
-    """Token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
-    dtype: Dtype = "uint32"
-    """Integers of shard files; `auto`: uint16 where every id fits."""
     columns: tuple[str, ...] = ()
     """Fields of the source that are kept beside the documents."""
     needs_columns: bool = True
     """Whether a column that no record has is refused; else it is null."""
     vocabulary: Vocabulary = _OWN
     """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
-    reuse: bool = True
-    """Take over the tokens of texts that the split holds already."""
-    keep_versions: int = 1
-    """Earlier versions of a split that are kept when it is replaced whole."""
     compute: ComputeTable = HERE
     """The pool that tokenises blocks; the bytes do not depend on it."""
-
-    def __post_init__(self) -> None:
-        for key in _COUNTS:
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ConfigError(f"{key} is out of range", found=value, expected="1 or more")
 
     def identity(self) -> dict[str, Any]:
         """Values that the bytes depend on: settings, normaliser, Unicode tables."""

@@ -7,18 +7,19 @@ pieces, as far as `max_doc_tokens`.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from nmoe_core.base.docid import bucket_of
+from nmoe_core.base.docid import buckets_of
 from nmoe_core.base.errors import FormatError
-from nmoe_core.prep.known import KnownTokens
+from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
+from nmoe_core.prep.read import read_block
 from nmoe_core.prep.settings import PrepSettings, shard_format
-from nmoe_core.shards.manifest import shard_dir_name
+from nmoe_core.shards.lines import LINE_ROW
 from nmoe_core.shards.shard_file import id_line
 from nmoe_core.sources.kept import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
@@ -47,6 +48,15 @@ class Columns:
     """int64: bytes of its line of ids; 0 unless it is stored here."""
     are_replaced: np.ndarray
     """bool: whether bytes of the record were replaced."""
+    numbers: np.ndarray
+    """int64: number of the known document that is copied whole, else -1."""
+
+    def merged(self, others: "Columns") -> "Columns":
+        """These records and others, by row."""
+        order = np.argsort(np.concatenate([self.rows, others.rows]), kind="stable")
+        names = (one.name for one in fields(Columns))
+        pairs = ((getattr(self, name), getattr(others, name)) for name in names)
+        return Columns(*(np.concatenate(pair)[order] for pair in pairs))
 
 
 @dataclass(slots=True)
@@ -59,9 +69,11 @@ class TokenizedBlock:
     columns: Columns
     tokens: np.ndarray
     """In the integers of the shards: ids of the stored documents with their BOS and EOS, by shard,
-    in order in each."""
+    in order in each; without those that are copied whole."""
     ids: bytes
     """Their lines of ids in the same order."""
+    lines: np.ndarray
+    """LINE_ROW: their rows in the same order."""
     num_tokenized: int
     num_known: int
     """Documents whose tokens were taken over."""
@@ -79,6 +91,7 @@ class _Stored(NamedTuple):
     line: bytes
     record: int
     """Its number among the records."""
+    text_bytes: int
 
 
 class BlockTokenizer(NamedTuple):
@@ -93,8 +106,8 @@ class BlockTokenizer(NamedTuple):
     """Whether a token budget needs the lengths of documents of other shards."""
     integers: np.dtype
     """Of the tokens in shard files."""
-    known: KnownTokens | None
-    """Tokens that the split holds already."""
+    known: KnownDocuments | None
+    """Documents that the split holds already."""
 
 
 def open_tokenizer(
@@ -102,7 +115,7 @@ def open_tokenizer(
     rows: Rows,
     buckets: frozenset[int],
     count_all: bool,
-    known: KnownTokens | None,
+    known: KnownDocuments | None,
 ) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
     tokenizer, integers = load_tokenizer(settings.chosen), shard_format(settings).integers
@@ -119,21 +132,12 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         FormatError: Tokens that no shard may hold (E-SHARD-DOCUMENT).
         SourceError: The block cannot be read.
     """
-    start, end = block.start, block.end
-    rows, records, kept = worker.rows, [], None
-    if rows.overlaps(start.row, end.row):
-        records = list(block.records())
-        if worker.settings.columns:
-            kept = block.kept(records)
-    if rows != Rows():
-        wanted = [i for i, record in enumerate(records) if record.row in rows]
-        records = [records[i] for i in wanted]
-        kept = kept and kept.take(wanted)
-    columns = _columns(worker, records)
-    bad = [str(record) for record in records if isinstance(record, BadRecord)]
+    read = read_block(block, worker.rows, worker.known)
+    columns, match = _columns(worker, read.records), read.match
+    bad = [str(record) for record in read.records if isinstance(record, BadRecord)]
     wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
-    chosen = [(i, record) for i in wanted if isinstance(record := records[i], Record)]
-    del records
+    chosen = [(i, record) for i in wanted if isinstance(record := read.records[i], Record)]
+    read.records.clear()
     stored: list[_Stored] = []
     num_text_bytes = num_known = 0
     while chosen:
@@ -141,19 +145,43 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         counts = _tokenize(worker, batch, columns, stored)
         num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
     tokens, ids = _by_shard(worker, stored)
-    kept = kept and kept.take([document.record for document in stored])
+    order = [document.record for document in stored]
+    lines = np.empty(len(stored), LINE_ROW)
+    lines["key"], lines["text_bytes"] = read.keys[order], [one.text_bytes for one in stored]
+    if match is not None:
+        whole = _whole(worker, block, match)
+        is_here = whole.outcomes == KEPT
+        num_text_bytes += int(match.text_bytes[is_here].sum())
+        num_known += int(is_here.sum())
+        columns = columns.merged(whole)
     return TokenizedBlock(
-        start=start,
-        end=end,
+        start=block.start,
+        end=block.end,
         size_bytes=block.size_bytes,
         columns=columns,
         tokens=tokens,
         ids=ids,
+        lines=lines,
         num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()) - num_known,
         num_known=num_known,
         num_text_bytes=num_text_bytes,
         bad=bad,
-        kept=kept,
+        kept=read.kept and read.kept.take(order),
+    )
+
+
+def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
+    """Columns of the documents that are copied whole."""
+    is_asked = np.isin(match.buckets, list(worker.buckets))
+    is_counted = is_asked | worker.count_all
+    return Columns(
+        rows=match.lines + block.start.row,
+        outcomes=np.where(is_counted, KEPT, ELSEWHERE).astype(np.uint8),
+        buckets=match.buckets,
+        num_tokens=np.where(is_counted, match.num_tokens, 0),
+        id_bytes=np.where(is_asked, match.id_bytes, 0),
+        are_replaced=np.zeros(len(is_asked), np.bool_),
+        numbers=match.numbers,
     )
 
 
@@ -180,9 +208,9 @@ def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[np.ndarray
 def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> Columns:
     """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
     num_shards = worker.settings.num_shards
-    # Lists first: an entry of an array costs three times as much to set.
-    found = [bucket_of(r.id, num_shards) if isinstance(r, Record) else -1 for r in records]
-    buckets = np.array(found, np.int32)
+    are_read = np.array([isinstance(record, Record) for record in records], np.bool_)
+    buckets = np.full(len(records), -1, np.int32)
+    buckets[are_read] = buckets_of((r.id for r in records if isinstance(r, Record)), num_shards)
     outcomes = np.where(buckets < 0, BAD, KEPT).astype(np.uint8)
     if not worker.count_all and len(worker.buckets) < num_shards:
         outcomes[(buckets >= 0) & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
@@ -190,13 +218,13 @@ def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> C
     are_replaced = np.array(replaced, np.bool_)
     rows = np.fromiter((record.row for record in records), np.int64, len(records))
     zeros = np.zeros(len(records), np.int64)
-    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced)
+    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1)
 
 
 def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
     """Take documents off the front, as many as one call tokenises: a long one goes alone."""
-    ends = accumulate(len(record.text) for _, record in chosen)
-    fitting = sum(1 for _ in takewhile(lambda end: end <= _BATCH_CHARS, ends))
+    ends = np.cumsum([len(record.text) for _, record in chosen])
+    fitting = int(np.searchsorted(ends, _BATCH_CHARS, side="right"))
     batch = chosen[: max(fitting, 1)]
     del chosen[: len(batch)]
     return batch
@@ -209,22 +237,22 @@ def _tokenize(
     were known."""
     texts, encoded = normalize_batch([record.text for _, record in batch])
     documents = [
-        (i, record.id, hashlib.sha256(payload).hexdigest(), len(payload) > 0)
+        (i, record.id, hashlib.sha256(payload).hexdigest(), len(payload))
         for (i, record), payload in zip(batch, encoded)
     ]
     batch.clear()
     num_bytes = sum(map(len, encoded))
-    known = _known(worker, documents, columns)
+    known = _known(worker, documents)
     if known:
         new = [place for place in range(len(texts)) if place not in known]
         texts, encoded = [texts[place] for place in new], [encoded[place] for place in new]
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     encoded_ids = iter(_encode(worker, texts, encoded))
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
-    for place, (i, ingest_id, digest, has_text) in enumerate(documents):
+    for place, (i, ingest_id, digest, text_bytes) in enumerate(documents):
         ids = known[place] if place in known else next(encoded_ids)
-        if not has_text or len(ids) < least:
-            columns.outcomes[i] = FILTERED if has_text else EMPTY
+        if not text_bytes or len(ids) < least:
+            columns.outcomes[i] = FILTERED if text_bytes else EMPTY
             continue
         if len(ids) > most:
             columns.outcomes[i], ids = TRUNCATED, ids[:most]
@@ -233,18 +261,17 @@ def _tokenize(
         if bucket in worker.buckets:
             line = id_line(ingest_id, digest)
             columns.id_bytes[i] = len(line)
-            stored.append(_Stored(bucket, ids, line, i))
+            stored.append(_Stored(bucket, ids, line, i, text_bytes))
     return num_bytes, len(known)
 
 
 def _known(
-    worker: BlockTokenizer, documents: Sequence[tuple[int, str, str, bool]], columns: Columns
+    worker: BlockTokenizer, documents: Sequence[tuple[int, str, str, int]]
 ) -> dict[int, np.ndarray]:
-    """Tokens of the documents that the split holds already, by their place in the batch."""
+    """Tokens of the texts that the split holds already, by their place in the batch."""
     if worker.known is None:
         return {}
-    shards = [shard_dir_name(columns.buckets[i]) for i, *_ in documents]
-    found = worker.known.find([sha256 for _, _, sha256, _ in documents], shards)
+    found = worker.known.find_texts([sha256 for _, _, sha256, _ in documents])
     return {place: ids.astype(worker.integers, copy=False) for place, ids in found.items()}
 
 

@@ -57,9 +57,9 @@ def verify_manifest(
     """Every problem of a manifest's files; empty when all is well.
 
     `checksums` hashes every file; `deep` does that too, and reads every token: one EOS at the end
-    of each document and nowhere else, and every id inside the vocabulary. `at_hand` makes files
-    that a manifest names available while they are looked at, whole or (False) with their size and
-    first bytes.
+    of each document and nowhere else, and every id inside the vocabulary. `at_hand` brings
+    the files of a manifest to this machine while they are checked: whole, or (False) their size
+    and first bytes alone.
     """
     problems, is_whole = list(_unknown_files(manifest)), checksums or deep
     with at_hand(manifest, shard_manifests(manifest), True):

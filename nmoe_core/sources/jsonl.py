@@ -10,20 +10,29 @@ longer one is refused before more of it is held.
 import codecs
 import io
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from nmoe_core.base.jsonl import as_object, id_of, parse_json, parse_object, text_of, value_of
+from nmoe_core.base.jsonl import (
+    as_object,
+    encodable,
+    id_of,
+    parse_json,
+    parse_object,
+    text_of,
+    value_of,
+)
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
 from nmoe_core.sources.kept import MISSING
 from nmoe_core.sources.records import BadRecord, Block, Position, Record
 from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed, torn
 
 _NEWLINE = 10
+_Payload = TypeVar("_Payload", bytes, memoryview)
 _MAX_DEPTH = 3  # of the objects whose fields an error names
 
 
@@ -36,32 +45,49 @@ class LinesBlock(Block):
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse each line; blank lines hold no record but keep their number."""
-        if self.payload is not None:
-            yield from self._records(self.payload)
-            return
-        first, last = self.start.offset, self.end.offset
-        with self.file.open() as file:
-            if last - first <= 2 * BLOCK_BYTES:
-                file.seek(first)
-                yield from self._records(file.read(last - first))
-                return
+        if (lines := self.lines()) is not None:
+            yield from self._records(lines)
+        elif self.payload is not None:
+            yield from self._records(_split(self._unmarked(self.payload)))
+        else:
             # A long line is parsed where it lies in the page cache: no copy of its raw bytes.
             with (
+                self.file.open() as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
                 memoryview(pages) as whole,
-                whole[first:last] as part,
+                whole[self.start.offset : self.end.offset] as part,
             ):
-                yield from self._records(part)
+                yield from self._records(_split(self._unmarked(part)))
 
-    def _records(self, payload: bytes | memoryview) -> Iterator[Record | BadRecord]:
-        if self.start.offset == 0 and payload[:3] == codecs.BOM_UTF8:
-            payload = payload[3:]
-        for i, raw in enumerate(_split(payload)):
-            if (record := self._record(i, raw)) is not None:
+    def lines(self) -> list[bytes] | None:
+        """The lines as they are; None for a long one."""
+        first, last = self.start.offset, self.end.offset
+        if last - first > 2 * BLOCK_BYTES:
+            return None
+        payload = self.payload
+        if payload is None:
+            with self.file.open() as file:
+                file.seek(first)
+                payload = file.read(last - first)
+        lines = self._unmarked(payload).split(b"\n")
+        return lines if lines[-1] else lines[:-1]
+
+    def place(self, i: int) -> str:
+        """The id of a line's document that has none of its own."""
+        return encodable(f"{self.reading.source}/{self.file.name}:{self.start.line + i}")
+
+    def _unmarked(self, payload: _Payload) -> _Payload:
+        is_marked = self.start.offset == 0 and payload[:3] == codecs.BOM_UTF8
+        return payload[3:] if is_marked else payload
+
+    def _records(self, lines: Iterable[bytes | memoryview]) -> Iterator[Record | BadRecord]:
+        for i, raw in enumerate(lines):
+            if (record := self.record(i, raw)) is not None:
                 yield record
 
-    def _record(self, i: int, raw: bytes | memoryview) -> Record | BadRecord | None:
-        reading, row, line = self.reading, self.start.row + i, self.start.line + i
+    def record(self, i: int, raw: bytes | memoryview) -> Record | BadRecord | None:
+        """Parse a line of the block, of which `i` come before it; a blank one holds no record."""
+        reading, row, is_placed = self.reading, self.start.row + i, False
         try:
             value, is_replaced = parse_json(raw, replace=reading.on_error == "replace")
             fields = value if type(value) is dict else as_object(value)
@@ -71,16 +97,17 @@ class LinesBlock(Block):
                 text = text_of(fields, reading.text_field)
             id_ = fields.get(reading.id_field or "id")
             if type(id_) is not str or not id_ or not id_.isascii():
-                default_id = f"{reading.source}/{self.file.name}:{line}"
-                id_ = id_of(fields, reading.id_field, default_id)
-            if not reading.kept:
-                return Record(row, id_, text, is_replaced)
-            kept = tuple(value_of(fields, name, MISSING) for name in reading.kept)
-            return Record(row, id_, text, is_replaced, kept)
+                place = self.place(i)
+                id_ = id_of(fields, reading.id_field, place)
+                is_placed = id_ == place
+            kept = ()
+            if reading.kept:
+                kept = tuple(value_of(fields, name, MISSING) for name in reading.kept)
+            return Record(row, id_, text, is_replaced, kept, is_placed)
         except ValueError as error:
             if not bytes(raw).strip():
                 return None
-            return BadRecord(row, f"{self.file.where}:{line + 1}", str(error))
+            return BadRecord(row, f"{self.file.where}:{self.start.line + i + 1}", str(error))
 
 
 def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -90,12 +117,8 @@ def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{key}.")
 
 
-def _split(payload: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """The lines of a payload; a long payload is one line, which is not copied."""
-    if isinstance(payload, bytes) and len(payload) <= 2 * BLOCK_BYTES:
-        lines = payload.split(b"\n")
-        yield from lines if lines[-1] else lines[:-1]
-        return
+def _split(payload: bytes | memoryview) -> Iterator[memoryview]:
+    """The lines of a long payload, which are not copied."""
     view, start = memoryview(payload), 0
     while start < len(view):
         stop = _find_newline(view, start)

@@ -39,7 +39,8 @@ class Reading(NamedTuple):
         return [self.text_field, *ids, *self.kept]
 
     def decode(self, payload: bytes) -> tuple[str, bool]:
-        """The text, and whether bytes of it were replaced; a UnicodeDecodeError if none may be."""
+        """The text, and whether bytes of it were replaced. Raises UnicodeDecodeError: bytes are no
+        UTF-8, and `on_error` is not `replace`."""
         try:
             return payload.decode(), False
         except UnicodeDecodeError:
@@ -83,6 +84,8 @@ class Record(NamedTuple):
     is_replaced: bool = False
     kept: tuple[Any, ...] = ()
     """Values of the kept fields where the block does not hold them as columns."""
+    is_placed: bool = False
+    """Whether its id is the place of a line."""
 
 
 class BadRecord(NamedTuple):

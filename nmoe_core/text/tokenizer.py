@@ -69,6 +69,11 @@ class Tokenizer:
         """The library's own form of it."""
         return self._reference
 
+    def load(self) -> None:
+        """Load now what texts are encoded with: processes that are forked later share it."""
+        if self._fast is None:
+            self._reference.row("")
+
     def encode_batch(
         self, texts: Sequence[str], payloads: Sequence[bytes] | None = None
     ) -> Encoded:

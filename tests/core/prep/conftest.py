@@ -37,7 +37,7 @@ class Web:
 
     def with_(self, **changes: Any) -> Web:
         """The same with other settings."""
-        return replace(self, settings=replace(self.settings, **changes))
+        return replace(self, settings=self.settings.model_copy(update=changes))
 
     def at(self, out: Path) -> Web:
         """The same in another place."""

@@ -159,7 +159,7 @@ def test_shards_stay_when_the_file_moves_and_change_with_its_eos(own: str, tmp_p
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (["--tokenizer", "o200k_base", "--dtype", "uint16"], "E-TOKENIZER-DTYPE"),
+        (["--tokenizer", "o200k_harmony", "--dtype", "uint16"], "E-TOKENIZER-DTYPE"),
         (["--tokenizer", "missing/tokenizer.json"], "E-TOKENIZER-FILE"),
         (["--eos-token", "<|none|>"], "E-TOKENIZER-SPECIAL"),
         (["--bos-token", "auto"], "E-TOKENIZER-SPECIAL"),

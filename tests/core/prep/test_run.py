@@ -48,11 +48,11 @@ def test_any_number_of_workers_writes_the_same_bytes(
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 4096)
     assert sum(1 for _ in web.source.blocks()) > 20
     digests = []
-    for workers in (1, 2, 8):
+    for workers in (1, 3):
         one = web.with_(compute=ComputeTable(workers=workers)).at(tmp_path / f"w{workers}")
         one.prep()
         digests.append(one.digest())
-    assert digests[0] == digests[1] == digests[2]
+    assert digests[0] == digests[1]
 
 
 def test_second_run_tokenises_nothing_and_leaves_every_file(web: Web) -> None:
@@ -271,6 +271,6 @@ def test_a_file_that_is_no_text_is_named(web: Web, tmp_path: Path) -> None:
     with refused("E-SOURCE-RECORD", r"b\.md: not UTF-8 at byte 0"):
         prep_shards(Split(source), web.settings, web.out)
     source.reading = source.reading._replace(on_error="replace")
-    replaced = replace(web.settings, on_error="replace", min_doc_tokens=1)
+    replaced = web.with_(on_error="replace", min_doc_tokens=1).settings
     report = prep_shards(Split(source), replaced, web.out)
     assert (report.num_documents, report.num_replaced) == (2, 1)

@@ -178,7 +178,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _files(split: Path) -> list[Path]:
-    return sorted(p for p in split.rglob("*") if p.is_file())
+    return sorted(p for p in split.rglob("*") if p.is_file() and not p.name.startswith("."))
 
 
 def _verify(split: Path, *flags: str) -> int:

@@ -1,0 +1,110 @@
+"""Appends the documents of blocks to shards: new ones, and known ones out of old files.
+
+Documents that follow each other in an old file are copied at once, however many blocks they are of.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.prep.growth.known import KnownDocuments, Run
+from nmoe_core.prep.kept_columns import KeptColumns
+from nmoe_core.prep.tokenize import TokenizedBlock
+from nmoe_core.shards.lines import StagedLines
+from nmoe_core.shards.writer import ShardWriter
+
+
+class _Waiting(NamedTuple):
+    """Known documents that are still to be copied to a shard."""
+
+    number: int
+    num_documents: int
+    num_tokens: int
+
+
+class Appender:
+    """The shards of a pass, `writers` by number, and what is kept beside them."""
+
+    def __init__(
+        self,
+        writers: Mapping[int, ShardWriter],
+        lines: StagedLines,
+        columns: KeptColumns,
+        known: KnownDocuments,
+    ) -> None:
+        self._writers, self._lines, self._columns = writers, lines, columns
+        self._known, self._waiting = known, dict[int, _Waiting]()
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the shards, those that wait included."""
+        there = sum(n for writer in self._writers.values() for _, n, _ in writer.state)
+        return there + sum(one.num_documents for one in self._waiting.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Their tokens."""
+        there = sum(n for writer in self._writers.values() for n, _, _ in writer.state)
+        return there + sum(one.num_tokens for one in self._waiting.values())
+
+    def add(self, block: TokenizedBlock, stop: int) -> None:
+        """Append the documents among the first `stop` records of a block."""
+        columns, ids = block.columns, memoryview(block.ids)
+        stored = np.flatnonzero(columns.id_bytes)
+        stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
+        num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]
+        numbers, buckets = columns.numbers[stored], columns.buckets[stored]
+        is_new = numbers < 0
+        all_ends, new_ends, token_ends, id_ends = (
+            [0, *np.cumsum(sizes).tolist()]
+            for sizes in (num_tokens, is_new, num_tokens * is_new, id_bytes * is_new)
+        )
+        # A run is of one shard; it is new, or of documents that follow each other in an old file.
+        offsets = np.where(is_new, np.iinfo(np.int64).min, numbers - np.arange(len(numbers)))
+        is_first = np.diff(buckets, prepend=-1).astype(np.bool_)
+        is_first[1:] |= offsets[1:] != offsets[:-1]
+        for first, last in pairwise([*np.flatnonzero(is_first).tolist(), len(stored)]):
+            bucket = int(buckets[first])
+            # A budget may end inside the block.
+            last = first + int(np.searchsorted(stored[first:last], stop))
+            if last == first:
+                continue
+            if not is_new[first]:
+                size = all_ends[last] - all_ends[first]
+                self._wait(bucket, _Waiting(int(numbers[first]), last - first, size))
+                continue
+            self._copy(bucket)
+            new = Run(
+                block.tokens[token_ends[first] : token_ends[last]],
+                num_tokens[first:last],
+                ids[id_ends[first] : id_ends[last]],
+                id_bytes[first:last],
+                block.lines[new_ends[first] : new_ends[last]],
+            )
+            self._append(bucket, new)
+            self._columns.add(bucket, block.kept, first, last)
+
+    def copy_all(self) -> None:
+        """Copy the documents that wait."""
+        for bucket in list(self._waiting):
+            self._copy(bucket)
+
+    def _wait(self, bucket: int, more: _Waiting) -> None:
+        """Copy documents later, with those that follow them."""
+        before = self._waiting.get(bucket)
+        if before is not None and before.number + before.num_documents == more.number:
+            sums = before.num_documents + more.num_documents, before.num_tokens + more.num_tokens
+            self._waiting[bucket] = _Waiting(before.number, *sums)
+            return
+        self._copy(bucket)
+        self._waiting[bucket] = more
+
+    def _copy(self, bucket: int) -> None:
+        if (waiting := self._waiting.pop(bucket, None)) is not None:
+            self._append(bucket, self._known.run(waiting.number, waiting.num_documents))
+
+    def _append(self, bucket: int, run: Run) -> None:
+        self._writers[bucket].add_batch(run.tokens, run.num_tokens, run.ids, run.id_bytes)
+        self._lines.add(bucket, run.lines)

@@ -1,0 +1,151 @@
+"""Tables of the documents that a split holds already, for a pass over a source that changed.
+
+They lie in `.prep/known`, 112 bytes per document; making them takes 40 bytes of memory per
+document. A file with another checksum than its manifest says is left out, and so are documents that
+may have been cut. Lines of a shard are in the table where the settings are those of then.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, check_digest, load_manifest
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.prep.settings import PREP_CODE, PrepSettings
+from nmoe_core.shards.documents import open_entry
+from nmoe_core.shards.lines import LINE_ROW, read_lines
+from nmoe_core.shards.manifest import ShardFormat, entry_row, shard_dirs
+
+KNOWN_NAME = "known"
+DOCUMENTS, BY_TEXT, BY_LINE, FILES = "documents.npy", "by_text.npy", "by_line.npy", "files.json"
+# Rows of a table, uint64 `[12, documents]`: four words of the text's SHA-256, two of the line's
+# key, bytes of the text, first token and end, first byte and end of its line of ids, file.
+NUM_ROWS = 12
+TEXT, KEY = slice(0, 4), slice(4, 6)
+_LOG = logging.getLogger(__name__)
+
+
+class OldShard(NamedTuple):
+    """A committed shard whose documents a pass may take over."""
+
+    manifest: Manifest
+    table: Path
+    has_lines: bool
+    """Whether its lines would give the same documents now."""
+
+
+class OldFile(NamedTuple):
+    """A token file of an old shard."""
+
+    npy: str
+    ids: str
+    bucket: int
+    dtype: str
+    has_bos: bool
+    num_documents: int
+
+
+def old_shards(
+    split_dir: Path, tables: Path, settings: PrepSettings, fmt: ShardFormat
+) -> list[OldShard]:
+    """The shards of a split that were made by this code with this tokenizer."""
+    found = []
+    for directory in shard_dirs(split_dir):
+        try:
+            manifest = load_manifest(directory / MANIFEST_NAME)
+        except FormatError:  # no reader would take it
+            continue
+        extra = manifest.extra
+        made_by = extra.get("fingerprints", {}).get("code"), extra.get("tokenizer_fingerprint")
+        if made_by == (PREP_CODE, fmt.tokenizer_fingerprint):
+            ends = manifest.eos_token_id, extra.get("bos_token_id"), manifest.dtype
+            was = extra.get("source_info", {}).get("settings", {})
+            has_lines = ends == (fmt.eos_token_id, fmt.bos_token_id, fmt.dtype)
+            has_lines &= _without_budget(was) == _without_budget(settings.identity())
+            table = tables / f"{directory.name}.npy"
+            found.append(OldShard(manifest, table, has_lines))
+    return found
+
+
+def _without_budget(settings: dict[str, Any]) -> str:
+    return sha256_json(settings | {"max_tokens": None})
+
+
+def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
+    """Write the table of a shard; return its files, those that are not damaged."""
+    manifest = shard.manifest
+    lines = read_lines(manifest) if shard.has_lines else None
+    lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
+    files, parts, first = [], [np.empty((NUM_ROWS, 0), np.uint64)], 0
+    for entry in manifest.shards:
+        last = first + entry.num_documents
+        try:
+            file, rows = _rows(manifest, entry, lines[first:last])
+        except (FormatError, OSError, ValueError) as error:
+            where = manifest.shard_path(entry)
+            _LOG.warning("documents of %s are tokenised again: %s", where, error)
+        else:
+            files.append(file)
+            parts.append(rows)
+        first = last
+    table = np.concatenate(parts, axis=1)
+    info = manifest.extra.get("source_info", {})
+    if info.get("truncated_documents", 1) and table.shape[1]:
+        lengths = table[8] - table[7]
+        table[:7, lengths == lengths.max()] = 0  # those that were cut are the longest
+    np.save(shard.table, table)
+    return files
+
+
+def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[OldFile, np.ndarray]:
+    """The documents of one file, uint64 `[12, documents]`."""
+    directory = manifest.path.parent
+    check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
+    paths = {
+        kind: directory / str(entry_row(entry).get(f"{kind}_path")) for kind in ("index", "ids")
+    }
+    for kind, path in paths.items():
+        check_digest(path, str(entry.extra.get(f"{kind}_checksum")), "E-SHARD-CHECKSUM")
+    file = open_entry(directory, manifest, entry)
+    payload = np.fromfile(paths["ids"], np.uint8)
+    ends = np.flatnonzero(payload == ord("\n")) + 1
+    rows = np.zeros((NUM_ROWS, len(file.spans)), np.uint64)
+    # A line of ids ends with the 64 digits of the hash, a quotation mark, a brace and its LF.
+    digests = payload[ends[:, None] + np.arange(-67, -3)].tobytes().decode()
+    rows[TEXT] = np.frombuffer(bytes.fromhex(digests), ">u8").reshape(-1, 4).T
+    rows[4:6], rows[6] = lines["key"].T, lines["text_bytes"]
+    rows[7:9] = file.spans.T
+    rows[9, 1:], rows[10] = ends[:-1], ends
+    has_bos = manifest.extra.get("bos_token_id") is not None
+    bucket, npy = int(directory.name.removeprefix("shard_")), manifest.shard_path(entry)
+    facts = str(npy), str(paths["ids"]), bucket, manifest.dtype, has_bos, len(file.spans)
+    return OldFile(*facts), rows
+
+
+def join_tables(
+    tables: Path, shards: Sequence[OldShard], files: Sequence[Sequence[OldFile]]
+) -> None:
+    """Make one table, sorted by text and by line, of those of the shards."""
+    every = [file for of_shard in files for file in of_shard if file.num_documents]
+    if not every:
+        return
+    shape = NUM_ROWS, sum(file.num_documents for file in every)
+    joined = np.lib.format.open_memmap(tables / DOCUMENTS, "w+", np.uint64, shape)
+    first = 0
+    for shard in shards:
+        part = np.load(shard.table, mmap_mode="r")
+        joined[:, first : first + part.shape[1]] = part
+        first += part.shape[1]
+        shard.table.unlink()
+    joined[11] = np.repeat(np.arange(len(every)), [file.num_documents for file in every])
+    for name, column in ((BY_TEXT, joined[0]), (BY_LINE, joined[4])):
+        order = np.argsort(column, kind="stable")
+        order = order[np.searchsorted(column, 1, sorter=order) :]  # without those of no use
+        np.save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
+    joined.flush()
+    (tables / FILES).write_bytes(orjson.dumps([tuple(file) for file in every]))

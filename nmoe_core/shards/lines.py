@@ -1,0 +1,97 @@
+"""The keys of the lines that the documents of a shard were made from: `.lines` in its directory.
+
+A pass over a source that grew takes over a document whose line it knows without parsing the line. A
+key is the XXH3-128 of the line; where the document's id is its place, the place is hashed too. The
+file saves work and is no part of the shard: no manifest names it, but it names the files of its
+shard by their checksums. Without it, lines are parsed.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from loader.files.format import Manifest
+from nmoe_core.base.atomic import failpoint, named_errors
+from nmoe_core.shards.manifest import entry_row, shard_dir_name
+from nmoe_core.shards.shard_file import open_at, require_size
+
+LINES_NAME = ".lines"
+LINE_ROW = np.dtype([("key", "<u8", 2), ("text_bytes", "<u8")])
+"""A document's row; the key is zero where its line says too little."""
+
+
+def line_keys(lines: Iterable[bytes]) -> np.ndarray:
+    """The keys of lines: uint64 `[lines, 2]`."""
+    return np.frombuffer(b"".join(map(xxh3_128_digest, lines)), "<u8").reshape(-1, 2)
+
+
+def placed_keys(keys: np.ndarray, places: Iterable[str]) -> np.ndarray:
+    """The keys of lines whose documents have their places as ids: uint64 `[lines, 2]`."""
+    return keys ^ line_keys(place.encode() for place in places)
+
+
+def read_lines(manifest: Manifest) -> np.ndarray | None:
+    """The rows of a shard, LINE_ROW `[documents]`; None where they are not those of its files."""
+    path = manifest.path.parent / LINES_NAME
+    if not path.is_file():
+        return None
+    payload, names = path.read_bytes(), ("checksum", "index_checksum", "ids_checksum")
+    mark = _mark([str(entry_row(entry).get(name)) for entry in manifest.shards for name in names])
+    size_bytes = len(mark) + LINE_ROW.itemsize * manifest.total_documents
+    if len(payload) != size_bytes or not payload.startswith(mark):
+        return None
+    return np.frombuffer(payload, LINE_ROW, -1, len(mark))
+
+
+def _mark(checksums: Sequence[str]) -> bytes:
+    return hashlib.sha256("".join(checksums).encode()).digest()
+
+
+class StagedLines:
+    """The rows of a pass over `num_documents`, the documents in each shard so far: one file per
+    shard in `directory`. Raises FormatError: a file is shorter than that (E-PREP-JOURNAL)."""
+
+    def __init__(self, directory: Path, num_documents: dict[int, int]) -> None:
+        self.directory = directory
+        if num_documents:
+            directory.mkdir(parents=True, exist_ok=True)
+        sizes = {bucket: n * LINE_ROW.itemsize for bucket, n in num_documents.items()}
+        for bucket, size_bytes in sizes.items():
+            require_size(self._path(bucket), size_bytes)
+        self._files = {bucket: open_at(self._path(bucket), n) for bucket, n in sizes.items()}
+
+    def add(self, bucket: int, rows: np.ndarray) -> None:
+        """Append the rows of documents to a shard."""
+        if self._files:
+            with named_errors(self._path(bucket)):
+                failpoint("write")
+                self._files[bucket].write(rows.tobytes())
+
+    def sealed(self, bucket: int, checksums: Sequence[str]) -> Iterator[bytes]:
+        """The file of a shard; `checksums` are those of its token, index and ids files."""
+        yield _mark(checksums)
+        yield self._path(bucket).read_bytes()
+
+    def flush(self) -> list[int]:
+        """Hand all files to the system; return duplicate descriptors of them."""
+        files = {bucket: file for bucket, file in self._files.items() if not file.closed}
+        for bucket, file in files.items():
+            with named_errors(self._path(bucket)):
+                file.flush()
+        return [os.dup(file.fileno()) for file in files.values()]
+
+    def suspend(self) -> None:
+        """Close the files and keep them."""
+        for file in self._files.values():
+            file.close()
+
+    @property
+    def are_kept(self) -> bool:
+        return bool(self._files)
+
+    def _path(self, bucket: int) -> Path:
+        return self.directory / f"{shard_dir_name(bucket)}.lines"
