@@ -69,7 +69,10 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         check=lambda made: checks.check_labels(run),
     ).partitioned(
         lambda keys: (
-            attempt(key, lambda key: hydra.label_slices(run, names, [key])[key]) for key in keys
+            attempt(
+                key, lambda key: hydra.label_slices(run, names, [key], is_whole_budget=True)[key]
+            )
+            for key in keys
         ),
         lambda key, result: table(report.sample_labels(run, key)),
     )

@@ -1,23 +1,27 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|status`: from documents to merged labels."""
+"""`nmoe hydra slices|oracle-label|merge-labels|agree|status`: from documents to merged labels."""
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, required, run_of
-from nmoe_core.cli.output import add_verb, print_rows, print_table
+from nmoe_core.cli.output import add_verb, duration, print_rows, print_table
 from nmoe_core.config.run import Run
+
+if TYPE_CHECKING:
+    from nmoe_core.labels.jobs import LabelJob
 
 _EVERY = 50
 _ORACLE = ("max_doc_tokens", "retry_failed", "replace", "relabel", "salvage")
 _ENGINE = ("checkpoint", "device", "dtype", "experts", "max_ctx", "max_batch")
 _HTTP = ("base_url", "model", "accept_model", "api", "api_key_env", "concurrency")
+_HTTP += ("input_price", "output_price", "max_cost")
 Outputs = dict[str, Result]
 Task = Callable[[argparse.Namespace], Outputs]
 
@@ -28,6 +32,9 @@ def register(parts: Any) -> None:
     add_run_flags(listing, roots={"data_root": "data", "out": "slices"})
 
     label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
+    label.add_argument(
+        "--estimate", action="store_true", help="only print questions, tokens and cost"
+    )
     label.add_argument("--slices", nargs="+", metavar="train-00", help="only these of the run")
     add_file_flags(label)
     label.add_argument("--out", type=Path, metavar="DIR", help="directory of the file's labels")
@@ -40,6 +47,11 @@ def register(parts: Any) -> None:
 
     merge = add_task(parts, "merge-labels", merge_labels, "join the labels of each split")
     add_run_flags(merge, roots={"labels": "labels"})
+
+    text = "compare a second oracle's or a person's labels with the first"
+    compared = add_verb(parts, "agree", agree, text, _show_agreement)
+    for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
+        compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
 
     text = "PENDING, RUNNING or DONE of each label shard"
     status = add_verb(parts, "status", find_status, text, _show_status)
@@ -78,17 +90,30 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
-    """Labels of slices of a run, or of one file of documents."""
-    from nmoe_core.tasks.commands import label_file
+    """Labels of slices of a run, or of one file of documents; or what they would cost."""
+    from nmoe_core.labels.jobs import slice_jobs
+    from nmoe_core.tasks.commands import label_file, label_job
     from nmoe_core.tasks.hydra import label_slices
     from nmoe_core.tasks.shards import chosen_sources
 
     run = _labelling_run(arguments)
     file = named_file(arguments, "label", of_run=("slices",), of_file=("out",))
     if file is None:
+        if arguments.estimate:
+            return _estimate(run, slice_jobs(run, chosen_sources(run), arguments.slices))
         return label_slices(run, chosen_sources(run), arguments.slices)
     out = required(arguments, "out")
+    if arguments.estimate:
+        return _estimate(run, [label_job(run, file, out)])
     return {str(out): label_file(run, file, out, None if arguments.quiet else _progress())}
+
+
+def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
+    from nmoe_core.labels.cost import estimate_labels
+    from nmoe_core.labels.jobs import oracles_of
+
+    estimates = estimate_labels(run, jobs, oracles_of(run))
+    return {name: Result("", asdict(row)) for name, row in estimates.items()}
 
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:
@@ -96,6 +121,21 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
 
     run = run_of(arguments, "labels")
     return {split: merge_split(run, split) for split in labelled_splits(run)}
+
+
+def agree(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.labels.compare import compare_labels
+
+    return compare_labels(arguments.first, arguments.second)
+
+
+def _show_agreement(facts: dict[str, Any]) -> None:
+    print_rows(facts["labels"])
+    print()
+    print_rows(facts["rows"])
+    counts = [f"{facts['documents']:,} documents in both"]
+    counts += [f"{facts[key]:,} {key.replace('_', ' ')}" for key in ("other_text", "only_in_one")]
+    print(f"{', '.join(counts)}; kappa has quadratic weights; intervals hold 95 %")
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -165,6 +205,8 @@ def _progress() -> Callable[[int, int | None], None]:
     def show(num_done: int, num_all: int | None) -> None:
         if num_done % _EVERY == 0 or num_done == num_all:
             rate = num_done / max(time.monotonic() - started, 1e-9)
-            print(f"{num_done:,}/{num_all:,} labelled, {rate:,.1f} per second", file=sys.stderr)
+            left = duration(((num_all or num_done) - num_done) / rate)
+            text = f"{num_done:,}/{num_all:,} labelled, {rate:,.1f} per second, {left} left"
+            print(text, file=sys.stderr)
 
     return show

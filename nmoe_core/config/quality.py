@@ -71,6 +71,12 @@ class HttpOracleTable(StrictModel):
     max_outage_s: float = Field(default=600.0, ge=0)
     max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    input_price: float | None = Field(default=None, ge=0)
+    """Price of a million tokens of prompts, in any currency."""
+    output_price: float | None = Field(default=None, ge=0)
+    """Price of a million tokens of answers."""
+    max_cost: float | None = Field(default=None, ge=0)
+    """Refuse to ask when the estimated cost is higher."""
 
     @field_validator("extra_body")
     @classmethod
@@ -82,6 +88,14 @@ class HttpOracleTable(StrictModel):
         except TypeError as error:
             raise ValueError("a value cannot be sent as JSON") from error
         return fields
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> HttpOracleTable:
+        if (self.input_price is None) != (self.output_price is None):
+            raise ValueError("input_price and output_price need each other")
+        if self.max_cost is not None and self.input_price is None:
+            raise ValueError("max_cost needs input_price and output_price")
+        return self
 
     @model_validator(mode="after")
     def _is_rendered_here(self) -> HttpOracleTable:

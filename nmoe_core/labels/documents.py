@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.jsonl import (
@@ -35,13 +36,15 @@ READER = "jsonl-texts/1"
 class Documents:
     """Documents to label, by `rows` of (document id, source), in their order.
 
-    `fingerprints` are digests of everything the texts come from. `text` gives the text of an id, or
-    raises FormatError. Labels that name `former_data`, as earlier versions did under `data`, stay.
+    `fingerprints` are digests of everything the texts come from. `text` gives the text of an id and
+    `num_tokens` its length, or raise FormatError. Labels that name `former_data`, as earlier
+    versions did under `data`, stay.
     """
 
     rows: list[tuple[str, str]]
     fingerprints: Fingerprints
     text: Callable[[str], Text]
+    num_tokens: Callable[[str], int]
     former_data: str | None = None
     labelled: tuple[Path, ...] = ()
     """Directories of labels in which an answer about an equal text is looked for."""
@@ -81,7 +84,13 @@ def shard_documents(
         "tokenizer": tokenizer.fingerprint,
         "max_doc_tokens": str(max_doc_tokens),
     }
-    return Documents(rows, fingerprints, text, former_data_digest(data_root, sources))
+
+    def num_tokens(doc_id: str) -> int:
+        _, _, start, end = parse_doc_id(doc_id)
+        return min(end - start - 1, max_doc_tokens)
+
+    former = former_data_digest(data_root, sources)
+    return Documents(rows, fingerprints, text, num_tokens, former)
 
 
 def jsonl_documents(texts: JsonlTexts, tokenizer: Tokenizer, max_doc_tokens: int) -> Documents:
@@ -100,7 +109,11 @@ def jsonl_documents(texts: JsonlTexts, tokenizer: Tokenizer, max_doc_tokens: int
         "tokenizer": tokenizer.fingerprint,
         "max_doc_tokens": str(max_doc_tokens),
     }
-    return Documents(texts.rows, fingerprints, text)
+
+    def num_tokens(doc_id: str) -> int:
+        return len(tokenizer.encode_long(texts.text(doc_id), max_doc_tokens))
+
+    return Documents(texts.rows, fingerprints, text, num_tokens)
 
 
 class JsonlTexts:

@@ -155,7 +155,7 @@ class Labels:
 def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     """Read a merged label file, or the labels of one finished shard.
 
-    `use_salvaged` takes labels too whose scores stood among other words. Raises LabelError:
+    `use_salvaged` also takes labels whose scores stood among other words. Raises LabelError:
     missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`.
     """
     if not path.is_file():

@@ -46,6 +46,8 @@ class KnownAnswers(ExitStack):
         super().__init__()
         self._oracle = oracle
         self._places: dict[tuple[bytes, bool], _Place] = {}
+        self.new_tokens: list[int] = []
+        """Tokens of each answer, where its record has them."""
         for directory in directories:
             if is_of_oracle(directory, oracle):
                 # A shard writes the second file before it drops records from the first.
@@ -78,6 +80,8 @@ class KnownAnswers(ExitStack):
         for line, record in _records(file, self._oracle):
             key = bytes.fromhex(record["text_sha256"]), bool(record["truncated"])
             outcome = record["ok"], record["attempts"]
+            if isinstance(num_new := record.get("num_new_tokens"), int):
+                self.new_tokens.append(num_new)
             if key not in self._places or outcome > self._places[key][3:]:
                 self._places[key] = _Place(file, line.offset, len(line.payload), *outcome)
 

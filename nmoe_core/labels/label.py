@@ -151,7 +151,7 @@ class _Labelling:
         write_json(self.started, {"fingerprints": self.fingerprints})
 
     def _mark(self, record: Record, offset: int, size: int) -> None:
-        """A record that comes after a parsed one of its document does not count."""
+        """Remember a record, unless an earlier one of its document was parsed already."""
         known = self.marks.get(record["doc_id"])
         if known is None or not known.is_ok:
             self.num_parsed += record["ok"]

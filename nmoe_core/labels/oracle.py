@@ -40,7 +40,7 @@ class Scorer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A text to score; `attempt` counts the times it was asked before."""
+    """A text to score; `attempt` counts the times that the oracle was asked for it before."""
 
     text: str
     attempt: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,6 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
-from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from nmoe_core.grading.grade import Grader
     from nmoe_core.heads.features import Corpus
     from nmoe_core.heads.scoring import HeadScorer
-    from nmoe_core.labels.documents import Documents
-    from nmoe_core.labels.label import Progress
-    from nmoe_core.labels.oracle import Oracle
 
 HeadKind = Literal["probe", "judge"]
 LabelFiles = Mapping[str, Path | None]
@@ -33,30 +29,26 @@ NO_FILES: LabelFiles = MappingProxyType({})
 
 
 def label_slices(
-    run: Run, sources: Sequence[str], keys: Iterable[str] | None = None
+    run: Run,
+    sources: Sequence[str],
+    keys: Iterable[str] | None = None,
+    *,
+    is_whole_budget: bool = False,
 ) -> dict[str, Result]:
-    """Label slices named `train-00` and so on, by default all, with the run's oracle; raises as
-    `label_shard`, and ConfigError where there is no such slice."""
-    from nmoe_core.labels.documents import shard_documents
-    from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
+    """Label slices named `train-00` and so on, by default all, with the run's oracle.
 
-    known = [f"{split}-{i:02d}" for split, i in LABEL_SHARDS]
-    asked = known if keys is None else list(keys)
-    for key in asked:
-        if key not in known:
-            raise ConfigError("no such slice", found=key, expected=f"{known[0]} to {known[-1]}")
-    tree, table = run.tree, run.config.oracle
-    combine_slices(tree, sources)
-    tokenizer = load_tokenizer(run.tokenizer)
+    `is_whole_budget`: `max_cost` holds for what all slices may still cost, not only for these.
+    Raises as `label_shard` and `require_budget`, and ConfigError where there is no such slice.
+    """
+    from nmoe_core.labels.cost import require_budget
+    from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs
+
+    keys = None if keys is None else list(keys)
     oracles, outputs = oracles_of(run), {}
-    labelled = tuple(tree.label_shard(*known) for known in LABEL_SHARDS)
-    for key in asked:
-        split, _, number = key.rpartition("-")
-        out_dir, slice_file = tree.label_shard(split, int(number)), tree.slice(split, int(number))
-        documents = shard_documents(slice_file, tree.data, tokenizer, table.max_doc_tokens)
-        documents = replace(documents, labelled=labelled)
-        relabel = table.relabel if split == "val" else 0
-        made = label_documents(run, documents, out_dir, oracles, relabel)
+    require_budget(run, slice_jobs(run, sources, None if is_whole_budget else keys), oracles)
+    for job in slice_jobs(run, sources, keys):
+        key, _, _, relabel = job
+        made = label_documents(run, job, oracles)
         facts = {
             "documents": made.facts["total"],
             "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),
@@ -69,40 +61,6 @@ def label_slices(
             facts["relabelled"] = made.facts["relabelled"]
         outputs[key] = Result(made.digest, facts)
     return outputs
-
-
-def oracles_of(run: Run) -> Callable[[Rubric], Oracle]:
-    """The run's oracle for a rubric, opened once for each."""
-    from nmoe_core.labels.oracles import make_oracle
-
-    return functools.cache(lambda rubric: make_oracle(run.config.oracle, rubric, run.resolve))
-
-
-def label_documents(
-    run: Run,
-    documents: Documents,
-    out_dir: Path,
-    oracles: Callable[[Rubric], Oracle],
-    relabel: int,
-    progress: Progress | None = None,
-) -> Result:
-    """Label documents into a directory, and `relabel` of them again with the rubric turned round;
-    as `label_shard`, but the facts also name the `scorer` and count those `relabelled`."""
-    from nmoe_core.labels.agreement import RELABELLED_NAME
-    from nmoe_core.labels.label import label_shard
-
-    table, oracle = run.config.oracle, oracles(run.rubric)
-    options = {"replace": table.replace, "retry_failed": table.retry_failed}
-    made = label_shard(documents, out_dir, oracle, progress=progress, **options)
-    facts = made.facts | {"scorer": oracle.scorer.name}
-    if relabel:
-        turned = oracles(run.rubric.turned())
-        again_dir = out_dir / RELABELLED_NAME
-        labelled = tuple(directory / RELABELLED_NAME for directory in documents.labelled)
-        sample = replace(documents.sample(relabel), labelled=labelled)
-        again = label_shard(sample, again_dir, turned, **options)
-        facts["relabelled"] = again.facts["total"]
-    return Result(made.digest, facts)
 
 
 def merge_split(run: Run, split: str) -> Result:

@@ -1,15 +1,21 @@
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
+from nmoe_core.labels.cost import estimate_labels
+from nmoe_core.labels.jobs import oracles_of, slice_jobs
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.oracles import engine
-from nmoe_core.labels.slices import write_source_slices
+from nmoe_core.labels.slices import read_slice, write_source_slices
 from nmoe_core.tasks.hydra import label_slices
-from tests.core.labels.oracles.server import MODEL, JudgeServer
+from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, completion, tokens_of
+from tests.project import said
 from tests.refusals import refused
 
 
@@ -56,6 +62,52 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
 
+
+def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
+    project: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.always(completion(GOOD, usage={"completion_tokens": 9}))
+    prices = "\ninput_price = 1e6\noutput_price = 1e6\nmax_new = 50\naccept_model = ['{}']\n"
+    oracle = f"relabel = 2\n{HTTP}{prices}max_cost = ".format(server.url, MODEL)
+
+    def estimate(*more: str) -> dict[str, dict[str, Any]]:
+        run = run_of(project, f"{oracle}0")
+        slices = more or [*(f"train-0{i}" for i in range(4)), "val-00", "val-01"]
+        rows = estimate_labels(run, slice_jobs(run, ["web"], slices), oracles_of(run))
+        return {name: asdict(row) for name, row in rows.items()}
+
+    before = estimate()
+    total = before.pop("all")
+    assert {key: sum(row[key] for row in before.values()) for key in total} == total
+    # Both labels of the few documents that are labelled twice.
+    lists = [read_slice(project / f"slices/{key[:-3]}_shard_{key[-2:]}") for key in before]
+    twice = [min(2, len(rows)) if "val" in key else 0 for key, rows in zip(before, lists)]
+    assert total["questions"] == sum(map(len, lists)) + sum(twice)
+    assert total["tokens_out"] == 50 * total["questions"]
+    assert total["cost"] == total["tokens_in"] + total["tokens_out"]
+    for is_whole, most in ((False, before["train-00"]["cost"] - 1), (True, total["cost"])):
+        with refused("E-LABEL-COST"):
+            run = run_of(project, f"{oracle}{most}")
+            label_slices(run, ["web"], ["train-00"], is_whole_budget=is_whole)
+    assert not server.asked
+    run = run_of(project, f"{oracle}{total['cost']}")
+    label_slices(run, ["web"], before)
+    assert server.asked.total() == total["questions"]
+    sent = [json.dumps(request["messages"]) for request in server.requests]
+    num_tokens = sum(len(tokens_of(text)) for text in sent)
+    assert 0.8 * num_tokens < total["tokens_in"] < 1.3 * num_tokens
+    label_slices(run_of(project, f"{oracle}0"), ["web"], before)
+    after = estimate()["all"]
+    assert after == {"questions": 0, "tokens_in": 0, "tokens_out": 0, "cost": 0}
+    rest = estimate("train-04")["all"]
+    assert rest["tokens_out"] == 9 * rest["questions"] > 0
+    rows, flags = project / "slices/train_shard_04", ["--model", MODEL, "--base-url", server.url]
+    flags += ["--input-docids", rows, "--data-root", project / "data", "--out", project / "out"]
+    command = ["hydra", "oracle-label", "--oracle", "http", "--estimate", *flags]
+    said_of_all = said(capsys, *command)["all"]
+    assert (said_of_all["tokens_in"], said_of_all["cost"]) == (rest["tokens_in"], None)
+
+
 EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
 
 
@@ -72,6 +124,8 @@ EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
         (EXTRA.format("messages = []"), "extra_body: 'messages'"),
         (EXTRA.format("until = 2026-01-01"), "extra_body: a value cannot be sent as JSON"),
         (EXTRA.format("top_p = nan"), "extra_body"),
+        (HTTP.format("http://h") + "\nmax_cost = 1", "max_cost needs"),
+        (HTTP.format("http://h") + "\ninput_price = 1", "need each other"),
         ("[oracle.engine]\nmax_contxt = 5", "max_ctx"),
         ("retry_failed = -1", "retry_failed"),
     ],

@@ -1,0 +1,107 @@
+"""Two files of labels compared: a second oracle's or a person's against the first, with intervals.
+
+A row is one dimension, or the aggregate, within one source or `all` of them. Only documents of both
+files count, and only where both were shown the same text. Intervals are of documents drawn with
+replacement from a fixed seed. Cost: 1.5 seconds for 800 documents of seven sources.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.base.errors import LabelError
+from nmoe_core.labels.agreement import bootstrap, spearman, spearman_interval
+from nmoe_core.labels.files import SCORES_NAME, checked_digest
+from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scorer, read_records
+from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_vector, parse_scores, rounded
+
+ALL, AGGREGATE = "all", "aggregate"
+
+
+def compare_labels(first: Path, second: Path) -> dict[str, Any]:
+    """`labels` of each file, counts of documents, and `rows` of their agreement.
+
+    Files are merged ones, those of one label shard, or a directory of that; a person's have at
+    least `doc_id`, `source`, `ok` and `scores`. Raises LabelError: a file is missing
+    (E-LABEL-MISSING), the two have no document in common (E-LABEL-COVERAGE), or as `read_labels`.
+    """
+    files = [path / SCORES_NAME if path.is_dir() else path for path in (first, second)]
+    (a, said_a), (b, said_b) = map(_read, files)
+    both = [doc_id for doc_id in a if doc_id in b]
+    same = [doc_id for doc_id in both if _is_same_text(a[doc_id], b[doc_id])]
+    if not same:
+        raise LabelError(
+            "no document has labels in both files",
+            where=f"{files[0]} and {files[1]}",
+            found=f"{len(both)} ids in common, with other texts" if both else "no id in common",
+            do="label the same documents by both",
+            code="E-LABEL-COVERAGE",
+        )
+    sources = np.array([a[doc_id]["source"] for doc_id in same])
+    scores = [_grades([labels[doc_id] for doc_id in same]) for labels in (a, b)]
+    return {
+        "labels": [said_a, said_b],
+        "documents": len(same),
+        "other_text": len(both) - len(same),
+        "only_in_one": len(a) + len(b) - 2 * len(both),
+        "rows": list(_rows(sources, *scores)),
+    }
+
+
+def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Lin's concordance, which for grades is kappa with quadratic weights; None where both are one
+    value. scikit-learn's kappa is equal, but takes a millisecond, and each interval needs 200."""
+    expected = a.var() + b.var() + (a.mean() - b.mean()) ** 2
+    return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None
+
+
+def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
+    """The labels that count by document, and what the file says of them."""
+    if not path.is_file():
+        raise LabelError("labels are missing", where=path, code="E-LABEL-MISSING")
+    checked_digest(path)
+    records = latest(read_records(path))
+    labels = {key: r for key, r in records.items() if r["ok"] and not is_salvaged(r)}
+    scorer = one_scorer(records.values(), path)
+    counts = {"labels": len(labels), "left_out": len(records) - len(labels)}
+    return labels, {"path": str(path), **counts, **scorer._asdict()}
+
+
+def _is_same_text(a: Record, b: Record) -> bool:
+    """Whether no record says that it is of another text; a person's need not name it."""
+    texts = {record["text_sha256"] for record in (a, b) if record.get("text_sha256")}
+    return len(texts) < 2
+
+
+def _grades(records: list[Record]) -> np.ndarray:
+    """float64 `[N, 6]`: the dimensions, and the aggregate."""
+    grades = np.array([as_vector(parse_scores(r.get("scores") or {})) for r in records])
+    return np.column_stack([grades, aggregate(grades)])
+
+
+def _rows(sources: np.ndarray, a: np.ndarray, b: np.ndarray) -> Iterator[dict[str, Any]]:
+    for source in (ALL, *np.unique(sources).tolist()):
+        member = np.full(len(sources), True) if source == ALL else sources == source
+        for i, dimension in enumerate((*DIMENSIONS, AGGREGATE)):
+            yield {"source": source, "dimension": dimension, **_row(a[member, i], b[member, i])}
+
+
+def _row(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    kappa_low, kappa_high = bootstrap(lambda rows: concordance(a[rows], b[rows]), len(a)) or _NONE
+    low, high = spearman_interval(a, b) or _NONE
+    return {
+        "n": len(a),
+        "kappa": rounded(concordance(a, b)),
+        "kappa_low": kappa_low,
+        "kappa_high": kappa_high,
+        "spearman": rounded(spearman(a, b)),
+        "low": low,
+        "high": high,
+        "same": rounded((a == b).mean()),
+        "second_minus_first": rounded((b - a).mean()),
+    }
+
+
+_NONE = None, None

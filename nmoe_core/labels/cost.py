@@ -1,0 +1,121 @@
+"""What labels cost: the questions that labelling would ask, their tokens and price, none asked yet.
+
+Prompts are counted by the run's tokenizer, and the template and schema that a server adds by a
+fixed number. An answer counts as the mean of those that the oracle has given here, or else as the
+most tokens that it may have. Failed requests that are sent again come on top. Cost: the index of
+the documents alone; where the oracle has answered before, their texts too.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmoe_core.base.errors import LabelError
+from nmoe_core.config.quality import OracleTable
+from nmoe_core.config.run import Run
+from nmoe_core.labels.documents import Documents
+from nmoe_core.labels.jobs import LabelJob, Oracles, second_labels
+from nmoe_core.labels.known import KnownAnswers, sha256_of
+from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.text.tokenizer import load_tokenizer
+
+TEMPLATE_TOKENS = 128
+MIN_ANSWERS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Questions about documents; `cost` is None without prices."""
+
+    questions: int
+    tokens_in: int
+    tokens_out: int
+    cost: float | None
+
+
+def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
+    """What labelling would still ask, by the names of the jobs, and of `all`."""
+    tokenizer, table = load_tokenizer(run.tokenizer), run.config.oracle
+    prompt = f"{run.rubric.text()}{DOCUMENT_HEAD}{DOCUMENT_TAIL}"
+    prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
+    rows: dict[str, tuple[int, ...]] = {}
+    with ExitStack() as stack:
+
+        @functools.cache
+        def known_of(oracle: Oracle, *directories: Path) -> KnownAnswers:
+            return stack.enter_context(KnownAnswers(directories, oracle))
+
+        for job in jobs:
+            num = tokens_in = tokens_out = 0
+            for documents, out_dir, oracle in _parts(run, job, oracles):
+                known = known_of(oracle, *sorted({out_dir, *documents.labelled}))
+                asked = _unasked(documents, known, table.retry_failed)
+                num += len(asked)
+                tokens_in += sum(map(documents.num_tokens, asked)) + len(asked) * prompt_tokens
+                tokens_out += round(len(asked) * _tokens_of_an_answer(known, table))
+            rows[job.name] = num, tokens_in, tokens_out
+    rows["all"] = tuple(map(sum, zip(*rows.values()))) or (0, 0, 0)
+    return {
+        name: Estimate(num, tokens_in, tokens_out, _cost(table, tokens_in, tokens_out))
+        for name, (num, tokens_in, tokens_out) in rows.items()
+    }
+
+
+def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None:
+    """Refuse jobs that would cost more than `[oracle.http] max_cost` (E-LABEL-COST). Documents are
+    not looked at where there is no such key."""
+    http = run.config.oracle.http
+    if run.config.oracle.kind != "http" or http is None or http.max_cost is None:
+        return
+    found = estimate_labels(run, jobs, oracles)["all"]
+    if (cost := found.cost or 0.0) > http.max_cost:
+        raise LabelError(
+            "labels would cost more than allowed",
+            where=http.model,
+            found=f"{cost:,.2f} for {found.questions:,} questions of {found.tokens_in:,} tokens "
+            f"and answers of {found.tokens_out:,}",
+            expected=f"at most {http.max_cost:,.2f}",
+            do="label fewer documents, lower max_doc_tokens or max_new, or raise [oracle.http] "
+            "max_cost (--max-cost)",
+            code="E-LABEL-COST",
+        )
+
+
+def _parts(run: Run, job: LabelJob, oracles: Oracles) -> Iterator[tuple[Documents, Path, Oracle]]:
+    """What a job asks whom about; documents to label twice come once more."""
+    yield job.documents, job.out_dir, oracles(run.rubric)
+    if job.relabel:
+        yield *second_labels(job), oracles(run.rubric.turned())
+
+
+def _unasked(documents: Documents, known: KnownAnswers, retry_failed: int) -> list[str]:
+    """Ids of documents that labelling would ask about."""
+    doc_ids = [doc_id for doc_id, _ in documents.rows]
+    return [d for d in doc_ids if _is_asked(documents, d, known, retry_failed)]
+
+
+def _is_asked(documents: Documents, doc_id: str, known: KnownAnswers, retry_failed: int) -> bool:
+    if not len(known):
+        return True
+    text, is_cut = documents.text(doc_id)
+    record = known.find(sha256_of(text), is_cut)
+    return record is None or (not record["ok"] and record["attempts"] <= retry_failed)
+
+
+def _tokens_of_an_answer(known: KnownAnswers, table: OracleTable) -> float:
+    if len(known.new_tokens) >= MIN_ANSWERS:
+        return sum(known.new_tokens) / len(known.new_tokens)
+    if table.kind == "heuristic":
+        return 0
+    asked = table.engine if table.kind == "engine" else table.http
+    return asked.max_new if asked else 0
+
+
+def _cost(table: OracleTable, tokens_in: int, tokens_out: int) -> float | None:
+    http = table.http if table.kind == "http" else None
+    if http is None or http.input_price is None or http.output_price is None:
+        return None
+    return (tokens_in * http.input_price + tokens_out * http.output_price) / 1e6

@@ -1,0 +1,79 @@
+"""Labels of two scorers compared, against scikit-learn and scipy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import cohen_kappa_score
+
+from nmoe_core.labels.compare import compare_labels, concordance
+from nmoe_core.labels.scores import DIMENSIONS
+from tests.project import json_lines, said
+from tests.refusals import refused
+
+
+def labels(grades: np.ndarray, first: int = 0, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"doc_id": f"d{first + i}", "source": "web" if (first + i) % 3 else "books", "ok": True,
+         "scores": dict(zip(DIMENSIONS, row)), **more}
+        for i, row in enumerate(grades.tolist())
+    ]  # fmt: skip
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json_lines(rows))
+    return path
+
+
+@pytest.fixture
+def grades() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, 5, (240, 5))
+    return first, np.clip(first + rng.integers(-1, 2, first.shape), 0, 4)
+
+
+def test_agreement_is_that_of_the_libraries_by_dimension_and_source_within_its_interval(
+    grades: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = grades
+    a, b = written(tmp_path / "a", labels(first)), written(tmp_path / "b", labels(second))
+    facts = said(capsys, "hydra", "agree", a, b)
+    assert facts == compare_labels(a, b)
+    assert len(facts["rows"]) == 3 * 6
+    member = {"all": np.arange(240) >= 0, "books": np.arange(240) % 3 == 0}
+    member["web"] = ~member["books"]
+    for row in facts["rows"]:
+        if row["dimension"] == "aggregate":
+            continue
+        i = DIMENSIONS.index(row["dimension"])
+        x, y = first[member[row["source"]], i], second[member[row["source"]], i]
+        kappa = cohen_kappa_score(x, y, weights="quadratic")
+        assert row["kappa"] == pytest.approx(kappa, abs=1e-6)
+        assert row["kappa_low"] < row["kappa"] < row["kappa_high"]
+        assert row["spearman"] == pytest.approx(spearmanr(x, y)[0], abs=1e-6)
+        assert row["low"] < row["spearman"] < row["high"]
+        assert row["n"] == len(x)
+        assert row["second_minus_first"] == pytest.approx((y - x).mean(), abs=1e-6)
+    assert concordance(np.ones(9), np.ones(9)) is None
+
+
+def test_only_documents_with_labels_of_one_text_in_both_files_are_compared(
+    grades: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    first, second = (g[:9] for g in grades)
+    ours = labels(first, text_sha256="a" * 64)
+    theirs = labels(second[:6], 3)
+    theirs[0]["text_sha256"] = "b" * 64
+    theirs[1] |= {"ok": False}
+    theirs[2] |= {"salvaged": True}
+    a, b = written(tmp_path / "a", ours), written(tmp_path / "b", theirs)
+    facts = compare_labels(a, b)
+    counts = {key: facts[key] for key in ("documents", "other_text", "only_in_one")}
+    assert counts == {"documents": 3, "other_text": 1, "only_in_one": 5}
+    assert [said["left_out"] for said in facts["labels"]] == [0, 2]
+    with refused("E-LABEL-COVERAGE"):
+        compare_labels(a, written(tmp_path / "c", theirs[:1]))
+    with refused("E-LABEL-MISSING"):
+        compare_labels(a, tmp_path / "none")
