@@ -89,10 +89,11 @@ def load_seconds(directory: Path, num_sources: int = 50, num_shards: int = 1000)
 
 
 def partition_seconds(directory: Path) -> tuple[float, float]:
-    """Seconds a partition of a range beyond the calls alone, and beyond calls and their checks.
+    """Seconds that Dagster adds per partition of a range: to the calls of the task alone, and to
+    those calls with their checks.
 
-    Every shard is there already, so that both sides do no work that varies: what is left is
-    reading files, checking them, and telling Dagster.
+    Every shard is there already, so that the work of both sides is constant: reading files,
+    checking them, and reporting to Dagster.
     """
     run = Run(write_large(directory, 1, RANGE, num_documents=10 * RANGE))
     [source] = run_sources(run)

@@ -16,6 +16,7 @@ import dagster as dg
 from nmoe_assets.assets.catalogue import LINEAGE, shown, with_row_count
 from nmoe_assets.assets.cost import Cost, Stopwatch
 from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.partitions import RANGE_END, RANGE_START
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
@@ -82,9 +83,11 @@ def materialize_partitions(
         show: More metadata of a partition, such as pictures and samples.
 
     Raises:
-        dg.Failure: Some partitions failed; those that did not are materialised.
+        dg.Failure: Some partitions failed; those that did not are materialised. Or as
+            `require_partitions`.
         dg.RetryRequested: Others are being written by another run.
     """
+    require_partitions(context)
     inputs, outcome, whole_run = CurrentInputs(context), _Outcome(machine), Stopwatch()
     try:
         # Closing ends the workers.
@@ -113,6 +116,16 @@ def materialize_partitions(
     yield from checks.results_of_partitions(context, list(made))
     if outcome.failed:
         raise outcome.failure()
+
+
+def require_partitions(context: dg.AssetExecutionContext) -> None:
+    """Raises dg.Failure: the run names no partitions. The launch dialogue fills in a job's tags,
+    the mutation `launchRun` of the API does not."""
+    if not context.run.tags.keys() & {RANGE_START, "dagster/partition"}:
+        raise dg.Failure(
+            f"this run names no partitions: launch it with the tags {RANGE_START} and {RANGE_END}",
+            allow_retries=False,
+        )
 
 
 @dataclass(frozen=True)

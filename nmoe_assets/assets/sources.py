@@ -5,7 +5,14 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import DOCUMENT_ROWS, SHARD_ROWS, SLICE_ROWS, about, shown, table
 from nmoe_assets.assets.cost import Stopwatch
-from nmoe_assets.assets.events import Events, PartitionResult, log_partitions, timed, wait_for_lock
+from nmoe_assets.assets.events import (
+    Events,
+    PartitionResult,
+    log_partitions,
+    require_partitions,
+    timed,
+    wait_for_lock,
+)
 from nmoe_assets.assets.inputs import CurrentInputs
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import shard_partitions
@@ -58,6 +65,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     )
 
     def make_shards(context: dg.AssetExecutionContext, machine: Machine) -> Events:
+        require_partitions(context)
         watch, inputs = Stopwatch(), CurrentInputs(context)
         try:
             with run_log(context):

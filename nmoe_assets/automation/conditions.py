@@ -10,12 +10,14 @@ beside the files decide.
 """
 
 from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
-from nmoe_assets.assets.names import named
+from nmoe_assets.assets.names import asset_key, named
 from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 
@@ -33,42 +35,50 @@ _KINDS = {
 _BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
 _in_progress = _AC.run_in_progress() | _AC.backfill_in_progress()
+_failed = _AC.execution_failed()
 # Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.
 _unusable = (
     _AC.missing() | _in_progress | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 )
-# An input is due until it is made from what changed; a request alone may come to nothing, and a run
-# that is seen with new code may have been of the code before.
-_changed = _code_changed | _AC.any_deps_match(_AC.data_version_changed())
-_due_input = _code_changed | _changed.since(_AC.newly_updated())
 
 
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
     """When the asset of a key (without the mixture's prefix) is asked for; None for never.
 
     A tick evaluates every node of every condition for every input: none stands here that another
-    one implies.
+    one implies. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one input after
+    the other with the latter, and reads the status of each by itself.
     """
     mode = _mode(run, key[-1])
     if mode == "off":
         return None
-    external = [dep for dep in deps if dep.path[-1] == "documents"]
-    unread = [dep for dep in deps if dep.path[-1] in _BEHIND_CALIBRATION]
-    unread = unread if key[-1] == "quality_scores" else []
-    read = [dep for dep in deps if dep not in (*external, *unread)]
-    by_hand = [dep for dep in read if _mode(run, dep.path[-1]) == "off"]
-    followed = [dep for dep in read if dep not in by_hand]
     holds_up = _in_progress if mode == "make" else _in_progress | _AC.missing()
-    for condition, inputs in (
-        (_unusable | _AC.will_be_requested() | _due_input, followed),
-        (_unusable | _AC.execution_failed(), by_hand),
-        (_due_input, [dep for dep in unread if _mode(run, dep.path[-1]) != "off"]),
-    ):
-        if inputs:
-            selection = dg.AssetSelection.assets(*inputs)
-            waits = _AC.any_deps_match(condition).allow(selection)
-            holds_up |= waits.with_label("waits for an input")
-    return (_due(mode, external + unread) & ~holds_up).with_label(mode)
+    unread = _unread(run, asset_key(run, key))
+    for dep in deps:
+        is_followed = _mode(run, dep.path[-1]) != "off"
+        if dep not in unread:
+            reason = _AC.will_be_requested() | _due_input(run, dep) if is_followed else _failed
+            holds_up |= _AC.asset_matches(dep, _unusable | reason)
+        elif is_followed:
+            holds_up |= _AC.asset_matches(dep, _due_input(run, dep))
+    due = _due(mode, [dep for dep in deps if dep not in unread], unread)
+    return (due & ~holds_up.with_label("waits")).with_label(mode)
+
+
+def _unread(run: Run, key: dg.AssetKey) -> list[dg.AssetKey]:
+    """Inputs of an asset that it does not follow."""
+    if key.path[-1] == "quality_scores":
+        return [asset_key(run, ("hydra", name)) for name in _BEHIND_CALIBRATION]
+    if key.path[-1] in ("shards", "valid_shards"):
+        return [dg.AssetKey([*key.path[:-1], "documents"])]
+    return []
+
+
+def _due_input(run: Run, key: dg.AssetKey) -> Condition:
+    """True of an input until it is made from what changed: a request alone may come to nothing,
+    and a run that is seen with new code may have been of the code before."""
+    changed = _code_changed | _any_deps(_AC.data_version_changed(), _unread(run, key))
+    return _code_changed | changed.since(_AC.newly_updated())
 
 
 def _mode(run: Run, name: str) -> str:
@@ -81,29 +91,30 @@ def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:
     return found.ignore(dg.AssetSelection.assets(*ignored)) if ignored else found
 
 
-def _due(mode: str, ignored: Collection[dg.AssetKey]) -> Condition:
+def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetKey]) -> Condition:
     """True from new code or new content of an input until the output is requested or made from it.
 
     A run has not made the output from the new content where an input changed while it was at work,
     which a tag of the run says (`nmoe_assets.assets.inputs`), nor where an input changed after the
     run and before the next tick.
     """
-    changed = _any_deps(_AC.data_version_changed(), ignored).with_label("an input's content")
-    reason = _code_changed | changed
+    reason = changed = reduce(
+        or_, (_AC.asset_matches(dep, _AC.data_version_changed()) for dep in deps), _code_changed
+    )
     if mode == "make":
         # What is made later is new content of an input.
         reason |= _AC.initial_evaluation() & _AC.missing()
-    changed_meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
+    meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
     # Dagster compares the times of the two where both are new.
-    changed_after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
-    made = (
-        _AC.newly_updated()
-        & ~changed_meanwhile.with_label("an input changed while it was made")
-        & ~changed_after.with_label("an input was made after it")
+    after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
+    made = _AC.newly_updated() & ~(
+        meanwhile.with_label("an input changed while it was made")
+        | after.with_label("an input was made after it")
+        | _code_changed
     )
     # A run that is only requested may begin before an input that changed in the same tick.
     requested = _AC.newly_requested() & ~changed
-    return reason.since((requested | made) & ~_code_changed)
+    return reason.since(requested | made)
 
 
 def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:

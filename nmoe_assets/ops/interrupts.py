@@ -23,8 +23,8 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
     """Give a call that raises if the process was told to stop since the block began.
 
     A run that is executed in process holds interrupts back while Dagster does its own work, and
-    forgets at its end those that came after its last step. The run around it has to ask. Raises
-    dg.DagsterExecutionInterruptedError, by the call: SIGINT or SIGTERM came.
+    forgets at its end those that came after its last step. So the run that executes it makes this
+    call afterwards. The call raises DagsterExecutionInterruptedError: SIGINT or SIGTERM came.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # only the main thread gets signals

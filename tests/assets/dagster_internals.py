@@ -5,6 +5,7 @@ The UI asks for staleness through the same resolver; events and origins have no 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
@@ -12,6 +13,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 from dagster._core.events import EngineEventData, StepMaterializationData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_origin import (
@@ -24,6 +26,7 @@ __all__ = [
     "AssetCheckEvaluationPlanned",
     "StepMaterializationData",
     "at_work",
+    "job_of_file",
     "run_of_another_location",
     "stale_causes",
 ]
@@ -66,3 +69,9 @@ def _resolver(
         yield CachingStaleStatusResolver(
             instance, definitions.resolve_asset_graph(), LoadingContextForTest(instance)
         )
+
+
+def job_of_file(path: Path, name: str) -> ReconstructableJob:
+    """A job of a code location in a file, as `dagster job execute -f` finds it."""
+    location = ReconstructableRepository.for_file(str(path), "defs", str(path.parent))
+    return location.get_reconstructable_job(name)

@@ -1,12 +1,12 @@
 """A small project of three kinds of source, and the ways to run its jobs."""
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,16 @@ def small_project(directory: Path, workers: int = 1, **tables: dict[str, Any]) -
     return project
 
 
-def _docstrings(pattern: str) -> Iterator[str]:
+@functools.cache
+def _docstrings(pattern: str) -> list[str]:
+    found = []
     for path in sorted(Path(_STDLIB).glob(pattern)):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 text = ast.get_docstring(node)
                 if text and len(text) > 120:
-                    yield text
+                    found.append(text)
+    return found
 
 
 def copied(project: Path, directory: Path) -> Path:

@@ -166,7 +166,7 @@ def test_each_change_requests_what_reads_it_and_that_once(
 def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
     daemon: Daemon, ticks: int, *, is_seen: bool
 ) -> None:
-    """Also where the change and the run's end, or its begin and the change, lie between ticks."""
+    """Also where no tick lies between the run's start, the change and the run's end."""
     daemon.report("hydra", "calibration", version="2")
     assert daemon.tick().keys() >= GRADES.keys()
     run = daemon.start("grade", "code/quality_scores")

@@ -13,6 +13,7 @@ from nmoe_assets.assets.cost import Cost
 from nmoe_assets.assets.events import materialize_partitions
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.checks.asset_checks import Checks
+from nmoe_assets.ops.pipeline import innermost_error
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.result import Result
@@ -52,8 +53,10 @@ class _Shards:
         bad = sorted(self.not_passing.intersection(keys))
         return {self.check_name: Verdict(not bad, f"not right: {', '.join(bad)}")}
 
-    def run(self, first: int = 0, last: int = 3) -> dg.ExecuteInProcessResult:
-        """Make the partitions from the first to the last."""
+    def run(
+        self, first: int = 0, last: int = 3, tags: Mapping[str, str] | None = None
+    ) -> dg.ExecuteInProcessResult:
+        """Make the partitions from the first to the last, or those of tags."""
         self.checked = []
         run = Run("demo")
         checks = Checks(run, KEY.path, (self.check_name,), self._check)
@@ -68,7 +71,7 @@ class _Shards:
             machine = Machine(usd_per_hour=3600.0)  # a dollar a second
             yield from materialize_partitions(context, machine, self._make, checks, self.show)
 
-        tags = range_tags(KEYS[first : last + 1])
+        tags = range_tags(KEYS[first : last + 1]) if tags is None else tags
         job = dg.define_asset_job("grade", executor_def=dg.in_process_executor)
         definition = dg.Definitions([scores], jobs=[job]).resolve_job_def("grade")
         return definition.execute_in_process(
@@ -138,6 +141,13 @@ def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(shards: _
     assert not done.success
     assert shards.told() == KEYS[:3]
     assert _verdict(done) == (False, KEYS[0])
+
+
+def test_a_run_that_names_no_partitions_is_refused(shards: _Shards) -> None:
+    [failed] = [event for event in shards.run(tags={}).all_events if event.is_step_failure]
+    assert innermost_error(failed).startswith("this run names no partitions: launch it with")
+    assert shards.run(tags={"dagster/partition": KEYS[1]}).success
+    assert shards.told() == [KEYS[1]]
 
 
 def test_a_partition_that_did_not_pass_is_not_forgotten_by_runs_of_others(shards: _Shards) -> None:

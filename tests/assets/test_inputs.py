@@ -1,7 +1,5 @@
 """A run says of itself that its inputs changed while it was at work."""
 
-import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +8,10 @@ import pytest
 
 from nmoe_assets.assets.events import materialize_unpartitioned
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE, PIPELINE
+from nmoe_assets.ops.pipeline import innermost_error
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
-from tests.assets.small_project import environment, program_of
+from tests.assets.dagster_internals import job_of_file
 
 HEADS, OTHER = dg.AssetKey("heads"), dg.AssetKey("other")
 
@@ -75,26 +74,28 @@ def calibration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
     return materialize_unpartitioned(context, Machine(), lambda: Result("digest"))
 
 jobs = [dg.define_asset_job(asset.key.path[0] + "_job", [asset]) for asset in (heads, calibration)]
-defs = dg.Definitions([heads, calibration], jobs=jobs)
+defs = dg.Definitions([heads, calibration], jobs=jobs, executor=dg.in_process_executor)
 """
 
 
 def test_the_pipeline_makes_nothing_from_an_input_that_did_not_pass_a_blocking_check(
-    tmp_path: Path,
+    instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each asset in a run of its own, as the backfill launches them."""
     (tmp_path / "location.py").write_text(LOCATION)
-    tags = json.dumps({PIPELINE: "its run"})
 
-    def makes(asset: str, **extra: str) -> bool:
-        job = [program_of("dagster"), "job", "execute", "-f", "location.py", "-j", f"{asset}_job"]
-        options = {"env": environment(tmp_path, **extra), "cwd": tmp_path, "text": True}
-        done = subprocess.run([*job, "--tags", tags], capture_output=True, check=False, **options)
-        told = "heads did not pass its check promotion: repair it and make it again"
-        assert (asset == "calibration" and done.returncode != 0) == (told in done.stderr)
-        return done.returncode == 0
+    def makes(asset: str) -> bool:
+        job = job_of_file(tmp_path / "location.py", f"{asset}_job")
+        tags = {PIPELINE: "its run"}
+        with dg.execute_job(job, instance, tags=tags, raise_on_error=False) as done:
+            told = [innermost_error(event) for event in done.all_events if event.is_step_failure]
+        by_heads = "heads did not pass its check promotion: repair it and make it again"
+        expected = asset == "calibration" and not done.success
+        assert expected == any(by_heads in text for text in told)
+        return done.success
 
     assert not makes("heads")
     assert not makes("calibration")
-    assert makes("heads", PASSES="yes")
+    monkeypatch.setenv("PASSES", "yes")
+    assert makes("heads")
     assert makes("calibration")

@@ -309,9 +309,10 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: P
 def test_a_failing_source_fails_the_job(tmp_path: Path) -> None:
     small_project(tmp_path)
     (tmp_path / "in" / "docs.jsonl").write_text('{"body": "no text"}\n')
-    done = execute(tmp_path, "prep")
-    assert done.returncode == 1
-    assert "docs.jsonl:1: field 'text' is missing" in done.stdout + done.stderr
+    done = execute_here(tmp_path, "prep")
+    assert not done.success
+    told = [innermost_error(event) for event in done.all_events if event.is_step_failure]
+    assert any("docs.jsonl:1: field 'text' is missing" in one for one in told)
     assert not (tmp_path / "out" / "data" / "docs").exists()
 
 
