@@ -24,13 +24,7 @@ SETTINGS = {
     "curation": {"num_topics": 4},
     "checks": {"min_spearman": -1.0, "min_val_documents": 3},
 }
-LOAD = """
-import nmoe_assets.definitions as location, nmoe_core, loader, sys
-from dagster import DagsterInstance
-with DagsterInstance.get() as instance:
-    print(len(list(location.defs.resolve_all_asset_keys())), type(instance.run_launcher).__name__)
-print(nmoe_core.__file__, loader.__file__, *sys.path, sep="\\n")
-"""
+WHERE = "import nmoe_assets, nmoe_core as core; print(nmoe_assets.__file__, core.__file__)"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -135,27 +129,29 @@ def test_an_installed_platform_makes_a_run_and_works_on_it_in_any_directory(
     assert "grades: all 2 shards are current" in run("nmoe", "plan", *CONFIG).stdout
 
 
-def test_a_new_project_loads_with_the_storage_it_ships_and_plans_its_run(
+def test_a_new_project_runs_its_tasks_without_the_checkout(
     run: Command, project: Path, environment: Path
 ) -> None:
-    made = run("nmoe", "init", "new")
+    made = run("nmoe", "init", "in")
     assert made.returncode == 0, made.stderr
-    again = run("nmoe", "init", "new")
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-    assert "E-CONFIG" in again.stderr
-    (project / "home").mkdir()
-    shutil.copy(project / "new/configs/dagster/dagster.yaml", project / "home")
-    places = {"NMOE_CONFIG": str(project / "run.toml"), "DAGSTER_HOME": str(project / "home")}
-    loaded = run("python", "-c", LOAD, **places)
-    assert loaded.returncode == 0, loaded.stderr
-    facts, *paths = loaded.stdout.splitlines()
-    assert facts.split()[1] == "LocalRunLauncher"
-    assert all(path.startswith(str(environment)) for path in paths[:2])
-    assert not any(Path(path).resolve() == REPOSITORY for path in paths if path)
-    (project / "new" / "build/demo/input").mkdir(parents=True)
-    shutil.copy(project / "in/notes.jsonl", project / "new/build/demo/input/docstrings.jsonl")
-    config = project / "new" / "configs" / "demo.toml"
-    rows = json.loads(run("nmoe", "prep-mixture", "--config", config, "--dry-run", "--json").stdout)
+    done = run("nmoe", "run", "prep", PATH=os.environ["PATH"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("prep (1 of 1)\n")
+    assert (project / "out" / "data" / "notes" / "train" / "manifest.json").is_file()
+    assert "LocalRunLauncher" in (project / ".dagster" / "dagster.yaml").read_text()
+    unknown = run("nmoe", "run", "prepare")
+    assert unknown.returncode == 1
+    assert "expected prep, label" in unknown.stderr
+    loaded = run("python", "-c", WHERE).stdout.split()
+    assert [path.startswith(str(environment)) for path in loaded] == [True] * 2
+
+
+def test_a_project_of_the_demo_finds_its_text(run: Command, project: Path) -> None:
+    (project / "pyproject.toml").unlink(missing_ok=True)
+    made = run("nmoe", "init", "--demo", "--configs")
+    assert made.returncode == 0, made.stderr
+    assert (project / "configs" / "mixtures" / "demo.toml").is_file()
+    rows = json.loads(run("nmoe", "prep-mixture", "--dry-run", "--json").stdout)
     # An environment of two wheels may hold no text files for package_docs.
     found = {row["source"]: row["problem"] for row in rows}
     assert list(found) == ["stdlib", "package_docs", "docstrings"]

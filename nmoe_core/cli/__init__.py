@@ -7,6 +7,7 @@ runs.
 
 import argparse
 import difflib
+import functools
 import os
 import re
 import signal
@@ -34,10 +35,10 @@ from nmoe_core.cli import (
 
 # Verbs by what a user wants to do, in the order of a project.
 _GROUPS = {
-    "start: a project and its stand-ins": ("init", "make-tiny-checkpoint"),
+    "start: a project and its tasks": ("init", "run", "ui", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
-    "curate: what is kept, in which order": ("curate", "remix"),
+    "curate: what is kept, in which order": ("curate", "remix", "bisect"),
     "look: before, during and after a run": ("plan", "report", "explain", "info", "inspect"),
     "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
 }
@@ -77,6 +78,7 @@ class _Verbs:
         return "\n".join(lines).strip()
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="nmoe",

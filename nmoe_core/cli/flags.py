@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from loader.plan.tables import PROJECT_FILE as PROJECT_FILE
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
@@ -36,15 +37,15 @@ def add_run_flags(
 ) -> None:
     """Add `--config`, `--set`, and flags of keys, by the last part of their dotted names or
     `renamed` (flag=key), and of roots (`Tree` attribute by the name of the flag that replaces
-    it)."""
+    it). `is_required`: without `--config`, the project of the working directory is the run."""
     named = {key.rpartition(".")[2]: key for key in keys} | renamed
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
     group.add_argument(
         "--config",
-        required=is_required,
         metavar="TOML",
-        help="its configuration; also a name: demo, moonlet",
+        help="its configuration; also a name: demo, moonlet"
+        + f" (default: {PROJECT_FILE} in this directory)" * is_required,
     )
     add_keys(group, {name: run_keys()[key] for name, key in named.items()})
     for name, root in roots.items():
@@ -57,7 +58,7 @@ def add_run_flags(
         metavar="KEY=VALUE",
         help="another value for any key of the run, such as compute.workers=4; repeatable",
     )
-    parser.set_defaults(keys=named, roots=roots)
+    parser.set_defaults(keys=named, roots=roots, needs_run=is_required)
 
 
 def run_of(
@@ -75,7 +76,10 @@ def run_of(
         more: Values by dotted keys that the verb itself found on the command line.
     """
     settings: dict[str, Any] = {}
-    if arguments.config is None:
+    config = arguments.config
+    if config is None and arguments.needs_run:
+        config = project_file()
+    if config is None:
         for name in needed:
             required(arguments, name)
         settings |= defaults or {}
@@ -86,7 +90,20 @@ def run_of(
     settings |= dict(map(setting, arguments.settings))
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
     roots = {root: path for root, path in given.items() if path is not None}
-    return Run(arguments.config, settings, roots)
+    return Run(config, settings, roots)
+
+
+def project_file() -> Path:
+    """The file of the project in the working directory; ConfigError where there is none."""
+    path = Path(PROJECT_FILE)
+    if not path.is_file():
+        raise ConfigError(
+            f"no {PROJECT_FILE} in this directory, and no --config",
+            where=Path.cwd(),
+            do="run `nmoe init` here, or name the configuration of a run with --config",
+            code="E-CONFIG-MISSING",
+        )
+    return path
 
 
 def _from_here(key: str, value: Path) -> str:

@@ -1,22 +1,44 @@
-"""`nmoe init DIR`, `nmoe make-tiny-checkpoint DIR`: what a new project starts with."""
+"""`nmoe init`, `run`, `ui`, `make-tiny-checkpoint`: a project, and its tasks through Dagster."""
+
+from __future__ import annotations
 
 import argparse
 import importlib.resources
+import os
 import shutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.output import add_verb
+from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
+from nmoe_core.cli.output import add_verb, duration, print_table, size
+from nmoe_core.config.run import Run
 
-WORKSPACE = "load_from:\n  - python_module: nmoe_assets.definitions\n"
+_VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
 
 
 def register(verbs: Any) -> None:
-    init = add_verb(
-        verbs, "init", make_project, "a new project with the configurations shipped here"
-    )
-    init.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
+    text = "look at documents and write the nmoe.toml that runs over them"
+    init = add_verb(verbs, "init", make_project, text, _show_project)
+    text = "directory, file or URL of documents, or a hub dataset, owner/name (default: here)"
+    init.add_argument("source", nargs="?", default=".", metavar="SOURCE", help=text)
+    init.add_argument("--subset", metavar="NAME", help="of a hub dataset that has several")
+    text = "a project on text found on any machine, instead of SOURCE"
+    init.add_argument("--demo", action="store_true", help=text)
+    text = "copy the configurations that come with the packages to ./configs"
+    init.add_argument("--configs", action="store_true", help=text)
+    text = "make what is not current: all tasks of the project, or the named ones"
+    run = add_verb(verbs, "run", run_tasks, text)
+    text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
+    run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
+    add_run_flags(run, is_required=True)
+    ui = add_verb(verbs, "ui", serve, "the project in the browser, with the daemon")
+    ui.add_argument("--port", type=number(1), default=3000, help="(default 3000)")
+    text = f"its configuration (default: {PROJECT_FILE} in this directory)"
+    ui.add_argument("--config", metavar="TOML", help=text)
     text = "write a tiny checkpoint of random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text)
     tiny.add_argument("directory", type=Path)
@@ -25,19 +47,89 @@ def register(verbs: Any) -> None:
     tiny.add_argument("--seed", type=int, default=0)
 
 
-def make_project(arguments: argparse.Namespace) -> int:
-    """Copy the configurations; a file that is there already is never replaced."""
-    configs = arguments.directory / "configs"
-    workspace = arguments.directory / "workspace.yaml"
-    for path in (configs, workspace):
-        if path.exists():
-            raise ConfigError("this is there already", where=path, do="name another directory")
-    for package in ("loader", "nmoe_core"):
-        with importlib.resources.as_file(importlib.resources.files(package) / "configs") as shipped:
-            shutil.copytree(shipped, configs, dirs_exist_ok=True)
-    workspace.write_text(WORKSPACE)
-    print(f"{configs}: runs (*.toml), mixtures, flow profiles, rubrics, dagster/dagster.yaml")
-    return 0
+def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the project's file into the working directory; one that is there is never replaced."""
+    path, configs = Path(PROJECT_FILE), Path("configs")
+    for made in (path, *[configs] * arguments.configs):
+        if made.exists():
+            do = "remove it, or work in another directory"
+            raise ConfigError("this is there already", where=made.absolute(), do=do)
+    facts = _write_demo(path) if arguments.demo else _write_own(path, arguments)
+    if arguments.configs:
+        for package in ("loader", "nmoe_core"):
+            source = importlib.resources.files(package) / "configs"
+            with importlib.resources.as_file(source) as shipped:
+                shutil.copytree(shipped, configs, dirs_exist_ok=True)
+        facts["configs"] = str(configs.absolute())
+    return facts
+
+
+def _write_demo(path: Path) -> dict[str, Any]:
+    from nmoe_core.sources.write_docstrings import write_docstrings
+
+    write_docstrings(Path("build/demo/input/docstrings.jsonl"))
+    demo = importlib.resources.files("nmoe_core") / "configs" / "demo.toml"
+    write_bytes(path, demo.read_bytes())
+    return {"path": str(path.absolute()), "sources": []}
+
+
+def _write_own(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.project.file import project_text
+    from nmoe_core.project.survey import survey_all
+    from nmoe_core.sources.discover import discover
+
+    workers, here = os.cpu_count() or 1, Path.cwd()
+    specs = discover(arguments.source, here, arguments.subset)
+    found = survey_all(specs, here, workers)
+    write_bytes(path, project_text(found, workers).encode())
+    return {"path": str(path.absolute()), "sources": [one.facts for one in found]}
+
+
+def _show_project(facts: dict[str, Any]) -> None:
+    from nmoe_core.project.file import languages
+
+    good = [one for one in facts["sources"] if one["problem"] is None]
+    if good:
+        rows = [
+            [
+                one["source"],
+                one["files"],
+                size(one["size_bytes"]),
+                one["documents"],
+                one["tokens"],
+                one["text_field"],
+                languages(one["languages"]),
+                duration(one["seconds"]),
+            ]
+            for one in good
+        ]
+        header = ("source", "files", "size", "documents", "tokens", "text in", "languages", "prep")
+        print_table(header, rows)
+        print("tokens and time are estimated from a sample; languages are shares of documents")
+    for one in facts["sources"]:
+        if one["problem"] is not None:
+            print(f"left out: {one['problem']}")
+    print(f"\n{facts['path']} is written. Look through it, then: nmoe run; nmoe report; nmoe ui")
+
+
+def run_tasks(arguments: argparse.Namespace) -> int:
+    """Execute the jobs of the tasks; the status is 1 where one failed."""
+    return _of_dagster("run")(run_of(arguments), arguments.tasks)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve the UI until it is interrupted."""
+    return _of_dagster("ui")(Run(arguments.config or project_file()), arguments.port)
+
+
+def _of_dagster(name: str) -> Callable[..., int]:
+    """What does a verb on the platform's side; ConfigError where Dagster is not installed."""
+    (verb,) = entry_points(group=_VERBS, name=name)
+    try:
+        return verb.load()
+    except ModuleNotFoundError as error:
+        do = "pip install 'nmoe-data[dagster]'"
+        raise ConfigError(f"{error.name} is not installed", do=do) from error
 
 
 def make_tiny(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""`nmoe remix`: from a step on, a live run reads other sources in other shares."""
+"""A live run: `nmoe remix` makes it read other sources in other shares from a step on; `nmoe
+bisect` finds which documents of some steps did harm."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from loader.config import resolve_plan
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, run_of
-from nmoe_core.cli.output import add_verb, print_table
+from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 
 def register(verbs: Any) -> None:
@@ -47,10 +49,31 @@ def register(verbs: Any) -> None:
     verb.add_argument("--steps", type=int, metavar="N", help="length of the run (as planned)")
     verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the plan after it")
     add_run_flags(verb)
+    text = "which documents of some steps cause a symptom, by replays that mask them"
+    verb = add_verb(verbs, "bisect", search, text, _show_causes)
+    verb.add_argument("plan", type=Path, metavar="PLAN", help="plan of a loader")
+    for flag, text in (("--from-step", "first step of"), ("--to-step", "step after")):
+        verb.add_argument(
+            flag, type=int, required=True, metavar="N", help=f"{text} those under suspicion"
+        )
+    verb.add_argument(
+        "--command",
+        required=True,
+        help="replays the run from a checkpoint over {plan}; the last number it prints counts",
+    )
+    verb.add_argument(
+        "--above", type=float, required=True, metavar="X", help="where the symptom is there"
+    )
+    verb.add_argument(
+        "--source", action="append", default=[], metavar="NAME", help="under suspicion; repeatable"
+    )
+    verb.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="of what is found"
+    )
 
 
 def write(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.tasks.remix import Edit, position_of, remix_run, write_remix
+    from nmoe_core.tasks.plans.remix import Edit, position_of, remix_run, write_remix
 
     named = (arguments.plan is not None) + (arguments.output is not None)
     if named != (0 if arguments.config else 2):
@@ -69,6 +92,22 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
     plan, reached = position_of(arguments.plan, arguments.state)
     step = reached if arguments.step is None else arguments.step
     return write_remix(plan, step, edit, arguments.output)
+
+
+def search(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.tasks.plans.bisection import Replays, suspects_of, write_bisection
+
+    plan = resolve_plan(arguments.plan)
+    steps = arguments.from_step, arguments.to_step
+    suspects = suspects_of(plan, *steps, arguments.source)
+    with Replays(arguments.command, arguments.output) as replays:
+        return write_bisection(plan, suspects, replays, arguments.above, arguments.output)
+
+
+def _show_causes(facts: dict[str, Any]) -> None:
+    print_rows(facts["causes"])
+    print(f"{len(facts['causes'])} of {facts['suspects']:,} documents, {facts['replays']} replays")
+    print(facts["plan"])
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.flags import add_run_flags, number, run_of
+from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
 from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.cli.stores import explain_plan
 
@@ -195,9 +195,11 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.row is not None and arguments.step is None:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
-    if (arguments.plan is None) == (arguments.config is None):
+    if arguments.plan is None and arguments.config is None:
+        arguments.config = project_file()
+    if arguments.plan is not None and arguments.config is not None:
         do = "give --config, or --plan and --step"
-        raise ConfigError("name the run, or the plan alone", found="both or neither", do=do)
+        raise ConfigError("name the run, or the plan alone", found="both", do=do)
     if arguments.plan is not None:
         return explain_plan(arguments)
     run = run_of(arguments)

@@ -2,9 +2,9 @@
 
 The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
 the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
-start at the project directory: the nearest ancestor of the file that holds workspace.yaml,
-pyproject.toml or .git, else the file's own; of a configuration that comes with the package, at the
-working directory.
+start at the project directory: the nearest ancestor of the file that holds nmoe.toml,
+workspace.yaml, pyproject.toml or .git, else the file's own; of a configuration that comes with the
+package, at the working directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loader.config import is_trainers, settings_of_table
+from loader.config import is_trainers, settings_of_table, with_sections
 from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
@@ -98,7 +98,7 @@ class Run:
             self.path = found.resolve()
             is_packaged = found in packaged("nmoe_core", "configs").values()
             self.base = self.base if is_packaged else project_dir(self.path)
-        table = {} if path is None else read_toml(self.path)
+        table = {} if path is None else with_sections(read_toml(self.path), self.path)
         self.config, self.loader = self._checked(table, self.path)
         if settings:
             if isinstance(table.get("data"), Mapping):  # its keys would hide the settings
@@ -115,7 +115,7 @@ class Run:
                     f"{key} names no file",
                     where=self.path,
                     found=named,
-                    do="write it, or copy one that `nmoe init` makes",
+                    do="write it, or name one that comes with the package",
                     code="E-CONFIG-MISSING",
                 )
         moved = {"data": self.loader.data_root, **(roots or {})}

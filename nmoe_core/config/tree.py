@@ -32,7 +32,7 @@ def shard_dir_name(bucket: int) -> str:
 
 
 class _Below:
-    """A path that lies in another attribute's directory."""
+    """A path below that of another attribute."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._directory, self._name = directory, name

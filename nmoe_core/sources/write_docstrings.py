@@ -46,8 +46,8 @@ def docstrings(path: Path, module: str) -> Iterator[dict[str, str]]:
                 yield {"id": f"{module}:{getattr(node, 'name', '')}:{line}", "text": text}
 
 
-def main() -> None:
-    """Write the file named on the command line."""
+def write_docstrings(output: Path) -> str:
+    """Write the file; return how much is in it."""
     packages = Path(sysconfig.get_path("purelib"))
     rows: list[dict[str, str]] = []
     size_bytes = 0
@@ -58,10 +58,10 @@ def main() -> None:
             size_bytes += len(row["text"].encode())
         if size_bytes >= TOTAL_BYTES:
             break
-    output = Path(sys.argv[1])
+    output.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(output, rows)
-    print(f"{output}: {len(rows):,} docstrings, {size_bytes / 1e6:.1f} MB")
+    return f"{output}: {len(rows):,} docstrings, {size_bytes / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":
-    main()
+    print(write_docstrings(Path(sys.argv[1])))

@@ -22,6 +22,8 @@ WHOLE = {
     "oracle.engine.checkpoint": "model",
     "oracle.http.base_url": "http://b/v1",
     "oracle.http.model": "m",
+    "oracle.http.input_price": 1.0,
+    "oracle.http.output_price": 1.0,
 }
 VALUES = {
     "mixture_toml": __file__,
@@ -69,6 +71,7 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     oracle = '[oracle.engine]\ncheckpoint = "model"\n'
     oracle += '[oracle.http]\nbase_url = "http://b/v1"\nmodel = "m"\n'
+    oracle += "input_price = 1\noutput_price = 1\n"
     path.write_text(f'root = "out"\n{oracle}[heads]\nmax_ctx = 24\n')
     return path
 
@@ -200,7 +203,8 @@ TEXTS = {
     *("name", "version", "max_tokens", "tokenizer", "flow", "splits", "config", "settings"),
     *("device", "devices", "sources", "source", "slices", "shard", "order", "document"),
     *("base_url", "model", "accept_model", "api_key_env"),
-    *("only", "where", "query", "columns", "family", "old", "new", "url", "remove"),
+    *("only", "where", "query", "columns", "family", "old", "new", "url", "remove", "command"),
+    "tasks",
 }
 TAKES_URLS = {("verify", "manifest"), ("info", "manifest"), ("explain", "plan")}
 

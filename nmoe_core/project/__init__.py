@@ -1,0 +1,1 @@
+"""A new project: what a source holds, and the file that runs it."""

@@ -1,0 +1,193 @@
+"""The text of a new project's `nmoe.toml`: sources, a mixture and a flow, and settings that run."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from nmoe_core.project.survey import Survey
+from nmoe_core.sources.discover import OUTPUT
+
+NAME = "own"  # of the mixture and of the flow
+TRAINED_SHARE = 0.25
+_FIRST_TOKENS = 100_000_000  # at most these in the first run: minutes, not days
+_TOKENS_PER_SHARD = 20_000_000
+_MOST_SHARDS = 64
+_SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
+_SEQUENCES = 4  # of the smallest source, at least
+_MOST_TOPICS = 30
+_PARSE_RATE = "min_parse_rate = 0.0     # the heuristic gives scores to Latin script alone\n"
+_ATTRIBUTES = ("signals", "language", "duplicates")
+
+_HEAD = """\
+# A run from documents to a loader plan, in the order of its tasks. In this directory:
+#   nmoe run        makes everything that is not made yet, or was made from other inputs
+#   nmoe report     what came out of it
+#   nmoe ui         the same tasks in the browser
+# All keys: docs/formats.md. Any key for one command: --set prep.workers=8
+root = "{output}"             # everything that is made lies below
+flow_mode = {name}        # the section [flow.{bare}] below
+# Another tokenizer is a tokenizer.json, its directory or a hub id; then drop the next two keys.
+tokenizer = "o200k_harmony"
+vocab_size = 201088
+eos_token_id = 199999
+seq_len = {seq_len}
+batch_size = {batch_size}
+seed = 42
+on_exhaust = "wrap"      # a source of which too little is kept is read again
+
+[prep]
+num_shards = {num_shards}           # of each source; partitions in the UI
+max_tokens = {max_tokens}       # in total, such as "100M"; "all" takes everything
+workers = {workers}
+{attributes}
+# Who judges a sample of the documents. The heuristic reads text statistics, of English; a model is
+#   kind = "http", with [oracle.http] base_url and model: any OpenAI-compatible server
+#   kind = "engine", with [oracle.engine] checkpoint: gpt-oss weights on this machine
+[oracle]
+kind = "heuristic"
+max_doc_tokens = 128     # what the heads read, so that both judge the same text
+replace = true           # heuristic labels cost nothing: made again when the statistics change
+
+# The frozen model below the heads. `tiny` has random weights and stands in for one:
+#   checkpoint = "/data/checkpoints/gpt-oss-20b"   (or a Llama or Qwen3 directory), device = "cuda"
+[backbone]
+kind = "tiny"
+
+[heads]
+max_ctx = 128
+[heads.probe]
+batch_size = 64
+epochs = {probe_epochs}
+[heads.judge]
+batch_size = 32
+epochs = {judge_epochs}
+lr = 2e-3
+mid_dim = 64
+num_heads = 4
+ffn_dim = 256
+
+[calibration]
+target_keep = 0.5        # share of documents to keep
+max_false_drop = 0.15    # of the dropped, at most so many were worth keeping, with 95 % confidence
+
+[curation]
+include = ["keep", "band"]   # only ["keep"] once the judges are real
+num_topics = {num_topics}
+
+[checks]
+min_spearman = -1.0      # 0 or more once the backbone is real: heads on random weights may fail
+min_val_documents = {min_val}
+{parse_rate}
+[compute]
+workers = {workers}
+
+# Which sources, and how much of each: tokens_b is in 10^9 tokens. Shares follow from it.
+[mixtures.{bare}]
+sample_temperature = 1.0 # above 1, small sources get more than their share
+"""
+
+_FLOW = """
+# How long training is: this share of the mixture, or tokens_b = 1.0 for 10^9 tokens.
+[flow.{bare}]
+mode = {name}
+stages = ["pretrain"]
+scale = {scale}
+[flow.{bare}.mixture]
+pretrain = {name}
+"""
+
+
+def project_text(surveys: Sequence[Survey], workers: int) -> str:
+    """The TOML of a run over the sources that can be read; the others stand in comments."""
+    good = [found for found in surveys if found.problem is None]
+    sizes = [found.tokens or _FIRST_TOKENS for found in good]
+    documents = sum(found.documents or 0 for found in good)
+    least = min(sizes) * TRAINED_SHARE / _SEQUENCES
+    seq_len = next((n for n in _SEQ_LENS if n <= least), _SEQ_LENS[-1])
+    is_small = all(found.tokens is not None for found in good) and sum(sizes) <= _FIRST_TOKENS
+    columns = any(found.languages for found in good)
+    values = {
+        "name": json.dumps(NAME),
+        "bare": NAME,
+        "output": OUTPUT,
+        "seq_len": seq_len,
+        "batch_size": _SEQUENCES,
+        "num_shards": min(_MOST_SHARDS, max(2, math.ceil(max(sizes) / _TOKENS_PER_SHARD))),
+        "max_tokens": json.dumps("all" if is_small else f"{_FIRST_TOKENS // 10**6}M"),
+        "probe_epochs": _epochs(20, documents),
+        "judge_epochs": _epochs(4, documents),
+        "workers": workers,
+        "attributes": _attributes() if columns else "",
+        "num_topics": min(_MOST_TOPICS, max(2, documents // 50)) if documents else _MOST_TOPICS,
+        "parse_rate": _PARSE_RATE if _is_partly_unlabelled(good) else "",
+        "min_val": min(100, max(3, documents // 60)) if documents else 100,
+    }
+    parts = [_HEAD.format(**values), *(_source(found) for found in surveys)]
+    flow = _FLOW.format(name=values["name"], bare=NAME, scale=TRAINED_SHARE)
+    return "".join([*parts, flow])
+
+
+def _epochs(most: int, documents: int) -> int:
+    """Passes of a stand-in head over the labels: fewer where documents are many."""
+    return max(1, min(most, most * 3000 // max(documents, 1)))
+
+
+def _is_partly_unlabelled(good: Sequence[Survey]) -> bool:
+    """Whether the heuristic may refuse more documents than the check allows by default."""
+    total = sum(found.documents or 0 for found in good)
+    latin = sum((found.documents or 0) * found.latin_share for found in good)
+    return latin < 0.98 * total
+
+
+def _attributes() -> str:
+    return (
+        "\n# Recorded of each document: text statistics, language, near duplicates.\n"
+        f"[attributes]\nuse = {json.dumps(_ATTRIBUTES)}\n"
+    )
+
+
+def _source(found: Survey) -> str:
+    spec = found.spec
+    if found.problem is not None:
+        where = spec.hf_dataset or ", ".join(spec.paths)
+        return f"\n# {spec.id} ({where}) is left out: {found.problem.line()}\n"
+    lines = ["", f"# {summary(found)}", f"[[mixtures.{NAME}.sources]]"]
+    table = {"id": spec.id, "tokens_b": _billions(found.tokens or _FIRST_TOKENS)}
+    table |= spec.model_dump(exclude_defaults=True, exclude={"id", "tokens_b", "columns"})
+    if spec.kind != "huggingface" and spec.kind != "files":
+        table["text_field"] = spec.text_field
+    lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+    if others := [name for name in found.fields if name not in (spec.text_field, "id")]:
+        lines.append(f"# columns = {_toml(others)}   # fields to keep beside the documents")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: Survey) -> str:
+    """What was found in a source, in words."""
+    about = "" if found.is_whole else "about "
+    parts = []
+    if found.documents is not None:
+        parts.append(f"{about}{found.documents:,} documents")
+    if found.tokens is not None:
+        parts.append(f"about {found.tokens:,} tokens")
+    if found.languages:
+        parts.append(languages(found.languages))
+    return ", ".join(parts) or "its size is not known before it is read"
+
+
+def languages(shares: Mapping[str, float], most: int = 3) -> str:
+    """The most frequent languages: `en 98 %, de 2 %`."""
+    shown = [f"{name} {100 * share:.0f} %" for name, share in list(shares.items())[:most]]
+    more = len(shares) - len(shown)
+    return ", ".join(shown) + (f", {more} more" if more > 0 else "")
+
+
+def _billions(tokens: int) -> float:
+    return float(f"{tokens / 1e9:.4g}")
+
+
+def _toml(value: object) -> str:
+    """A value as TOML: strings, lists of them and numbers are written as in JSON, but for 1e-06."""
+    if isinstance(value, float):
+        return f"{value:.12f}".rstrip("0")
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

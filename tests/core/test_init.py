@@ -1,0 +1,127 @@
+"""`nmoe init`: what lies in a directory becomes one file that a run takes as it is."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from loader.config import read_config
+from loader.errors import ConfigError
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.project.survey import with_text_field
+from nmoe_core.sources.discover import discover
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.text.tokenizer import load_tokenizer
+from tests.refusals import refused, refused_line
+
+TEXTS = [f"Note {i}: this is a short note about rivers and hills. " * 9 for i in range(90)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, texts: list[str] = TEXTS, field: str = "text") -> None:
+    """Records of a title and a text, in the format that the suffix names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"title": f"t{i}", field: text} for i, text in enumerate(texts)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return
+    payload = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(path.suffix)
+    path.write_bytes(pack(payload) if pack else payload)
+
+
+def test_a_directory_of_compressed_files_becomes_a_run_over_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "notes.jsonl.gz")
+    write(here / "web" / "part-0.jsonl.zst", field="content")
+    write(here / "books.parquet")
+    (here / "broken.jsonl").write_text("not JSON\n")
+    assert main(["init", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    found = {one["source"]: one for one in facts["sources"]}
+    assert list(found) == ["books", "broken", "notes", "web"]
+    assert {one["documents"] for one in found.values()} == {90, None}
+    assert found["broken"]["problem"].startswith("ERROR [E-SOURCE-FIELD]")
+    assert found["web"]["text_field"] == "content"
+    tokens = len(load_tokenizer().encode_batch(TEXTS).ids) + len(TEXTS)
+    assert found["notes"]["tokens"] == pytest.approx(tokens, rel=0.01)
+    run = Run("nmoe.toml")
+    plans = run_sources(run)
+    assert [plan.name for plan in plans] == ["books", "notes", "web"]
+    assert [plan.max_tokens for plan in plans] == [None] * 3
+    assert (run.base, run.tree.root) == (here, here / "out")
+    assert read_config("nmoe.toml")["mixture_toml"] == here / "nmoe.toml"
+    # Without --config, the project of the working directory is the run.
+    assert main(["prep-mixture", "--dry-run", "--json"]) == 0
+    assert {row["problem"] for row in json.loads(capsys.readouterr().out)} == {None}
+    assert "E-CONFIG" in refused_line(capsys, "init")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["a-00001-of-2.jsonl", "a-00002-of-2.jsonl"], {"a": ["a-*.jsonl"]}),
+        (["web/x.jsonl", "web/de/y.jsonl"], {"web": ["web/**/*.jsonl"]}),
+        (["a1.jsonl", "a2.jsonl", "a3b.jsonl"], {"a": ["a1.jsonl", "a2.jsonl"], "a3b": None}),
+        (["a.jsonl", "a.parquet"], {"a": ["a.jsonl"], "a_parquet": ["a.parquet"]}),
+        (["a.jsonl", "readme.md", ".cache/b.jsonl", "out/c.jsonl"], {"a": ["a.jsonl"]}),
+        (["env/pyvenv.cfg", "env/x.jsonl", "one.txt", "two.md"], {"one": None, "two": None}),
+    ],
+)
+def test_files_whose_names_differ_in_numbers_are_one_source(
+    here: Path, files: list[str], expected: dict[str, list[str] | None]
+) -> None:
+    for name in files:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("{}\n")
+    found = {spec.id: spec for spec in discover(".", here)}
+    assert found.keys() == expected.keys()
+    for name, paths in expected.items():
+        assert paths is None or list(found[name].paths) == paths
+
+
+def test_the_field_with_the_longest_texts_is_taken_where_none_has_a_usual_name(here: Path) -> None:
+    write(here / "a.jsonl", field="passage")
+    spec = SourceSpec(id="a", kind="jsonl", paths=("a.jsonl",))
+    assert with_text_field(spec, here).text_field == "passage"
+
+
+def test_a_file_a_url_or_a_hub_id_is_one_source(here: Path) -> None:
+    write(here / "a.jsonl")
+    assert [spec.paths for spec in discover("a.jsonl", here)] == [("a.jsonl",)]
+    assert discover("s3://b/c/web.parquet", here)[0].kind == "parquet"
+    (hub,) = discover("owner/some-name", here, "sub")
+    assert (hub.id, hub.hf_dataset, hub.hf_subset) == ("some_name", "owner/some-name", "sub")
+    for missing in ("nowhere", "x/y/z.jsonl"):
+        with refused("E-SOURCE-NOTFOUND"):
+            discover(missing, here)
+
+
+def test_without_text_or_a_project_a_command_is_refused_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused_line(capsys, "init", code="E-SOURCE-NOTFOUND")
+    (here / "a.jsonl").write_text('{"n": 1}\n')
+    refused_line(capsys, "init", code="E-SOURCE-FIELD")
+    for verb in ("report", "run", "ui", "plan"):
+        assert "nmoe init" in refused_line(capsys, verb, code="E-CONFIG-MISSING")
+    assert not (here / "nmoe.toml").exists()
+
+
+def test_a_section_and_a_file_of_mixtures_are_refused_together(here: Path) -> None:
+    text = 'root = "out"\nmixture_toml = "demo"\n[mixtures.own]\n'
+    (here / "nmoe.toml").write_text(text)
+    with pytest.raises(ConfigError, match="two places"):
+        Run("nmoe.toml")
