@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader import build_loader
+from loader import IGNORE_INDEX, build_loader
 
 BUCKETS = 512
 
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("plan")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=20, help="steps in all, resumed ones included")
+    parser.add_argument("--probe", type=int, nargs=2, metavar="ID", help="print P(second | first)")
     arguments = parser.parse_args()
 
     loader, plan = build_loader(arguments.plan, backend="numpy")
@@ -42,7 +43,8 @@ def main() -> None:
     while loader.step < min(arguments.steps, plan.num_sequences // plan.batch_size):
         inputs, targets = loader.next()
         digest = hashlib.sha256(digest.encode() + inputs.tobytes()).hexdigest()
-        a, b = inputs.ravel() % BUCKETS, targets.ravel() % BUCKETS
+        counted = targets != IGNORE_INDEX
+        a, b = inputs[counted] % BUCKETS, targets[counted] % BUCKETS
         loss = -np.log(counts[a, b] / counts[a].sum(axis=1)).mean()
         np.add.at(counts, (a, b), 1.0)
         if loader.step % 10 == 0:
@@ -50,6 +52,9 @@ def main() -> None:
     np.save(arguments.checkpoint.with_suffix(".npy"), counts)
     state_file.write_text(json.dumps({"loader": loader.state_dict(), "digest": digest}))
     print(f"step {loader.step}, batches {digest[:16]}")
+    if arguments.probe:
+        first, second = (token % BUCKETS for token in arguments.probe)
+        print(f"P({second} | {first}) = {counts[first, second] / counts[first].sum():.6f}")
 
 
 if __name__ == "__main__":

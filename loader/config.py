@@ -1,9 +1,9 @@
 """From a plan, its file, its URL or a run's settings to a plan and its loader.
 
-Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader.md. Of a mapping
-or a file each key must be one of the loader's, or a table of another task's or the trainer's; the
-table `data` is the loader's. Of an object only the attributes with the loader's names are read.
-None and "" count as not set.
+Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader/runs.md. Of a
+mapping or a file each key must be one of the loader's, or a table of another task's or the
+trainer's; the table `data` is the loader's. Of an object only the attributes with the loader's
+names are read. None and "" count as not set.
 """
 
 import difflib
@@ -36,6 +36,8 @@ from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings
 from loader.plan.streaming import streamed_plan
 from loader.rows.stream import Split
 
+# Sections of a run's TOML that other files may hold as well, and the keys that name those files.
+_SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
 # A table is a slip of one of ours above the likeness of one slip in a short name.
@@ -128,12 +130,12 @@ def resolve_plan(
 def read_config(path: str | Path) -> dict[str, Any]:
     """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
 
-    Relative paths start from the nearest directory above that holds `workspace.yaml`,
+    Relative paths start from the nearest directory above that holds `nmoe.toml`, `workspace.yaml`,
     `pyproject.toml` or `.git`, else from the directory of the file. Raises ConfigError where the
     file is missing or not valid, or a key is unknown."""
     path = Path(path)
     is_yaml = path.suffix in (".yaml", ".yml")
-    table = tables.read_yaml(path) if is_yaml else tables.read_toml(path)
+    table = tables.read_yaml(path) if is_yaml else with_sections(tables.read_toml(path), path)
     return _from_base(table, path, tables.project_dir(path))
 
 
@@ -142,6 +144,21 @@ def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunS
     of others. Relative paths start from `base`. Raises ConfigError where a key is unknown, or a
     value is missing, of another type or out of range."""
     return checked(_from_base(table, where, base), str(where))
+
+
+def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The tables of a run's TOML; in place of its sections `mixtures` and `flow`, keys that name
+    the file itself as mixture and flow profiles. Raises ConfigError where such a key names another
+    file."""
+    inner = table.get("data")
+    named = {**table, **(inner if isinstance(inner, Mapping) else {})}
+    for section, key in _SECTIONS.items():
+        if section in table and key in named:
+            found = f"{key} = {named[key]!r} and [{section}]"
+            do = "leave one out"
+            raise ConfigError("two places for one thing", where=path, found=found, do=do)
+    own = {key: str(path.absolute()) for section, key in _SECTIONS.items() if section in table}
+    return {key: value for key, value in table.items() if key not in _SECTIONS} | own
 
 
 def is_trainers(key: object) -> bool:

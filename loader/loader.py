@@ -160,7 +160,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch returned: JSON values, equal on all ranks."""
-        return make_state(self.plan, self.split, self._next, self.metrics())
+        return make_state(self.plan, self.split, self._next, self._counts())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any rank of any world size.
@@ -185,7 +185,14 @@ class DeterministicLoader:  # in short `loader.Loader`
         stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs."""
+        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs; and
+        masked, targets of them that were not learned, where the plan masks documents."""
+        found, masked = self._counts(), self._open_stream().masked_before(self._next)
+        for name, count in zip(self.source_names, masked or ()):
+            found[name]["masked"] = count
+        return found
+
+    def _counts(self) -> dict[str, dict[str, float]]:
         stream, n = self._open_stream(), self._next
         counts, epochs = stream.schedule.counts_before(n), stream.schedule.epochs_before(n)
         rows = zip(self.source_names, counts.tolist(), stream.tokens_before(n), epochs.tolist())

@@ -9,7 +9,12 @@ from torch.utils.data import Dataset
 from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
+from loader.opening import data_rank
 from loader.rows.stream import Split
+
+# A pass begins where another one did, or where a run was resumed. Single rows at random begin one
+# with every second row.
+_MOST_STARTS = 4
 
 
 class PlanDataset(Dataset[Any]):
@@ -32,7 +37,22 @@ class PlanDataset(Dataset[Any]):
         return self._loader
 
 
-class StepDataset(PlanDataset):
+class BatchDataset(PlanDataset):
+    """Whole batches of one rank."""
+
+    def set_epoch(self, _: int) -> None:
+        """Called by accelerate's loaders, and so by transformers' Trainer, which deal batches to
+        ranks themselves. Raises ConfigError where there are several."""
+        if (found := data_rank()[1]) > 1:
+            raise ConfigError(
+                "a rank's own batches would be dealt to all ranks again",
+                where="accelerate",
+                found=f"{found} ranks",
+                do="do not `prepare` this loader, or give it a RowDataset",
+            )
+
+
+class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
     the number of its next step needs no other state. Arguments as those of `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
@@ -59,6 +79,11 @@ class StepDataset(PlanDataset):
         loader.seek_step(step)
         return loader.next()
 
+    def __getitems__(self, _: Sequence[int]) -> list[Any]:
+        """Called by a `DataLoader` that makes batches. Raises ConfigError."""
+        do = "set batch_size = None"
+        raise ConfigError("the batches of a plan are whole", where="DataLoader", do=do)
+
 
 class RowDataset(PlanDataset):
     """Rows by their number in the global stream, for trainers that make batches and share them
@@ -74,6 +99,7 @@ class RowDataset(PlanDataset):
                 "cu_seqlens are those of a batch, not of a row", where="extras", do=do
             )
         super().__init__(cfg, split, {"form": "dict", **options})
+        self._last, self._starts = -1, {0}  # the last row of a batch, and where passes began
 
     def __len__(self) -> int:
         """Rows of all whole batches."""
@@ -81,10 +107,28 @@ class RowDataset(PlanDataset):
 
     def __getitem__(self, row: int) -> Any:
         """A row. Raises IndexError."""
-        return self.__getitems__([row])[0]
+        return self._read([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """Some rows; those that follow each other are read at once. Raises IndexError."""
+        """The rows of a batch. Raises IndexError, and ConfigError where a sampler draws them at
+        random, or repeats rows to fill up a batch."""
+        if len(rows) and rows[0] <= self._last:
+            self._starts.add(rows[0])
+        if any(a >= b for a, b in pairwise(rows)) or len(self._starts) > _MOST_STARTS:
+            raise ConfigError(
+                "rows are not read in the order of the plan",
+                where="sampler",
+                found=f"a batch of rows {', '.join(map(str, rows[:6]))}",
+                expected="a sequential sampler, and no row twice to fill up a batch",
+                do='set train_sampling_strategy = "sequential" or shuffle = False; open_loader'
+                " reads a last batch of valid that is not whole",
+            )
+        if len(rows):
+            self._last = rows[-1]
+        return self._read(rows)
+
+    def _read(self, rows: Sequence[int]) -> list[Any]:
+        """Some rows; those that follow each other are read at once."""
         found: list[Any] = []
         cuts = [i for i, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1]
         for first, stop in pairwise([0, *cuts, len(rows)]):

@@ -13,11 +13,14 @@ from loader.plan.tables import unknown_name
 from loader.rows.stream import Stream
 
 
-def mask(plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]]) -> LoaderPlan:
+def mask(
+    plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]], replace_text: bool = False
+) -> LoaderPlan:
     """The same plan with more tokens that are no target: source, token file, start and end of each
     document, as `loader.rows.origins` gives them. The file is a path, or as the manifest names it.
 
-    Order and windows stay, so states of either plan load under the other; targets are -100. Raises
+    Order and windows stay, so states of either plan load under the other; targets are -100, and
+    with `replace_text` inputs are EOS, so that the text is no context either. Raises
     ConfigError where the plan has no such source, PlanError where it has no such tokens
     (E-PLAN-FORMAT).
     """
@@ -28,7 +31,7 @@ def mask(plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]]) -
             raise unknown_name("source", source, places, f"{plan.plan_id}: masked")
         place = places[source] if places[source].is_dir() else places[source].parent
         name = Path(os.path.relpath(place / file, place)).as_posix()
-        masked.add(MaskedTokens(source, name, int(start), int(end)))
+        masked.add(MaskedTokens(source, name, int(start), int(end), replace_text))
     after = replace(plan, masked=tuple(sorted(masked)))
     check_plan(after)
     with closing(Stream(after, "train")):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from loader.batches import Batch
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
-from loader.map_data import PlanDataset, RowDataset, StepDataset
+from loader.map_data import BatchDataset, RowDataset, StepDataset
 from loader.rows.stream import Split
 
 __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attention_mask"]
@@ -47,7 +47,7 @@ class WorkerOptions(_Options, total=False):
     prefetch_factor: int
 
 
-class TokenDataset(PlanDataset, IterableDataset[Any]):
+class TokenDataset(BatchDataset, IterableDataset[Any]):
     """Batches of a plan, for `DataLoader(dataset, batch_size=None, num_workers=W)`.
 
     Has torchdata's `Stateful` shape: a state taken in a worker continues that worker, and one of

@@ -7,13 +7,14 @@ file's first token; the last one of a file is shorter.
 import hashlib
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from loader.errors import FormatError
-from loader.files.format import Manifest, check_digest, read_json_object
+from loader.files.format import Manifest, ShardEntry, check_digest, read_json_object
 from loader.files.sealed import check_seal, sealed
 from loader.files.shard import read_npy_header
 
@@ -35,8 +36,8 @@ class FileBlocks(NamedTuple):
 def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
     """Read all tokens of a manifest and write `blocks.json` beside it; `block_bytes` is a multiple
     of 4. Raises FormatError where a file is missing, malformed or not what the manifest says."""
-    files: dict[str, Any] = {}
-    for entry in manifest.shards:
+
+    def of_file(entry: ShardEntry) -> dict[str, Any]:
         path = manifest.shard_path(entry)
         _, offset_bytes, integers = read_npy_header(path, manifest.dtype)
         if entry.checksum:
@@ -45,7 +46,10 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
             file.seek(offset_bytes)
             blocks = iter(lambda: file.read(block_bytes), b"")
             text = "".join(hashlib.sha256(block).hexdigest() for block in blocks)
-        files[entry.path] = {"offset_bytes": offset_bytes, "dtype": integers.str, "sha256": text}
+        return {"offset_bytes": offset_bytes, "dtype": integers.str, "sha256": text}
+
+    with ThreadPoolExecutor() as pool:  # a hash lets other threads run
+        files = dict(zip((e.path for e in manifest.shards), pool.map(of_file, manifest.shards)))
     value = {"format": _FORMAT, "manifest": manifest.content_digest()}
     value |= {"block_bytes": block_bytes, "files": files}
     path, part = manifest.path.with_name(BLOCKS_NAME), manifest.path.with_name(".blocks.part")

@@ -65,3 +65,26 @@ class Permutation:
         for key in self._keys:
             left, right = right, left ^ (mix64_array(right + key) & self._low)
         return (left << self._half) | right
+
+
+class BlockPermutation:
+    """A pseudo-random permutation of `range(size)` whose neighbours stay near: blocks of `block`
+    elements come in a random order, each with its elements in one. A short last block stays last.
+    """
+
+    def __init__(self, size: int, block: int, key: int) -> None:
+        self._size, self._block, self._key = size, block, key
+
+    def __call__(self, elements: np.ndarray) -> np.ndarray:
+        """New position of each element: int64, shaped as `elements` (int64 in `range(size)`)."""
+        blocks, places = np.divmod(elements, self._block)
+        num_whole = self._size // self._block
+        is_whole = blocks < num_whole
+        if num_whole:
+            order = Permutation(num_whole, key_of(self._key, 0))
+            blocks[is_whole] = order(blocks[is_whole])
+        for number in np.unique(blocks).tolist():
+            rows, first = blocks == number, number * self._block
+            order = Permutation(min(self._block, self._size - first), key_of(self._key, 1, number))
+            places[rows] = first + order(places[rows])
+        return places

@@ -29,7 +29,8 @@ def malformed(found: str, expected: str) -> StateError:
 def reading_order(plan: LoaderPlan) -> str:
     """In which order the windows of a source are read. Blank for its own order in windows that lie
     end to end: there a count of tokens is a position at any `seq_len`."""
-    seed = f", shuffled with seed {plan.seed}" if plan.shuffles else ""
+    how = "shuffled in blocks" if plan.shuffle_blocks else "shuffled"
+    seed = f", {how} with seed {plan.seed}" if plan.shuffles else ""
     if not seed and (plan.packing, plan.window_stride) == ("concat", "seq_len"):
         return ""
     return f"{plan.packing}, seq_len {plan.seq_len}, stride {plan.window_stride}{seed}"

@@ -169,7 +169,7 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
     )
     root = Path(os.path.commonpath(places))
     plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)
-    # Blank where the data are a directory of shards.
+    # A directory of shards has no spec of a text source: an empty one.
     specs = {s.name: s.data.spec if isinstance(s.data, TextSource) else "" for s in sources}
     return plan.with_specs(specs)
 

@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
     "consumed": (),
     "masked": (),
+    "replaced": False,
     "spec": "",
     "lr_scale": 1.0,
     "start_step": 0,
@@ -95,12 +96,14 @@ class Consumed:
 @dataclass(frozen=True, slots=True, order=True)
 class MaskedTokens:
     """Tokens `[start, end)` of a source's shard file, as its manifest names it, that are never a
-    target. They stay in inputs, as context; a mask changes neither order nor windows."""
+    target. They stay in inputs, as context, unless EOS is put in their place (`replaced`); a mask
+    changes neither order nor windows."""
 
     source: str
     file: str
     start: int
     end: int
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class LoaderPlan(StreamSettings):
     @property
     def shuffles(self) -> bool:
         """Whether each epoch of a source has its own random order of windows."""
-        return self.shuffle or self.policy == "epoch_weighted"
+        return self.shuffle or self.shuffle_blocks or self.policy == "epoch_weighted"
 
     @property
     def wraps_tokens(self) -> bool:

@@ -15,11 +15,17 @@ import numpy as np
 
 from loader.errors import PlanError
 from loader.order.policies import Sequential, Shares, Stretch, make_schedule
-from loader.order.shuffle import Permutation, key_of
+from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
-_permutation = lru_cache(maxsize=1024)(Permutation)
+# Tokens that are shuffled among each other where all of a source are not: 16 MiB of most.
+SHUFFLED_TOKENS = 2**22
+
+
+@lru_cache(maxsize=1024)
+def _permutation(size: int, block: int, key: int) -> Permutation | BlockPermutation:
+    return BlockPermutation(size, block, key) if block else Permutation(size, key)
 
 
 class PlanSchedule:
@@ -43,6 +49,7 @@ class PlanSchedule:
         self.num_sequences = self._parts[-1].stop
         self._capacities = np.array(capacities, np.int64)
         self._shuffles = plan.shuffles and is_train
+        self._block = plan.shuffle_blocks * max(1, SHUFFLED_TOKENS // plan.seq_len)
         self._wraps = plan.wraps and not plan.wraps_tokens and is_train
         by_window = plan.packing != "concat" or self._shuffles
         tokens = np.array([source.num_tokens for source in sources], np.int64)
@@ -108,7 +115,7 @@ class PlanSchedule:
             cuts = np.searchsorted(epochs[rows], np.arange(first, last + 2))
             for epoch, a, b in zip(range(first, last + 1), cuts, cuts[1:]):
                 key = key_of(self._keys[source], epoch)
-                order = _permutation(int(self._capacities[source]), key)
+                order = _permutation(int(self._capacities[source]), self._block, key)
                 windows[rows[a:b]] = order(places[rows[a:b]])
 
 

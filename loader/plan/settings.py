@@ -67,7 +67,9 @@ class StreamSettings:
     with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
     tokens start again. packing: `concat` cuts a source every `window_stride` tokens, `best_fit`
     fills windows with whole documents. shuffle: read a source's windows in a new random order each
-    epoch. max_epochs: how often a source may be read; 0 is once, or without end under `wrap`.
+    epoch. shuffle_blocks: so, but near each other: blocks of 2^22 tokens in a random order, and the
+    windows of each. max_epochs: how often a source may be read; 0 is once, or without end under
+    `wrap`.
     """
 
     seq_len: Annotated[int, Key(positive=True, high=2**24)]
@@ -78,6 +80,7 @@ class StreamSettings:
     on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST)] = "all_exhausted"
     packing: Annotated[str, Key(choices=("concat", "best_fit"), if_chosen=True)] = "concat"
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
+    shuffle_blocks: Annotated[bool, Key(if_chosen=True)] = False
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
 
     def of_stream(self) -> dict[str, Any]:
@@ -87,8 +90,11 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(StreamSettings):
-    """What a plan is made by, beside its sources. tokenizer, vocab_size, eos_token_id: None takes
-    the manifests' own. phases: changes of weights, in order of their steps."""
+    """Settings of a plan besides its sources.
+
+    `tokenizer`, `vocab_size` and `eos_token_id` are those of the manifests where None; `phases` are
+    changes of weights, in the order of their steps.
+    """
 
     tokenizer: str | None = None
     vocab_size: Annotated[int | None, Key(positive=True, high=2**32)] = None

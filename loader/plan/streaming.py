@@ -16,6 +16,7 @@ from loader.files.format import Manifest, load_manifest, resolve_inside
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_manifests, fetch_whole
+from loader.plan.schedule import SHUFFLED_TOKENS
 
 
 def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
@@ -27,13 +28,16 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
     num_bytes = sum(
         load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
     )
+    if plan.shuffle_blocks:  # the one that is read, and the next
+        num_bytes = min(num_bytes, 2 * 4 * SHUFFLED_TOKENS * len(plan.sources))
     if plan.shuffles and cache_bytes < num_bytes:
         raise ConfigError(
             "a shuffled source is read at random: its tokens must fit into the cache",
             where="cache_bytes",
             found=cache_bytes,
             expected=f"at least {num_bytes}",
-            do="leave cache_bytes out, which copies all data first, or do not shuffle",
+            do="set shuffle_blocks in place of shuffle, or leave cache_bytes out, which copies all"
+            " data first",
         )
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     store = StoreData(root, cache / "blocks", cache_bytes, readers)
@@ -50,8 +54,8 @@ def _fetch_blocks(directory: str, manifest: Manifest) -> None:
             raise FormatError(
                 "the data have no blocks, so they cannot be read in parts",
                 where=url,
-                do="`python -m loader blocks PLAN` makes them, `nmoe publish` sends them; or leave"
-                " cache_bytes out",
+                do="`nmoe publish` makes and sends them, `python -m loader blocks PLAN` makes them;"
+                " or leave cache_bytes out",
                 code="E-BLOCKS",
             ) from None
         read_blocks(local, manifest, url)

@@ -14,7 +14,8 @@ from loader.errors import ConfigError
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
-_PROJECT_MARKS = ("workspace.yaml", "pyproject.toml", ".git")
+PROJECT_FILE = "nmoe.toml"  # the run of a project that says so in one file
+_PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _read_text(path: str | Path) -> str:
 
 def project_dir(path: Path) -> Path:
     """Directory that relative paths in a TOML file are relative to: the nearest ancestor that holds
-    `workspace.yaml`, `pyproject.toml` or `.git`; without one, that of the file itself."""
+    `nmoe.toml`, `workspace.yaml`, `pyproject.toml` or `.git`; without one, that of the file."""
     own = path.absolute().parent
     for directory in (own, *own.parents):
         if any((directory / mark).exists() for mark in _PROJECT_MARKS):

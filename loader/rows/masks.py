@@ -1,25 +1,30 @@
-"""Targets that a plan masks: spans of tokens on the axis of positions, found by bisection."""
+"""What a plan masks: spans of tokens on the axis of positions, found by bisection."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from loader.errors import PlanError
 from loader.files.format import Manifest
-from loader.files.spans import IGNORE_INDEX
 from loader.plan.records import MaskedTokens
 
 _Pieces = list[tuple[int, int]]
+_CHUNK = 1 << 20
 
 
 class Masks:
-    """The masked tokens of a plan's sources, whose manifests lie end to end in this order. Raises
-    PlanError where a manifest has no such file, or the file fewer tokens (E-PLAN-FORMAT)."""
+    """Masked tokens of a plan's sources, whose manifests lie end to end in this order, and the
+    token that is put in their place. Raises PlanError where a manifest has no such file, or the
+    file fewer tokens (E-PLAN-FORMAT)."""
 
     def __init__(
-        self, masked: Sequence[MaskedTokens], names: Sequence[str], manifests: Sequence[Manifest]
+        self,
+        masked: Sequence[MaskedTokens],
+        names: Sequence[str],
+        manifests: Sequence[Manifest],
+        token: int,
     ) -> None:
         files = [(name, e) for name, manifest in zip(names, manifests) for e in manifest.shards]
         sizes = [entry.num_tokens for _, entry in files]
@@ -44,15 +49,65 @@ class Masks:
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([start, end])
+        self._token = token
         self._starts, self._ends = ([span[i] for span in merged] for i in (0, 1))
+        spans_of = np.array(merged, np.int64).reshape(-1, 2)
+        self._bounds = spans_of[:, 0], np.append(0, spans_of[:, 1])
+        self._sums = np.append(0, np.cumsum(spans_of[:, 1] - spans_of[:, 0]))
 
-    def apply(self, targets: np.ndarray, pieces: _Pieces) -> None:
-        """Mask the targets of one row. They lie in `pieces` of its source: (position, length)."""
+    def before(self, positions: np.ndarray) -> np.ndarray:
+        """Masked tokens before each position of the axis: int64 `[n]` to int64 `[n]`."""
+        starts, ends = self._bounds
+        i = np.searchsorted(starts, positions, "right")
+        return self._sums[i] - np.maximum(0, ends[i] - positions)
+
+    def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
+        """Mask one row. Its tokens lie in `pieces` of its source: (position, length)."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)
             while i < len(self._ends) and self._starts[i] < position + length:
                 first, stop = max(self._starts[i], position), min(self._ends[i], position + length)
-                targets[at + first - position : at + stop - position] = IGNORE_INDEX
+                row[at + first - position : at + stop - position] = self._token
                 i += 1
             at += length
+
+
+class MaskedCounts:
+    """Masked targets before a position, by source: counted on from the last place that was asked
+    for, some 10 million windows per second.
+
+    runs: start and end of runs of targets in windows of a source: int64 `[n]` each, on the axis
+    without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: where
+    sources start on the axis, and their end.
+    """
+
+    def __init__(
+        self,
+        masks: Masks,
+        runs: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
+        order: Callable[[int, int, int], np.ndarray],
+        passed: Sequence[int],
+        source_starts: np.ndarray,
+    ) -> None:
+        self._masks, self._runs, self._order, self._passed = masks, runs, order, passed
+        self._spans = list(pairwise(source_starts.tolist()))
+        self._last = [(0, 0)] * len(passed)  # windows of each source, and what they hold
+
+    def before(self, counts: Sequence[int]) -> list[int]:
+        """In the first `counts[i]` windows that the run reads of each source i."""
+        for source, (count, passed) in enumerate(zip(counts, self._passed)):
+            start, found = self._last[source] if self._last[source][0] <= count else (0, 0)
+            for a, b in pairwise([*range(start, count, _CHUNK), count]):
+                windows = self._order(source, passed + a, passed + b)
+                starts, ends = self._runs(source, windows)
+                found += int((self._up_to(source, ends) - self._up_to(source, starts)).sum())
+            self._last[source] = count, found
+        return [found for _, found in self._last]
+
+    def _up_to(self, source: int, positions: np.ndarray) -> np.ndarray:
+        """Masked tokens of a source before positions that may lie behind its end: it wraps."""
+        start, end = self._spans[source]
+        first, total = self._masks.before(np.array([start, end]))
+        rounds, places = np.divmod(positions - start, end - start)
+        return rounds * (total - first) + self._masks.before(start + places) - first

@@ -72,6 +72,13 @@ class PackedReader(PackedRows):
         starts, lengths = np.array(found, np.int64).T
         return starts, lengths
 
+    def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of the targets of each piece of some windows: int64 `[n]` each."""
+        rows = self.rows(np.full(len(windows), source), windows)
+        found = [(s + 1, s + 1 + n - ends) for row in rows for s, n, ends in zip(*row)]
+        starts, stops = np.array(found, np.int64).reshape(-1, 2).T
+        return starts, stops
+
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each document's tokens in a row."""
         ((starts, lengths, _),) = self.rows(np.array([source]), np.array([window]))

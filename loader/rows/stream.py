@@ -15,13 +15,13 @@ import numpy as np
 from loader.errors import PlanError
 from loader.files.addresses import join
 from loader.files.block_files import BlockFiles
-from loader.files.spans import DocumentIndex
+from loader.files.spans import IGNORE_INDEX, DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_index
 from loader.plan.schedule import PlanSchedule
-from loader.rows.masks import Masks
+from loader.rows.masks import MaskedCounts, Masks
 from loader.rows.packed import PackedReader, TokenCounts
 from loader.rows.windows import WindowReader
 
@@ -92,13 +92,17 @@ class Stream:
         self.capacities = self.reader.capacities
         self.schedule = PlanSchedule(plan, split, self.capacities)
         self.num_sequences = self.schedule.num_sequences
-        self._tokens = None
+        order, passed = self.schedule.windows_of, self.schedule.passed.tolist()
+        self._tokens = self._masks = self._inputs = None
         if isinstance(self.reader, PackedReader):
-            order, passed = self.schedule.windows_of, self.schedule.passed.tolist()
             self._tokens = TokenCounts(self.reader.row_tokens, order, passed)
-        self._masks = None
         if plan.masked and split == "train":
-            self._masks = Masks(plan.masked, self.source_names, manifests)
+            data = self.source_names, manifests
+            self._masks = Masks(plan.masked, *data, IGNORE_INDEX)
+            runs, starts = self.reader.target_runs, self.files.source_starts
+            self._masked = MaskedCounts(self._masks, runs, order, passed, starts)
+            if replaced := [row for row in plan.masked if row.replaced]:
+                self._inputs = Masks(replaced, *data, plan.eos_token_id)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
         self._following = -1, self._ahead.rows  # the batch up to which blocks are known to be next
@@ -121,8 +125,11 @@ class Stream:
             batch = 0
         self.reader.read(ahead.copies, batch, out)
         if self._masks is not None:
-            for row, *place in zip(out[1], ahead.sources[batch], ahead.windows[batch]):
-                self._masks.apply(row, self._target_pieces(*map(int, place)))
+            places = zip(ahead.sources[batch].tolist(), ahead.windows[batch].tolist())
+            for inputs, targets, place in zip(*out, places):
+                self._masks.apply(targets, self._target_pieces(*place))
+                if self._inputs is not None:
+                    self._inputs.apply(inputs, self.reader.pieces(*place))
         return ahead.sources[batch], ahead.windows[batch]
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
@@ -135,6 +142,12 @@ class Stream:
         if self._tokens is None:
             return [count * self._seq_len for count in counts]
         return self._tokens.before(counts)
+
+    def masked_before(self, n: int) -> list[int] | None:
+        """Masked targets of each source in the first `n` sequences; None without a mask."""
+        if self._masks is None:
+            return None
+        return self._masked.before(self.schedule.counts_before(n).tolist())
 
     def _target_pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """The targets of a row as runs of its source's tokens: (position, length)."""

@@ -92,6 +92,12 @@ class WindowReader:
         starts, ends = self.positions(sources, windows), self._files.source_starts[sources + 1]
         return starts, np.minimum(self._width, ends - starts)
 
+    def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of the targets of some windows, past the end of their source where they
+        wrap: int64 `[n]` each."""
+        starts = self.positions(np.full(len(windows), source), windows) + 1
+        return starts, starts + self._width - 1
+
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each run of tokens in the inputs of a row: one, or more where the
         row wraps."""

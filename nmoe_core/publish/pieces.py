@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loader.files.blocks import BLOCKS_NAME, read_blocks
+from loader.files.blocks import BLOCKS_NAME, read_blocks, write_blocks
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -88,10 +88,18 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
             file = resolve_inside(at.parent, name)
             pieces.append(_piece(_below(file, root), file, DATA, checksum))
         pieces.append(_piece(_below(at, root), at, tier, content=at.read_bytes()))
-    if (blocks := path.with_name(BLOCKS_NAME)).is_file():
-        read_blocks(blocks, load_manifest(path))
-        pieces.append(_piece(_below(blocks, root), blocks, SHARD))
-    return pieces
+    blocks = _blocks_of(load_manifest(path))
+    return [*pieces, _piece(_below(blocks, root), blocks, SHARD)]
+
+
+def _blocks_of(manifest: Manifest) -> Path:
+    """The blocks of a manifest, which are made where they are missing, damaged or of another."""
+    path = manifest.path.with_name(BLOCKS_NAME)
+    try:
+        read_blocks(path, manifest)
+        return path
+    except FormatError:
+        return write_blocks(manifest)
 
 
 def _below(path: Path, root: Path) -> str:

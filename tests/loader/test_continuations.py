@@ -291,6 +291,7 @@ def test_counts_of_a_source_whose_content_changed_are_refused_by_name_when_it_re
         ({"shuffle": True}, {"shuffle": True}, True),
         ({"shuffle": True}, {"shuffle": True, "seed": 7}, False),
         ({"shuffle": False}, {"shuffle": True}, False),
+        ({"shuffle": True}, {"shuffle_blocks": True}, False),
         ({"shuffle": True}, {"shuffle": False}, False),
         ({"shuffle": True}, {"policy": "epoch_weighted"}, True),
         ({"policy": "swrr"}, {"policy": "epoch_weighted"}, False),

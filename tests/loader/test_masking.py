@@ -9,7 +9,6 @@ import pytest
 from loader import build_loader, load_plan, mask, remix, resolve_plan
 from loader.rows.origins import origins
 from loader.rows.stream import Stream
-from tests.project import REPOSITORY
 from tests.refusals import refused
 
 IGNORED = -100
@@ -74,18 +73,35 @@ def test_exactly_the_targets_of_masked_documents_are_ignored(named, settings, op
     gone = set()
     for _, path, start, end in documents:
         gone |= set(np.load(path)[start:end].tolist()) - {999}
+    replaced = mask(plan, documents, replace_text=True)
+    assert replaced != after
     changed = 0
-    for (inputs, targets), (own, masked) in zip(
-        batches_of(plan, **options), batches_of(after, **options), strict=True
+    loader, _ = build_loader(after, backend="numpy", rank=1, world_size=3)
+    for (inputs, targets), (own, masked), (text, same), _ in zip(
+        batches_of(plan, **options),
+        batches_of(after, **options),
+        batches_of(replaced, **options),
+        loader,
+        strict=True,
     ):
         assert (inputs == own).all()
+        assert (masked == same).all()
+        is_gone = np.isin(inputs, list(gone))
+        assert (text[~is_gone] == inputs[~is_gone]).all()
+        assert (text[is_gone] == 999).all()
         kept = masked != IGNORED
         assert (masked[kept] == targets[kept]).all()
         assert not np.isin(masked, list(gone)).any()
         lost = ~kept & (targets != IGNORED)
         assert np.isin(targets[lost], [*gone, 999]).all()
         changed += int(lost.sum())
+        assert sum(row["masked"] for row in loader.metrics().values()) == changed
     assert changed
+    for step in (2, 0):  # back, and from the start
+        loader.seek_step(step)
+        batches = zip(batches_of(plan), batches_of(after), range(step))
+        lost = sum(int((a[1] != b[1]).sum()) for a, b, _ in batches)
+        assert sum(row["masked"] for row in loader.metrics().values()) == lost
 
 
 def test_the_eos_that_ends_a_masked_document_goes_with_it_and_no_other(named):
@@ -106,8 +122,9 @@ def test_a_mask_is_part_of_the_plan_and_moves_no_position(named, tmp_path):
     assert after.plan_hash != plan.plan_hash
     assert mask(plan, reversed(documents)) == after
     path = tmp_path / "plan.json"
-    path.write_text(after.placed_in(tmp_path).to_json())
-    assert load_plan(path).masked == after.masked
+    for known in (mask(after, documents[:1], replace_text=True), after):
+        path.write_text(known.placed_in(tmp_path).to_json())
+        assert load_plan(path).masked == known.masked
     assert "/" not in after.masked[0].file.split("shard_")[0]
     for old, new in ((plan, after), (after, plan)):
         for step in (0, 5, 7):
@@ -131,13 +148,3 @@ def test_tokens_that_a_plan_does_not_have_are_refused(named):
             mask(plan, [(source, *row)])
     with refused("E-CONFIG", naming=["masked targets, and labels, hold -100"]):
         build_loader(mask(plan, [(source, path, start, end)]), backend="numpy", dtype="uint32")
-
-
-def test_the_guide_masks_a_document(tree, tmp_path, monkeypatch):
-    tree.add("web", 900)
-    plan = resolve_plan(tree.one())
-    (tmp_path / "plan.json").write_text(plan.placed_in(tmp_path).to_json())
-    guide = (REPOSITORY / "docs" / "loader.md").read_text("utf-8").split("## Mask documents")[1]
-    monkeypatch.chdir(tmp_path)
-    exec(guide.split("```python\n")[1].split("```")[0], {})
-    assert load_plan("masked.json").masked == mask(plan, [("web", FIRST, 0, 25)]).masked

@@ -9,7 +9,6 @@ import random
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,6 @@ from loader.certificate import certify
 from loader.files.sealed import sealed
 from loader.rows.stream import Stream
 from tests.loader.shared import check_least_consumed, remainders
-from tests.project import REPOSITORY
 from tests.refusals import refused
 
 SEQ_LEN, CAPACITY, UNIT = 4, 1200, 10**6
@@ -500,19 +498,3 @@ def test_a_plan_that_claims_another_end_of_a_stage_is_refused(tree, tmp_path):
     path.write_text(json.dumps(value | {"plan_hash": found}))
     with refused("E-PLAN-FORMAT", match="does not end where its unread sequences begin"):
         DeterministicLoader(load_plan(path))
-
-
-def test_the_guide_changes_a_live_run(lib, tmp_path, monkeypatch):
-    tree = lib.Tree(tmp_path / "data")
-    for name in ("web", "books", "code"):
-        tree.add(name, 1600)
-    plan = run_of(tree, datasets=tree.rows("web", "books"), steps=40)
-    (tmp_path / "plan.json").write_text(plan.placed_in(tmp_path).to_json())
-    section = (
-        (REPOSITORY / "docs" / "loader.md").read_text("utf-8").split("## Change a live run")[1]
-    )
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(section.split("```python\n")[1].split("```")[0], names)
-    assert names["loader"].plan.stages[1].name == "remix@20"
-    assert main(["verify-remix", "next.certificate.json"]) == 0

@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,12 +25,17 @@ from tests.refusals import refused
 def test_open_files_stay_below_a_quarter_of_the_limit_and_are_closed(tree, monkeypatch):
     tree.add("web", 20_000, num_files=60)
     monkeypatch.setattr("loader.files.tokens.max_mapped", lambda: 7)
-    before = len(os.listdir("/proc/self/fd"))
     loader = open_loader(tree.one(batch_size=4))
-    most = max(len(os.listdir("/proc/self/fd")) - before for _ in loader)
-    assert most == 7
+    assert max(num_open_files(tree.root) for _ in loader) == 7
     loader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_open_files(tree.root) == 0
+
+
+def num_open_files(directory: Path) -> int:
+    """The files in `directory` that this process holds open."""
+    descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(path) for path in descriptors if os.path.islink(path)]
+    return sum(target.startswith(f"{directory}/") for target in targets)
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

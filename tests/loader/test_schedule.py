@@ -27,10 +27,13 @@ def plan_of(weights, num_sequences, **fields) -> LoaderPlan:
     return LoaderPlan(stages=(PlanStage("train", "m", sources),), **values | fields)
 
 
+SHUFFLES = [{"shuffle": True}, {"shuffle_blocks": True, "seq_len": 2**18}]  # 16 windows a block
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [{}, *SHUFFLES], ids=str)
 def test_any_range_is_part_of_one_stream(policy, shuffle):
-    plan = plan_of([5, 3, 1], 900, policy=policy, shuffle=shuffle)
+    plan = plan_of([5, 3, 1], 900, policy=policy, **shuffle)
     capacities = [200, 77, 1000]
     sources, windows = PlanSchedule(plan, "train", capacities).locate(0, 900)
     for start, stop in ((0, 1), (449, 460), (880, 900), (17, 800), (5, 5)):
@@ -49,8 +52,9 @@ def test_any_range_is_part_of_one_stream(policy, shuffle):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
-    plan = plan_of([1, 1], 1000, policy=policy, shuffle=True)
+@pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
+def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy, shuffle):
+    plan = plan_of([1, 1], 1000, policy=policy, **shuffle)
     sources, windows = PlanSchedule(plan, "train", [100, 60]).locate(0, 1000)
     for source, capacity in ((0, 100), (1, 60)):
         own = windows[sources == source]
@@ -59,6 +63,11 @@ def test_each_epoch_is_a_permutation_and_no_two_are_equal(policy):
         for epoch in epochs:
             assert sorted(epoch.tolist()) == list(range(capacity))
         assert len({epoch.tobytes() for epoch in epochs}) == len(epochs)
+        if "shuffle_blocks" in shuffle:  # each block at once, in any order, and the short one last
+            whole = epochs[:, : capacity // 16 * 16].reshape(len(epochs), -1, 16)
+            assert (whole // 16 == whole[..., :1] // 16).all()
+            assert len({tuple(order) for order in (whole[..., 0] // 16).tolist()}) > 2
+            assert (np.diff(whole) < 0).any(axis=2).all()
 
 
 def test_order_of_a_source_depends_on_the_seed_and_not_on_the_other_sources():
@@ -148,7 +157,7 @@ def test_opening_and_seeking_to_1e9_goes_through_no_sequence_before(lib, policy)
 
 @settings(max_examples=90)
 @given(st.integers(1, 5000) | st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.data())
-def test_elements_are_found_alone_at_any_size_and_each_has_one_place(size, key, data):
+def test_any_part_of_a_permutation_is_computed_without_the_rest_at_any_size(size, key, data):
     some = st.lists(st.integers(0, size - 1), max_size=20, unique=True)
     elements = np.arange(size) if size <= 5000 else np.array(data.draw(some), np.int64)
     order = Permutation(size, key)

@@ -3,7 +3,10 @@
 import fcntl
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +38,7 @@ class Ranges(SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     given: list[int]
-    broken: dict[str, int]  # status of paths that hold this text
+    broken: dict[str, int]  # status of paths that hold this text; 1: their middle never comes
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -44,7 +47,7 @@ class Ranges(SimpleHTTPRequestHandler):
         """A file, or the range of it that is asked for."""
         path = Path(self.translate_path(self.path))
         status = next((code for text, code in self.broken.items() if text in self.path), 0)
-        if status or not path.is_file():
+        if status > 1 or not path.is_file():
             self.send_error(status or 404)
             return
         content, asked = path.read_bytes(), self.headers.get("Range")
@@ -60,7 +63,8 @@ class Ranges(SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(len(part)))
         self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
         self.end_headers()
-        self.wfile.write(part)
+        self.wfile.write(part[: len(part) // 2] if status == 1 else part)
+        self.close_connection = status == 1
 
 
 @pytest.fixture
@@ -190,9 +194,12 @@ def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path
     blocks = [path for path in (tmp_path / "cache" / "blocks").iterdir() if path.is_file()]
     blocks[0].write_bytes(b"damaged")
     blocks[1].write_bytes(bytes(blocks[1].stat().st_size))
-    (tmp_path / "cache" / "blocks" / ".part").write_bytes(b"of a process that was killed")
+    # Of a process that was killed: a part of a block, and a record of the bytes without its number.
+    (tmp_path / "cache" / "blocks" / ".part").write_bytes(b"damaged")
+    (tmp_path / "cache" / "blocks" / "locks" / "bytes").write_bytes(b"")
     for found, local in zip(stream(web[0], tmp_path), open_loader(two_stages.cfg), strict=True):
         check_equal(found, local)
+    assert used(tmp_path) <= LIMIT
 
 
 def damage(bucket: Path) -> None:
@@ -216,6 +223,7 @@ def shorten(bucket: Path) -> None:
         (None, 404, "E-SHARD-MISSING"),
         (None, 403, "E-STORE"),
         (None, 503, "E-STORE"),
+        (None, 1, "E-STORE"),
     ],
 )
 def test_what_the_store_gives_wrongly_is_one_error(web, bucket, tmp_path, harm, status, code):
@@ -260,8 +268,9 @@ def test_a_cache_of_a_few_blocks_is_refused(bucket, tmp_path, cache_bytes):
         stream(f"file://{bucket}/plans/plan.json", tmp_path, cache_bytes=cache_bytes)
 
 
-def test_a_shuffled_plan_needs_a_cache_that_holds_it(bucket, two_stages, tmp_path):
-    cfg = two_stages.cfg | {"shuffle": True}
+@pytest.mark.parametrize("key", ["shuffle", "shuffle_blocks"])
+def test_a_shuffled_plan_needs_a_cache_that_holds_it(bucket, two_stages, tmp_path, key):
+    cfg = two_stages.cfg | {key: True}
     save(resolve_plan(cfg), bucket)
     url = f"file://{bucket}/plans/plan.json"
     with refused("E-CONFIG", naming=["cache_bytes", "shuffle"]):
@@ -313,3 +322,30 @@ def test_processes_that_want_one_block_fetch_it_once(tmp_path):
         found = list(pool.map(lambda _: cache.get(digest, fetch), range(4)))
     assert (sum(found), len(asked)) == (1, 1)
     assert cache.is_whole(digest)
+
+
+READER = """
+import sys
+from loader import open_loader
+for _ in open_loader(sys.argv[1], backend="numpy", cache_dir=sys.argv[2], cache_bytes=16 * 1024):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_readers_that_are_killed_leave_a_cache_that_others_read(web, two_stages, tmp_path):
+    url, handler = web
+    rng, cut = random.Random(0), 0
+    for _ in range(10):
+        command = [sys.executable, "-c", READER, url, str(tmp_path / "cache")]
+        with subprocess.Popen(command) as reader:
+            asked = len(handler.given) + rng.randint(1, 40)
+            while len(handler.given) < asked and reader.poll() is None:
+                time.sleep(0.0005)
+            reader.kill()
+        cut += reader.returncode == -9
+        assert used(tmp_path) <= LIMIT
+    assert cut >= 5
+    for found, local in zip(stream(url, tmp_path), open_loader(two_stages.cfg), strict=True):
+        check_equal(found, local)
+    assert used(tmp_path) <= LIMIT

@@ -1,0 +1,165 @@
+"""`nmoe bisect`: which documents of some steps cause a symptom, found by replays that mask them.
+
+A replay runs the user's command over a plan in which some suspects are no target and their text is
+EOS. The last number it prints is the symptom's, which is there where it is above a threshold or not
+a number. Suspects stand in the order in which the run reads them. The shortest head of them that
+must be masked for the symptom to go ends with a cause, which halving finds in log2(n) replays, and
+one more tells whether it is the only one. If not, it stays masked, and the head before it is
+searched. More masked documents must not bring the symptom back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from loader.errors import PlanError
+from loader.masking import mask
+from loader.plan.records import LoaderPlan
+from loader.rows.origins import origins
+from loader.rows.stream import Stream
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import ConfigError
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)\b", re.IGNORECASE)
+Document = tuple[str, Path, int, int]
+Value = Callable[[LoaderPlan], float]
+
+
+def suspects_of(
+    plan: LoaderPlan, first_step: int, stop_step: int, sources: Sequence[str] = ()
+) -> list[Document]:
+    """Documents that the steps read: source, token file, start, end, each once, in the order of
+    reading. Raises ConfigError where a step or a source is not the plan's."""
+    stream = Stream(plan, "train")
+    try:
+        num_steps = stream.num_sequences // plan.batch_size
+        if not 0 <= first_step < stop_step <= num_steps:
+            found = f"{first_step} to {stop_step}"
+            raise ConfigError("no such steps", found=found, expected=f"0 to {num_steps}")
+        for name in sources:
+            if name not in stream.source_names:
+                known = ", ".join(stream.source_names)
+                raise ConfigError("no such source", found=name, expected=known)
+        found = {}
+        for n in range(first_step * plan.batch_size, stop_step * plan.batch_size):
+            row = origins(stream, n)
+            if not sources or row.source in sources:
+                found |= {(row.source, d.path, d.start, d.end): None for d in row.documents}
+        return list(found)
+    finally:
+        stream.close()
+
+
+def find_causes(num_suspects: int, is_gone: Callable[[list[int]], bool]) -> list[int]:
+    """Suspects, by number, whose masking makes the symptom go, and none of which can be left out.
+    Raises PlanError where it is not there without a mask, stays with all of them masked, or comes
+    and goes (E-BISECT)."""
+    causes: list[int] = []
+    high, was_gone, was_there = num_suspects, False, False
+    while not causes or not is_gone(causes):
+        low = 0  # of the head before `high`, so many are too few
+        while high - low > 1:
+            middle = (low + high) // 2
+            if is_gone([*range(middle), *causes]):
+                high, was_gone = middle, True
+            else:
+                low, was_there = middle, True
+        if not was_gone and not is_gone([*range(num_suspects)]):
+            raise PlanError(
+                "the symptom stays where all suspects are masked",
+                do="begin with an earlier step",
+                code="E-BISECT",
+            )
+        if not was_there and is_gone([]):
+            raise PlanError(
+                "the symptom is not there without a mask", do="lower --above", code="E-BISECT"
+            )
+        if not high:
+            raise PlanError(
+                "replays contradict each other",
+                do="make the command give the same number twice",
+                code="E-BISECT",
+            )
+        was_gone = was_there = True
+        high -= 1
+        causes.insert(0, high)
+    return causes
+
+
+class Replays:
+    """Runs a command over masked plans, and keeps what it gave in `directory`, so that a search
+    that was interrupted goes on. `{plan}` in the command stands for the plan's file."""
+
+    def __init__(self, command: str, directory: Path) -> None:
+        self._command, self._directory = command, directory
+        if "{plan}" not in command:
+            raise ConfigError("the command takes no plan", where="--command", expected="{plan}")
+        self._log = AppendLog(directory / "replays.jsonl")
+        rows = [json.loads(line.payload) for line in self._log.lines()]
+        self._log.cut()
+        self._known = {row["plan_hash"]: row["value"] for row in rows if row["command"] == command}
+        self.asked: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+
+    def value(self, plan: LoaderPlan) -> float:
+        """The last number that the command prints. Raises PlanError where it fails or prints none
+        (E-BISECT)."""
+        self.asked.add(plan.plan_hash)
+        if plan.plan_hash not in self._known:
+            path = self._directory / "plan.json"
+            write_bytes(path, plan.placed_in(self._directory).to_json().encode())
+            words = [part.replace("{plan}", str(path)) for part in shlex.split(self._command)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            numbers = _NUMBER.findall(done.stdout)
+            if done.returncode or not numbers:
+                last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+                raise PlanError(
+                    "a replay gives no number",
+                    found=f"exit status {done.returncode}, {''.join(last)[:200]!r}",
+                    do="print the symptom's number last",
+                    code="E-BISECT",
+                )
+            row = {"plan_hash": plan.plan_hash, "command": self._command, "value": numbers[-1]}
+            self._log.append(json.dumps(row).encode() + b"\n")
+            self._known[plan.plan_hash] = numbers[-1]
+        return float(self._known[plan.plan_hash])
+
+
+def bisect(
+    plan: LoaderPlan, suspects: Sequence[Document], value: Value, above: float
+) -> list[Document]:
+    """The suspects that cause the symptom: `value` of a plan is above a threshold, or no number.
+    Raises PlanError as `find_causes` does."""
+
+    def is_gone(masked: list[int]) -> bool:
+        found = value(mask(plan, [suspects[i] for i in masked], replace_text=True))
+        return not math.isnan(found) and found <= above
+
+    return [suspects[i] for i in find_causes(len(suspects), is_gone)]
+
+
+def write_bisection(
+    plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
+) -> dict[str, Any]:
+    """Search, and commit the plan without the causes and, last, what was found."""
+    causes = bisect(plan, suspects, replays.value, above)
+    masked = mask(plan, causes, replace_text=True)
+    write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())
+    rows = [dict(zip(("source", "file", "start", "end"), row)) for row in causes]
+    facts = {"causes": rows, "suspects": len(suspects), "replays": len(replays.asked)}
+    facts |= {"plan": str(output / "masked.json")}
+    write_bytes(output / "causes.json", json.dumps(facts, default=str, indent=2).encode() + b"\n")
+    return facts

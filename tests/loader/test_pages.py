@@ -1,0 +1,46 @@
+"""The loader's pages are true: each block of the guide and of the pages below it runs."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader import resolve_plan
+from loader.__main__ import main as loader_main
+from nmoe_core.cli import main as nmoe_main
+from tests.project import REPOSITORY
+
+PAGES = [REPOSITORY / "docs" / "loader.md", *sorted((REPOSITORY / "docs" / "loader").glob("*.md"))]
+RUN = 'batch_size = 4\nseq_len = 16\nsteps = 40\n[data]\ndata_path = "data/web"\n'
+STORE = "s3://bucket"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_block_of_a_page_runs(page: Path, tree, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch")
+    for name in ("web", "code", "books"):
+        tree.add(name, 20_000)
+        tree.add(name, 500, split="valid", num_files=2)
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN)
+    plan = resolve_plan(
+        {"datasets": tree.rows("web", "books"), "batch_size": 4, "seq_len": 16, "steps": 40}
+    )
+    Path("plan.json").write_text(plan.placed_in(tmp_path).to_json())
+    names: dict[str, Any] = {}
+    text = page.read_text("utf-8").replace(STORE, f"file://{tmp_path}/store")
+    os.mkdir("store")
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            exec(compile(block, page.name, "exec"), names)
+        elif language == "toml":
+            Path("run.toml").write_text(block)
+            resolve_plan("run.toml")
+        else:
+            for line in block.splitlines():
+                program, *arguments = shlex.split(line)
+                main = nmoe_main if program == "nmoe" else loader_main
+                assert main(arguments if program == "nmoe" else arguments[2:]) == 0, line
