@@ -9,15 +9,19 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from scipy.stats import binom
 
 from benchmarks.attributes.peers import PEERS, survivors_of
 from benchmarks.attributes.planted import Document, duplicates, plant, write_jsonl
 from nmoe_core.attributes.contamination import Evaluations, contamination
+from nmoe_core.attributes.duplicates import JACCARD
 from nmoe_core.attributes.language import language
+from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, NUM_ROWS, jaccard
 from nmoe_core.attributes.pii import pii
 from nmoe_core.attributes.presets import PRESETS
 from nmoe_core.attributes.signals import signals
@@ -70,17 +74,28 @@ def _show_copies(documents: list[Document], sides: dict[str, set[str]]) -> None:
             pairs.setdefault(document.kind, []).append(document)
     table = []
     for kind, copies in pairs.items():
-        similarity = np.mean([_jaccard(texts[one.of], one.text) for one in copies])
+        similarity = [_jaccard(texts[one.of], one.text) for one in copies]
+        expected = sum(_found_by_theory(one) for one in similarity)
         found = [
             sum(one.name not in kept or one.of not in kept for one in copies)
             for kept in sides.values()
         ]
-        table.append([kind, len(copies), round(float(similarity), 2), *found])
+        row = [kind, len(copies), round(float(np.mean(similarity)), 2), round(expected)]
+        table.append([*row, *found])
     paired = {name for one in documents if one.of for name in (one.name, one.of)}
     others = [one.name for one in documents if one.name not in paired]
     wrong = [sum(name not in kept for name in others) for kept in sides.values()]
-    table.append(["dropped, but no copy was planted", len(others), "", *wrong])
-    print_table(("copies", "planted", "Jaccard", *sides), table)
+    table.append(["dropped, but no copy was planted", len(others), "", "", *wrong])
+    print_table(("copies", "planted", "Jaccard", "by theory", *sides), table)
+
+
+def _found_by_theory(similarity: float) -> float:
+    """The probability that a pair shares a whole band and enough of all hashes."""
+    pmf = binom.pmf(np.arange(NUM_ROWS + 1), NUM_ROWS, similarity)
+    missed = reduce(np.convolve, [np.append(pmf[:-1], 0)] * NUM_BANDS)  # no band is whole
+    counts = reduce(np.convolve, [pmf] * NUM_BANDS)
+    is_enough = jaccard(np.arange(NUM_HASHES + 1)) >= JACCARD
+    return float((counts - missed)[is_enough].sum())
 
 
 def _show_inserted(documents: list[Document], questions: list[str]) -> None:
@@ -124,14 +139,14 @@ def _show_languages(documents: list[Document]) -> None:
 
 
 def _jaccard(first: str, second: str) -> float:
-    """Of shingles of five words, a Chinese character as a word; case does not count."""
+    """Of shingles of five words, or Chinese characters, without case and punctuation."""
     one, other = _shingles(first), _shingles(second)
     return len(one & other) / max(1, len(one | other))
 
 
 def _shingles(text: str) -> set[tuple[str, ...]]:
-    spaced = "".join(f" {char} " if char > "\u2e80" else char for char in text.lower())
-    words = spaced.split()
+    plain = "".join(char if char.isalnum() else " " for char in text.lower())
+    words = "".join(f" {char} " if char > "\u2e80" else char for char in plain).split()
     return set(zip(*(words[i:] for i in range(5))))
 
 

@@ -249,8 +249,8 @@ def _bits(array: pa.Array) -> bytes:
 
 
 def _bytes(array: pa.Array) -> bytes:
-    """The values of numbers, times, texts and bytes, none of them null; of texts their lengths
-    too."""
+    """The bytes of an array without nulls: of numbers, times, texts or byte strings, and those of
+    texts with their lengths."""
     if pa.types.is_null(array.type):
         return b""
     try:

@@ -35,6 +35,14 @@ class UserFiles:
         """Of the files' content."""
         return sha256_json([local_digest(file) for file in self._paths])
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the columns of all files, the keys among them. Raises FormatError as `rows`."""
+        try:
+            return pa.unify_schemas([pq.read_schema(path) for path in self._paths])
+        except (pa.ArrowException, OSError) as error:
+            raise _refuse(self.name, self._paths, one_line(error), "Parquet") from None
+
     @cached_property
     def rows(self) -> tuple[str, pa.Table]:
         """The key of the rows, and all of them. Raises FormatError (E-ATTRIBUTE-JOIN)."""

@@ -29,7 +29,7 @@ _SPREAD, _LOW_BYTE = np.uint32(0x9E3779B1), np.uint32(24)
 
 
 class Signatures(NamedTuple):
-    """What is known of each text."""
+    """MinHash signatures of texts."""
 
     keys: np.ndarray
     """uint64 `[num_texts, 14]`: one key per band, all 0 for a text without words."""

@@ -37,7 +37,8 @@ def main() -> None:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
         kinds = _run(connection, empty, clauses).description
         for clause, (_, kind, *_) in zip(clauses, kinds):
-            if str(kind).upper() not in ("BOOLEAN", "BOOL"):
+            kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))
+            if str(kind).upper() not in kinds_allowed:
                 raise Refused("a clause is no condition", f"{clause.text}: {kind}", "BOOLEAN")
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
         _answer(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})

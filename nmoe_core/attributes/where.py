@@ -82,7 +82,7 @@ class Where:
         if payload[:1] == b"{":
             self._refuse(json.loads(payload))
         found = pa.ipc.open_stream(payload).read_all()
-        rows = [column.fill_null(False).to_numpy() for column in found.columns]
+        rows = [column.cast(pa.bool_()).fill_null(False).to_numpy() for column in found.columns]
         return np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:

@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def known_device(name: str | torch.device) -> torch.device:
-    """The device of that name, here or not; refuses an unknown kind (E-CONFIG-DEVICE)."""
+    """The device of that name, whether this machine has it or not; an unknown kind is refused
+    (E-CONFIG-DEVICE)."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError):

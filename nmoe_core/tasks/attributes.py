@@ -18,6 +18,7 @@ from nmoe_core.sources.paths import find_files
 
 if TYPE_CHECKING:
     from nmoe_core.attributes.attribute import Attribute
+    from nmoe_core.attributes.joined import UserFiles
 
 # Module and function of each attribute of a text.
 _OF_TEXTS = {
@@ -62,14 +63,21 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
     """Make the files of an attribute for shards of a source; current ones are left alone. Raises as
     `make_attribute` and `join_attribute`, and as `open_attribute`."""
     from nmoe_core.attributes.attribute import make_attribute
-    from nmoe_core.attributes.joined import UserFiles, join_attribute
+    from nmoe_core.attributes.joined import join_attribute
 
     shards = {bucket: run.tree.shard(source, bucket) for bucket in sorted(buckets)}
-    if (pattern := run.config.attributes.files.get(name)) is not None:
-        files = UserFiles(name, [Path(file.path) for file in find_files([pattern], run.base)])
+    if name in run.config.attributes.files:
+        files = _user_files(run, name)
         return {bucket: join_attribute(shard, files) for bucket, shard in shards.items()}
     attribute = open_attribute(run, name)
     return {b: make_attribute(shard, attribute, run.tokenizer) for b, shard in shards.items()}
+
+
+def _user_files(run: Run, name: str) -> UserFiles:
+    from nmoe_core.attributes.joined import UserFiles
+
+    pattern = run.config.attributes.files[name]
+    return UserFiles(name, [Path(file.path) for file in find_files([pattern], run.base)])
 
 
 def open_attribute(run: Run, name: str) -> Attribute:
@@ -94,6 +102,14 @@ def open_attribute(run: Run, name: str) -> Attribute:
         made_with["evaluations"] = sha256_json(sets.digests)
         compute = partial(compute, evaluations=sets)
     return Attribute(name, module.SCHEMA, made_with, compute)
+
+
+def attribute_schema(run: Run, name: str) -> Any:
+    """Columns of an attribute that need not be made yet, as a schema of Arrow; a user's own are
+    those of its files. Raises as `open_attribute`; FormatError: a file cannot be read."""
+    if name in run.config.attributes.files:
+        return _user_files(run, name).schema
+    return _import(_OF_TEXTS.get(name, (name, ""))[0]).SCHEMA
 
 
 def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
@@ -16,9 +16,12 @@ from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.shards.manifest import left_out
 from nmoe_core.sources.open import open_source
 from nmoe_core.tasks.backbone import ids_for_model
-from nmoe_core.tasks.hydra import label_documents, load_grader, oracles_of
+from nmoe_core.tasks.hydra import load_grader
 from nmoe_core.tasks.shards import chosen_sources, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from nmoe_core.labels.jobs import LabelJob
 
 Job = tuple[SourcePlan, str]
 Progress = Callable[[int, int | None], None]
@@ -79,9 +82,10 @@ class InputFile:
     sample: int | None = None
 
 
-def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
-    """Label the documents of a file into `out` with the run's oracle; raises as `label_shard`."""
+def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
+    """The documents of a file, to be labelled into `out`."""
     from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
+    from nmoe_core.labels.jobs import LabelJob
 
     table = run.config.oracle
     tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens
@@ -90,7 +94,18 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
         documents = jsonl_documents(texts, tokenizer, most)
     else:
         documents = shard_documents(file.path, run.tree.data, tokenizer, most)
-    return label_documents(run, documents, out, oracles_of(run), table.relabel, progress)
+    return LabelJob(str(out), documents, out, table.relabel)
+
+
+def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
+    """Label the documents of a file into `out` with the run's oracle; raises as `label_shard` and
+    `require_budget`."""
+    from nmoe_core.labels.cost import require_budget
+    from nmoe_core.labels.jobs import label_documents, oracles_of
+
+    job, oracles = label_job(run, file, out), oracles_of(run)
+    require_budget(run, [job], oracles)
+    return label_documents(run, job, oracles, progress)
 
 
 def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
@@ -146,7 +161,7 @@ def curate_sources(
         if run.config.curation.where is not None:
             outputs_of(run, "select", name)
         shards = outputs_of(run, "curate", name)
-        facts = dict(curate.combine(run, name).facts)
+        facts = dict(curate.combine(run, name, picture=False).facts)
         found = checks.check_curated(run, name)
         failed = [check for check, verdict in found.items() if not verdict.passed]
         is_blocked |= any(checks.level_of(run, check) == "block" for check in failed)

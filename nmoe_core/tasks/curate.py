@@ -19,7 +19,7 @@ from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.contaminated import refuse_contaminated
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
-from nmoe_core.tasks.remix import with_remixes
+from nmoe_core.tasks.plans.remix import with_remixes
 
 if TYPE_CHECKING:
     from nmoe_core.curate.shards.planning import CurateSettings
@@ -67,7 +67,9 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
-def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
+def curate_shards(
+    run: Run, source: str, buckets: Iterable[int], *, picture: bool = True
+) -> dict[int, Result]:
     """Filter and order the documents of shards; current ones are left alone."""
     from nmoe_core.curate.shards.curated import curate_shard
 
@@ -76,19 +78,19 @@ def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
     for bucket in sorted(buckets):
         shard = run.tree.shard(source, bucket)
         result = curate_shard(shard, settings)
-        picture = order_picture(shard, settings.seq_len)
-        results[bucket] = replace(result, picture=picture)
+        drawn = order_picture(shard, settings.seq_len) if picture else ""
+        results[bucket] = replace(result, picture=drawn)
     return results
 
 
-def combine(run: Run, source: str) -> Result:
+def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards."""
     from nmoe_core.curate.shards.combine import combine_curated
 
     num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
     result = combine_curated(run.tree, source, num_shards, settings)
-    pictures = order_pictures(run, source, num_shards, settings.seq_len)
-    return replace(result, picture=pictures)
+    drawn = order_pictures(run, source, num_shards, settings.seq_len) if picture else ""
+    return replace(result, picture=drawn)
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:

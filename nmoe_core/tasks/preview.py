@@ -29,6 +29,7 @@ from nmoe_core.prep.estimate import PlannedSplit, plan_split
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.sources.open import open_reader
+from nmoe_core.tasks.shards import require_selectable
 
 _REASONS = {"code": "grading code", "shard": "content"}  # the others are in plain words already
 
@@ -106,7 +107,9 @@ def plan_run(
     sample_documents: int = 0,
     read_sources: bool = False,
 ) -> RunPlan:
-    """Plan prep, regrade and curation; see `plan_regrade` for `sample_documents`."""
+    """Plan prep, regrade and curation; see `plan_regrade` for `sample_documents`. Raises as
+    `require_selectable`."""
+    require_selectable(run)
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
     names = [source.name for source in sources]
     return RunPlan(
@@ -120,6 +123,7 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
     """Plan the regrade of sources; shards that are not prepared yet are left out.
     `sample_documents` are graded for the rate and the time; 0 loads no model."""
     try:
+        require_selectable(run)
         now = _grading_inputs(run)
     except (NmoeError, OSError) as error:
         return RegradePlan([], 0, (0, 0), problem=" ".join(str(error).split()))

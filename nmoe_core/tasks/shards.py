@@ -23,7 +23,6 @@ ShardTask = str
 _TASKS: dict[str, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
     "grade": hydra.grade_shards,
     "topics": curate.assign_shard_topics,
-    "curate": curate.curate_shards,
 }
 _log = logging.getLogger(__name__)
 
@@ -39,18 +38,32 @@ class Attempt:
     cpu_seconds: float
 
 
-def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> Iterator[Attempt]:
+def each_shard(
+    run: Run, task: ShardTask, source: str, keys: Iterable[str], *, picture: bool = True
+) -> Iterator[Attempt]:
     """Run a task over the shards of a source that are named by their numbers; raises as
-    `map_shards`, and errors of the task are in the attempts."""
+    `map_shards`, for `grade` also as `require_selectable`; errors of the task are in the
+    attempts."""
+    if task == "grade":
+        require_selectable(run)
     compute = run.config.compute.for_work(gpus=task == "grade")
-    return map_shards(partial(_shard, run, task, source), keys, compute)
+    return map_shards(partial(_shard, run, task, source, picture), keys, compute)
+
+
+def require_selectable(run: Run) -> None:
+    """Raises ConfigError: `[curation] where` names a column that no task makes, or may not be run
+    (E-SELECT-...). Called before anything is paid for."""
+    if run.config.curation.where is not None:  # which needs packages that no other task does
+        from nmoe_core.tasks.selection.rule import open_planned
+
+        open_planned(run)
 
 
 def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
-    """Results of all shards of a source. Raises the first error of a shard, after all others are
-    made."""
+    """Results of all shards of a source, without pictures. Raises the first error of a shard, after
+    all others are made."""
     keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
-    done = list(each_shard(run, task, source, keys))
+    done = list(each_shard(run, task, source, keys, picture=False))
     for failed in done:
         if failed.error is not None:
             raise failed.error
@@ -122,11 +135,13 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     return Attempt(key, result, failed, seconds, cpu_seconds)
 
 
-def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
+def _shard(run: Run, task: ShardTask, source: str, picture: bool, key: str) -> Attempt:
     bucket = int(key)
     room, _, name = task.partition("/")
     if task == "select":  # which needs packages that no other task does
         from nmoe_core.tasks.selection.rule import select_shards as work
+    elif task == "curate":
+        work = partial(curate.curate_shards, picture=picture)
     else:
         work = partial(attributes.make_attributes, name) if name else _TASKS[room]
     done = attempt(key, lambda key: work(run, source, [bucket])[bucket])

@@ -33,7 +33,7 @@ _OF_THE_ORACLES_WORK = {
     "engine": {"device", "max_batch"},
     "http": {
         *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
-        *("max_reply_bytes", "accept_model"),
+        *("max_reply_bytes", "accept_model", "input_price", "output_price", "max_cost"),
     },
 }
 
@@ -111,7 +111,7 @@ def selection(run: Run) -> str:
 
 
 def curated_manifest(run: Run, source: str) -> str:
-    """Of the curated manifest, whose figures are of the windows."""
+    """Of the curated manifest, whose figures depend on the size of windows."""
     num_shards = run.config.prep.num_shards
     return _version(CURATE_CODE, [num_shards, curate_settings(run, source).seq_len])
 

@@ -136,6 +136,8 @@ def test_a_source_by_its_kind_shards_looked_into_and_text_as_prep_reads_it(corpu
         {"num_workers": -1},
         {"dataset_name": "a/b"},
         {"max_tokens": 0},
+        {"engine": "fast"},
+        {"shards": 2},
         {"split": "train[:1"},
     ],
 )
@@ -143,7 +145,7 @@ def test_a_setting_out_of_range_is_refused_when_the_pipeline_is_made(
     corpus: Path, change: dict[str, Any]
 ) -> None:
     source = JSONLSource("a.jsonl", split=change.pop("split", "train"))
-    settings = {"output_dir": "out", "dataset_name": "web"} | change
+    settings: dict[str, Any] = {"output_dir": "out", "dataset_name": "web"} | change
     with pytest.raises(ConfigError):
         ParallelPrepPipeline(source, PrepConfig(**settings))
 

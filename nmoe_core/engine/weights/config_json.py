@@ -140,7 +140,7 @@ def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that only `original/` has, and the facts that its file leaves out."""
+    """Fields that only a file of `original/` has, and values of those that it leaves out."""
     scaling = YarnScaling(
         factor=take(raw, float, "rope_scaling_factor"),
         original_max_position=take(raw, int, "initial_context_length"),

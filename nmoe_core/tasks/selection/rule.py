@@ -29,7 +29,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.tasks.selection.view import read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import planned_schema, read_columns, run_schema, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _EDGE_TOKENS = 24
@@ -129,6 +129,11 @@ def required_where(run: Run) -> str:
             code="E-CONFIG-MISSING",
         )
     return run.config.curation.where
+
+
+def open_planned(run: Run) -> Where:
+    """The run's expression over all columns that its tasks will make; raises as `select_shards`."""
+    return _opened(required_where(run), tuple(planned_schema(run).items()), str(run.path))
 
 
 def clauses_of(shard: ShardPaths) -> list[str]:

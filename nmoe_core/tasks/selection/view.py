@@ -25,7 +25,7 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality, load_topics
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import column_files, documents_digest
-from nmoe_core.tasks.attributes import attribute_names
+from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
 _HIDDEN = "signatures"  # keys of bands say nothing by themselves
@@ -36,6 +36,7 @@ _SCORES: Schema = {
     "early_exit": pa.bool_(),
     **dict.fromkeys(DIMENSIONS, pa.float64()),
 }
+_TOPICS: Schema = {"topic": pa.uint16()}
 
 
 class Part(NamedTuple):
@@ -68,7 +69,7 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
         )
     if shard.topics.is_file():
         found["topics"] = Part(
-            {"topic": pa.uint16()},
+            _TOPICS,
             lambda: load_topics(shard, manifest).checksum,
             lambda columns: pa.table({"topic": load_topics(shard, manifest).topics}),
         )
@@ -88,6 +89,23 @@ def run_schema(run: Run, source: str) -> Schema:
                         found.setdefault(f"{attribute}.{column}", kind)
                 break
     return found
+
+
+def planned_schema(run: Run) -> Schema:
+    """Every column that documents will have before they are selected, whether or not it is made
+    yet. Kept columns get their types in prep, so they have none here. Raises as
+    `attribute_schema`."""
+    kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
+    parts = {"columns": kept, "quality": _SCORES, "topics": _TOPICS}
+    for name in attribute_names(run):
+        if name != _HIDDEN:
+            parts[name] = {field.name: field.type for field in attribute_schema(run, name)}
+    return {
+        f"{name}.{column}": kind
+        for name, part in parts.items()
+        for column, kind in part.items()
+        if column not in KEYS
+    }
 
 
 def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[str]) -> pa.Table:

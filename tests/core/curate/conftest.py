@@ -1,8 +1,6 @@
 """Corpora for the tests of curation: written, and with topics and grades."""
 
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,5 +42,4 @@ def graded_once(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture
 def graded(graded_once: Corpus, tmp_path: Path) -> Corpus:
     """`corpus` with topics and grades; a copy of one made once, since commits wait for the disk."""
-    shutil.copytree(graded_once.root, tmp_path / "run")
-    return replace(graded_once, root=tmp_path / "run")
+    return graded_once.copied(tmp_path / "run")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,10 @@ class Corpus:
         for bucket in range(self.num_buckets):
             self.assign(bucket)
             self.grade(bucket)
+
+    def copied(self, root: Path) -> Corpus:
+        shutil.copytree(self.root, root)
+        return replace(self, root=root)
 
     def times(self, tree: Path) -> dict[str, int]:
         return {name: (tree / name).stat().st_mtime_ns for name in contents(tree)}

@@ -295,7 +295,9 @@ def _edits(name: str, value: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [TOPICS, SHARD, SOURCE])
-def test_an_edited_summary_is_refused_or_made_again_and_an_older_one_counts(graded, name) -> None:
+def test_an_edited_summary_is_refused_or_made_again_and_an_older_format_is_read(
+    graded, name
+) -> None:
     _run(graded)
     before = _outputs(graded)
     path = graded.root / name

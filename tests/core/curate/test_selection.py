@@ -12,7 +12,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
-from nmoe_core.tasks.preview import plan_run
+from nmoe_core.tasks.preview import plan_regrade, plan_run
+from nmoe_core.tasks.shards import each_shard
 from tests.core.curate.corpus import Corpus
 from tests.project import said
 from tests.refusals import refused, refused_line
@@ -75,15 +76,22 @@ def _failing(row: dict[str, Any]) -> list[int]:
     return [i + 1 for i, truth in enumerate(truths) if not truth]
 
 
-@pytest.fixture
-def numbered(graded: Corpus) -> Corpus:
-    """A graded corpus, its topics by the run's backbone, with an attribute of its own."""
+@pytest.fixture(scope="module")
+def numbered_once(graded_once: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    graded = graded_once.copied(tmp_path_factory.mktemp("numbered") / "run")
     _own(graded)
-    graded.configure()
-    assert main(["curate", "shards", *_flags(graded), "--refit"]) == 0
+    run = graded.configure()
+    curate.fit_topics(run, ["web"])
+    curate.assign_shard_topics(run, "web", [0, 1])
     _run(graded)
     assert main(["attributes", *_flags(graded)]) == 0
     return graded
+
+
+@pytest.fixture
+def numbered(numbered_once: Corpus, tmp_path: Path) -> Corpus:
+    """A graded corpus, its topics by the run's backbone, with an attribute of its own."""
+    return numbered_once.copied(tmp_path / "run")
 
 
 @pytest.mark.parametrize("order", ["golden", "auto"])
@@ -218,6 +226,29 @@ def test_attributes_that_are_not_made_or_of_other_documents_are_refused(
         numbered.shard(bucket).attribute("own").unlink()
     line = refused_line(capsys, "select", *_flags(numbered), code="E-SELECT-EXPRESSION")
     assert "no such column; found number" in line
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("toxicity < 0.5", "no such column; found toxicity"),
+        ("own.decision = 'keep'", "no such column; found own.decision"),
+        ("number", "a clause is no condition"),
+    ],
+)
+def test_a_rule_of_columns_that_no_task_makes_is_refused_before_anything_is_paid_for(
+    graded: Corpus, where: str, named: str
+) -> None:
+    _own(graded)
+    good = "number > 1 and url <> '' and is_new and decision = 'keep' and topic < 4"
+    run = _run(graded, good).with_settings({"attributes.columns": ["url", "is_new"]})
+    plan_run(run, run_sources(run))
+    run = _run(graded, where)
+    with refused("E-SELECT-EXPRESSION", named):
+        plan_run(run, run_sources(run))
+    with refused("E-SELECT-EXPRESSION", named):
+        each_shard(run, "grade", "web", ["0000"])
+    assert named in (plan_regrade(run, ["web"]).problem or "")
 
 
 def test_a_rule_without_a_selection_or_beside_include_is_refused(numbered: Corpus) -> None:

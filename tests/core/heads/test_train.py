@@ -126,7 +126,7 @@ def test_targets_outside_the_scale_count_as_its_ends() -> None:
     assert torch.equal(*fitted)
 
 
-def test_trained_probe_agrees_with_val_and_its_baselines_do_not_as_its_card_says(
+def test_the_card_says_that_a_trained_probe_agrees_with_val_better_than_its_baselines(
     tmp_path: Path, planted: Planted
 ) -> None:
     write_student(planted.labels, corpus_of(planted.data_root), tmp_path)

@@ -73,7 +73,7 @@ def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch)
 def test_every_public_way_to_a_model_gives_kernels_where_the_device_has_them(
     checkpoint, monkeypatch, has_kernels
 ):
-    """A CPU has none, although the interpreter, on in this process, could run them."""
+    """A CPU has none, although Triton's interpreter is on in this process and could run them."""
     plain = Transformer.from_checkpoint(checkpoint)
     assert plain.runtime is PLAIN
     asked = []

@@ -1,4 +1,4 @@
-"""The benchmark for a GPU runs from end to end on a tiny shape, so that no slip waits for a GPU."""
+"""The benchmark for a GPU runs from end to end on a tiny shape, here without a GPU."""
 
 import json
 
