@@ -42,8 +42,9 @@ def run_tasks(run: Run, names: Sequence[str]) -> int:
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])
             raise ConfigError("no such task", where=run.path, found=name, expected=expected)
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
+        whole = Stopwatch()
         for i, name in enumerate(chosen, 1):
-            print(f"{name} ({i} of {len(chosen)})", flush=True)
+            print(f"{name} ({i} of {len(chosen)}){_last_time(instance, name)}", flush=True)
             watch = Stopwatch()
             outcome = made.resolve_job_def(name).execute_in_process(
                 instance=instance, raise_on_error=False, run_config=_QUIET
@@ -57,7 +58,17 @@ def run_tasks(run: Run, names: Sequence[str]) -> int:
                 _print_failure(name, outcome)
                 return 1
             print(f"    {watch.read()}", flush=True)
+        print(f"all is current after {whole.read()}; look: nmoe report, nmoe ui")
     return 0
+
+
+def _last_time(instance: dg.DagsterInstance, name: str) -> str:
+    """How long the last run of a job that succeeded took."""
+    chosen = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
+    for record in instance.get_run_records(chosen, limit=1):
+        if record.start_time and record.end_time:
+            return f": {record.end_time - record.start_time:,.0f} s last time"
+    return ""
 
 
 def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:

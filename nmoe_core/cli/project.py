@@ -103,9 +103,18 @@ def _show_project(facts: dict[str, Any]) -> None:
             ]
             for one in good
         ]
-        header = ("source", "files", "size", "documents", "tokens", "text in", "languages", "prep")
+        header = (
+            "source",
+            "files",
+            "size",
+            "documents",
+            "tokens",
+            "text in",
+            "languages",
+            "prep takes",
+        )
         print_table(header, rows)
-        print("tokens and time are estimated from a sample; languages are shares of documents")
+        print("tokens and the time of prep are estimated from a sample; languages are by documents")
     for one in facts["sources"]:
         if one["problem"] is not None:
             print(f"left out: {one['problem']}")

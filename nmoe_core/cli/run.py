@@ -154,10 +154,13 @@ def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
 def _show_report(report: dict[str, Any]) -> None:
     columns = list(report["sources"][0])
     rows = [[source[key] for key in columns] for source in report["sources"]]
-    summed = columns[1:8]
+    summed = columns[1 : columns.index("sequences") + 1]
     totals = [sum(source[key] for source in report["sources"]) for key in summed]
     print_table(columns, [*rows, ["total", *totals, None, None, None]])
-    print("topics: distinct topics in a window of seq_len tokens, mean over windows\n")
+    print("keep, band and drop are what the judges say; curated is what the rule keeps;")
+    print("topics are distinct topics in a window of seq_len tokens, mean over windows")
+    reasons = [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
+    print(f"\nleft out: {', '.join(reasons) or 'no document'}\n")
     for kind, metrics in report["heads"].items():
         low, high = metrics["spearman_ci95"] or (float("nan"), float("nan"))
         test = metrics["test"]

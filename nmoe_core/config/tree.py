@@ -82,6 +82,10 @@ class Tree:
         """Certificates of the plan's remixes, in their order."""
         return sorted(self.plan.parent.glob("remix_*.json"))
 
+    def picture(self, name: str) -> Path:
+        """A picture that is kept: `.pictures/{name}.md`."""
+        return self.root / ".pictures" / f"{name}.md"
+
     def split(self, source: str, split: str = "train") -> Path:
         """`data/{source}/{split}`."""
         return self.data / source / split

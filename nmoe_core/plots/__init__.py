@@ -2,6 +2,7 @@
 
 from nmoe_core.plots.charts import calibration_plot, columns_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
+from nmoe_core.plots.kept import kept_picture
 from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import png_markdown
 
@@ -12,6 +13,7 @@ __all__ = [
     "compared_plot",
     "head_tail_plot",
     "k_plot",
+    "kept_picture",
     "loss_plot",
     "manifest_plot",
     "ordering_plot",

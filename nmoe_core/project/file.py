@@ -10,6 +10,7 @@ from nmoe_core.sources.discover import OUTPUT
 NAME = "own"  # of the mixture and of the flow
 TRAINED_SHARE = 0.25
 _FIRST_TOKENS = 100_000_000  # at most these in the first run: minutes, not days
+_POOLED_TOKENS = 30_000_000  # below these, workers take longer to start than to work
 _TOKENS_PER_SHARD = 20_000_000
 _MOST_SHARDS = 64
 _SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
@@ -17,6 +18,12 @@ _SEQUENCES = 4  # of the smallest source, at least
 _MOST_TOPICS = 30
 _PARSE_RATE = "min_parse_rate = 0.0     # the heuristic gives scores to Latin script alone\n"
 _ATTRIBUTES = ("signals", "language", "duplicates")
+_DECISIONS = 'include = ["keep", "band"]   # only ["keep"] once the judges are real'
+_RULE = """\
+# Kept is a document of which this is true: no copy of another, and not dropped by the judges; only
+# 'keep' once these are real. More clauses: n_words >= 50, lang in ('en', 'de'), dup_lines <= 0.3.
+where = "is_survivor and decision in ('keep', 'band')"\
+"""
 
 _HEAD = """\
 # A run from documents to a loader plan, in the order of its tasks. In this directory:
@@ -71,7 +78,7 @@ target_keep = 0.5        # share of documents to keep
 max_false_drop = 0.15    # of the dropped, at most so many were worth keeping, with 95 % confidence
 
 [curation]
-include = ["keep", "band"]   # only ["keep"] once the judges are real
+{rule}
 num_topics = {num_topics}
 
 [checks]
@@ -79,7 +86,7 @@ min_spearman = -1.0      # 0 or more once the backbone is real: heads on random 
 min_val_documents = {min_val}
 {parse_rate}
 [compute]
-workers = {workers}
+workers = {pool}               # processes of each task: worth their start above 30M tokens
 
 # Which sources, and how much of each: tokens_b is in 10^9 tokens. Shares follow from it.
 [mixtures.{bare}]
@@ -117,7 +124,9 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "probe_epochs": _epochs(20, documents),
         "judge_epochs": _epochs(4, documents),
         "workers": workers,
+        "pool": workers if sum(sizes) > _POOLED_TOKENS else 1,
         "attributes": _attributes() if columns else "",
+        "rule": _RULE if columns else _DECISIONS,
         "num_topics": min(_MOST_TOPICS, max(2, documents // 50)) if documents else _MOST_TOPICS,
         "parse_rate": _PARSE_RATE if _is_partly_unlabelled(good) else "",
         "min_val": min(100, max(3, documents // 60)) if documents else 100,

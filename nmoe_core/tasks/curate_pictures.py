@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,25 +59,40 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
     ceiling; topic shares along the order; topics of its two ends."""
     from nmoe_core.curate import pictures
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import png_markdown
+    from nmoe_core.plots import kept_picture, png_markdown
 
-    topics, tokens, order = arranged_documents(run.tree.shards(source, num_shards))
-    terms = _terms(run, source) if len(topics) else []
-    orders = {"before": np.arange(len(order)), "after": order}
-    pngs = pictures.order_pictures(topics, tokens, orders, seq_len, terms, "topics")
-    return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pngs.items())
+    shards, terms = run.tree.shards(source, num_shards), _terms(run, source)
+
+    def draw() -> str:
+        topics, tokens, order = arranged_documents(shards)
+        names = terms if len(topics) else []
+        orders = {"before": np.arange(len(order)), "after": order}
+        pngs = pictures.order_pictures(topics, tokens, orders, seq_len, names, "topics")
+        return "\n\n".join(png_markdown(png, f"{source}: {what}") for what, png in pngs.items())
+
+    made_from = [source, seq_len, terms, *map(_arranged_from, shards)]
+    return kept_picture(run.tree.picture(f"curated/{source}/all"), made_from, draw)
 
 
 def order_picture(shard: ShardPaths, seq_len: int) -> str:
     """Markdown of one curated shard: order strips with the diversity line and its ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import png_markdown
+    from nmoe_core.plots import kept_picture, png_markdown
 
-    topics, tokens, order = arranged_documents([shard])
-    orders = {"before": np.arange(len(order)), "after": order}
-    png = draw_orders(topics, tokens, orders, seq_len, "topics")
-    return png_markdown(png, f"{shard.source}: order")
+    def draw() -> str:
+        topics, tokens, order = arranged_documents([shard])
+        orders = {"before": np.arange(len(order)), "after": order}
+        png = draw_orders(topics, tokens, orders, seq_len, "topics")
+        return png_markdown(png, f"{shard.source}: order")
+
+    kept = shard.tree.picture(f"curated/{shard.source}/{shard.name}")
+    return kept_picture(kept, [shard.source, seq_len, _arranged_from(shard)], draw)
+
+
+def _arranged_from(shard: ShardPaths) -> dict[str, Any]:
+    """Fingerprints of what a curated shard was made from: documents, topics and settings."""
+    return load_manifest(shard.curated_manifest).extra["fingerprints"]
 
 
 def _terms(run: Run, source: str) -> list[list[str]]:

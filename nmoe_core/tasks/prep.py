@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
+from nmoe_core.plots import kept_picture
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
@@ -78,7 +80,13 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
     }
     # The plan, the only reader of a valid manifest, names the whole manifest.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
-    return Result(digest, facts, _manifest_picture(manifest) if picture else "")
+    if not picture:
+        return Result(digest, facts)
+    kept = run.tree.picture(f"{split}/{source.name}")
+    made_from = [manifest.dataset, split, digest]
+    return Result(
+        digest, facts, kept_picture(kept, made_from, partial(_manifest_picture, manifest))
+    )
 
 
 def make_slices(run: Run, source: str) -> Result:

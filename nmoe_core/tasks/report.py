@@ -16,6 +16,7 @@ from nmoe_core.calibration.graded import read_graded, read_grading_summary
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.text.tokenizer import load_tokenizer
 
 DIGEST_STEPS = 8
@@ -33,6 +34,7 @@ def run_report(run: Run) -> dict[str, Any]:
     return {
         "root": str(run.tree.root),
         "sources": [_source(run, plan, source.name) for source in run_sources(run)],
+        "left_out": left_out(run, [source.name for source in run_sources(run)]),
         "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
         "heads": _heads(run),
@@ -65,7 +67,8 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
         "keep": sum(grade["kept"] for grade in grades),
         "band": sum(grade["band"] for grade in grades),
         "drop": sum(grade["dropped"] for grade in grades),
-        "kept_tokens": curated.total_tokens,
+        "curated": curated.total_documents,
+        "curated_tokens": curated.total_tokens,
         "sequences": sum(quotas),
         "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
         "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
@@ -147,13 +150,19 @@ def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int =
 
 def attribute_picture(run: Run, source: str, name: str, bucket: int) -> str:
     """Markdown of histograms of the columns of an attribute's shard."""
-    from nmoe_core.attributes.files import read_attribute
+    from nmoe_core.attributes.files import read_attribute, read_footer
     from nmoe_core.config.attributes import KEYS
-    from nmoe_core.plots import columns_plot, png_markdown
+    from nmoe_core.plots import columns_plot, kept_picture, png_markdown
 
-    table = read_attribute(run.tree.shard(source, bucket).attribute(name))
-    columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
-    return png_markdown(columns_plot(columns, f"{source}: {name}"), f"{source}: {name}")
+    path, title = run.tree.shard(source, bucket).attribute(name), f"{source}: {name}"
+
+    def draw() -> str:
+        table = read_attribute(path)
+        columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
+        return png_markdown(columns_plot(columns, title), title)
+
+    kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
+    return kept_picture(kept, [title, read_footer(path).digest], draw)
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:

@@ -61,6 +61,9 @@ def test_a_directory_of_compressed_files_becomes_a_run_over_them(
     plans = run_sources(run)
     assert [plan.name for plan in plans] == ["books", "notes", "web"]
     assert [plan.max_tokens for plan in plans] == [None] * 3
+    # Of so few documents, copies are left out, and no process is started to make anything.
+    assert run.config.curation.where == "is_survivor and decision in ('keep', 'band')"
+    assert run.config.compute.workers == 1
     assert (run.base, run.tree.root) == (here, here / "out")
     assert read_config("nmoe.toml")["mixture_toml"] == here / "nmoe.toml"
     # Without --config, the project of the working directory is the run.

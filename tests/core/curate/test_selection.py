@@ -1,6 +1,7 @@
 """`[curation] where`: the documents of which it is true are curated, and every other says why."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_regrade, plan_run
+from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.tasks.shards import each_shard
 from tests.core.curate.corpus import Corpus
 from tests.project import said
@@ -125,6 +127,32 @@ def test_include_is_short_for_a_rule_of_decisions(numbered: Corpus, include: lis
     short = curated()
     _run(numbered, f"decision in ({', '.join(map(repr, include))})")
     assert curated() == short
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_left_out", "reason"),
+    [
+        ({"where": RULE}, lambda row: _failing(row)[:1] == [1], "not ((number % 2) = 0)"),
+        ({"include": ["keep"]}, lambda row: row["decision"] == "band", "judged `band`"),
+        (
+            {"where": "decision = 'keep' and number < 90"},
+            lambda row: row["decision"] != "keep",
+            "judged `drop` or `band`",
+        ),
+    ],
+)
+def test_documents_that_are_left_out_are_counted_by_their_first_reason(
+    numbered: Corpus,
+    rule: dict[str, Any],
+    is_left_out: Callable[[dict[str, Any]], bool],
+    reason: str,
+) -> None:
+    run = numbered.configure(rule).with_settings({"attributes.files": {"own": "own.parquet"}})
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    found = left_out(run, ["web"])
+    assert found[reason] == sum(map(is_left_out, _rows(numbered))) > 0
+    kept = sum(len(numbered.shard(b).lineage.read_text().splitlines()) for b in (0, 1))
+    assert kept + sum(found.values()) == len(_rows(numbered))
 
 
 def test_only_shards_whose_selection_changed_are_curated_again(

@@ -19,6 +19,7 @@ from nmoe_core.plots import (
     cloud_plot,
     head_tail_plot,
     k_plot,
+    kept_picture,
     loss_plot,
     manifest_plot,
     png_markdown,
@@ -231,3 +232,24 @@ def test_films_are_written_with_the_same_bytes_each_time(tmp_path: Path, suffix:
         assert sorted((tmp_path / name).iterdir()) == paths
         made.append([path.read_bytes() for path in paths])
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"\xff\n![x](y)"])
+def test_a_kept_picture_is_drawn_again_only_where_what_it_shows_changed(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    path, drawn = tmp_path / "a" / "b.md", list[str]()
+
+    def picture(made_from: object) -> str:
+        def draw() -> str:
+            drawn.append(f"![{made_from}](x)\n\n![2](y)")
+            return drawn[-1]
+
+        return kept_picture(path, made_from, draw)
+
+    first = picture(["web", 1])
+    assert [picture(["web", 1]), len(drawn)] == [first, 1]
+    assert picture(["web", 2]) != first
+    if damage is not None:
+        path.write_bytes(damage)
+    assert [picture(["web", 2]), len(drawn)] == [drawn[1], 2 if damage is None else 3]

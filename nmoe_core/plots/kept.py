@@ -1,0 +1,25 @@
+"""Pictures that are kept beside a run: what did not change is not drawn again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.fingerprint import sha256_json
+
+_LOOK = 1  # a new number draws every kept picture again
+
+
+def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:
+    """The Markdown of a picture, drawn where `path` holds none of `made_from`, a JSON value that
+    names all that it shows. One line of the file is that value's digest, the rest is Markdown."""
+    digest = sha256_json([_LOOK, made_from])
+    try:
+        found, _, markdown = path.read_text().partition("\n")
+        if found == digest:
+            return markdown
+    except (OSError, UnicodeDecodeError):
+        pass
+    markdown = draw()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, f"{digest}\n{markdown}".encode())
+    return markdown
