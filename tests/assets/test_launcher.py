@@ -1,9 +1,11 @@
 """The launcher of one machine knows the dead from the living."""
 
+import gc
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -12,6 +14,7 @@ from nmoe_assets import launcher
 from nmoe_assets.dagster_private import WorkerStatus
 from nmoe_assets.launcher import LocalRunLauncher
 from tests.assets.dagster_internals import at_work
+from tests.assets.small_project import opened
 
 
 def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
@@ -64,3 +67,21 @@ def test_an_id_that_was_given_again_is_another_process(
 ) -> None:
     monkeypatch.setattr(launcher, "_CLOCK_S", -3600.0)  # as if it had been told an hour before
     assert _health(instance, os.getpid()) == WorkerStatus.NOT_FOUND
+
+
+def test_a_process_collects_garbage_less_often_once_it_launches_runs(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    before = gc.get_threshold()
+    # A process of a run reads its events and opens no launcher.
+    assert instance.get_runs() == []
+    assert gc.get_threshold() == before
+    try:
+        assert instance.run_launcher
+        assert gc.get_threshold()[0] >= 10 * 700
+        gc.set_threshold(10**6)
+        with opened(tmp_path) as another:
+            assert another.run_launcher
+        assert gc.get_threshold()[0] == 10**6, "what somebody set higher stays"
+    finally:
+        gc.set_threshold(*before)
