@@ -9,6 +9,7 @@ environment gives the same file. Each line has `id` (module and qualified name) 
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import sys
 import sysconfig
@@ -30,20 +31,36 @@ def module_files(packages: Path) -> list[Path]:
     )
 
 
-def docstrings(path: Path, module: str) -> Iterator[dict[str, str]]:
-    """Long docstrings of one module, in source order."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
-            return  # a template, or a file for another Python
+def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[dict[str, str]]:
+    """Docstrings of one module of at least so many characters, in source order."""
+    try:
+        tree = _parsed(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # a template, or a file for another Python
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
-            if text and len(text) >= MIN_CHARS:
+            if text and len(text) >= min_chars:
                 line = getattr(node, "lineno", 0)
                 yield {"id": f"{module}:{getattr(node, 'name', '')}:{line}", "text": text}
+
+
+def _parsed(code: bytes) -> ast.Module:
+    """The syntax tree of a module.
+
+    Python 3.11 counts the depth of all parses of a process in one place. The garbage collector may
+    run a finalizer in the middle of a parse, and where that parses too, or lets a thread do so, the
+    outer one ends with "SystemError: AST constructor recursion depth mismatch". So it waits.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
+            return ast.parse(code)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def write_docstrings(output: Path) -> str:

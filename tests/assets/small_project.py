@@ -1,6 +1,5 @@
 """A small project of three kinds of source, and the ways to run its jobs."""
 
-import ast
 import functools
 import os
 import shutil
@@ -15,6 +14,7 @@ import dagster as dg
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
+from nmoe_core.sources.write_docstrings import docstrings
 from tests.project import CONFIGS, Project, Source, jsonl_source, write_project
 
 SOURCES = ("code", "docs", "notes")
@@ -65,14 +65,8 @@ def small_project(directory: Path, workers: int = 1, **tables: dict[str, Any]) -
 
 @functools.cache
 def _docstrings(pattern: str) -> list[str]:
-    found = []
-    for path in sorted(Path(_STDLIB).glob(pattern)):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                text = ast.get_docstring(node)
-                if text and len(text) > 120:
-                    found.append(text)
-    return found
+    modules = sorted(Path(_STDLIB).glob(pattern))
+    return [row["text"] for path in modules for row in docstrings(path, path.stem, min_chars=121)]
 
 
 def copied(project: Path, directory: Path) -> Path:
