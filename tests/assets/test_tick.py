@@ -1,0 +1,66 @@
+"""What a tick of automation reads from the storage, over sources of any number."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster import AssetKey
+from sqlalchemy import Engine, event
+
+from nmoe_assets.component import build_definitions
+from tests.assets.test_automation import Daemon
+from tests.project import jsonl_source, write_project
+
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+
+
+@pytest.fixture
+def statements() -> Iterator[list[str]]:
+    """The SQL that this process has sent; a test empties the list."""
+    sent: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+def _made_of(num_sources: int, directory: Path, instance: dg.DagsterInstance) -> Daemon:
+    sources = [jsonl_source(f"source{i}", ()) for i in range(num_sources)]
+    run = write_project(directory, sources, {"prep": {"num_shards": 2}}).run
+    daemon = Daemon(build_definitions(run), instance)
+    graph = daemon.defs.resolve_asset_graph()
+    for key in graph.get_all_asset_keys():
+        partitions = graph.get(key).partitions_def
+        for partition in partitions.get_partition_keys() if partitions else [None]:
+            daemon.report(*key.path, version="1", partition=partition)
+    daemon.pass_checks(graph.get_all_asset_keys())
+    assert daemon.tick() == {}
+    return daemon
+
+
+@pytest.mark.parametrize(
+    ("changed", "table", "requested"),
+    [
+        ("elsewhere/asset", "", set()),  # all statements where nothing changed
+        ("source0/curated_manifest", "asset_check_executions", {"mixture/loader_plan"}),
+        ("hydra/calibration", "asset_check_executions", {"hydra/regrade_plan"}),
+    ],
+)
+def test_a_tick_reads_statuses_of_all_sources_at_once(
+    tmp_path: Path, statements: list[str], changed: str, table: str, requested: set[str]
+) -> None:
+    """Ticks are dear where each source is asked about by itself."""
+    found = []
+    for num_sources in (2, 7):
+        with dg.DagsterInstance.ephemeral() as instance:
+            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
+            daemon.report(*AssetKey(changed.split("/")).path, version="2")
+            statements.clear()
+            assert daemon.tick().keys() >= requested
+            found.append([s for s in statements if table in s and s.startswith("SELECT")])
+    few, many = map(len, found)
+    assert 0 < many == few
