@@ -4,8 +4,9 @@ import importlib.resources
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -29,9 +30,14 @@ _ENVIRONMENT = {
 }
 
 
-def run_tasks(run: Run, names: Sequence[str]) -> int:
-    """Execute the jobs of these tasks, or of all; 1 where one failed, 130 after an interrupt.
-    Raises ConfigError where there is no such task."""
+def run_tasks(
+    run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Execute the jobs of these tasks, or of all: the status, 1 where one failed and 130 after an
+    interrupt, and of each task `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds` and
+    `last_seconds` of the last run that was good. Raises ConfigError where there is no such task.
+
+    `show` takes a task before it starts, and when it is made; its number from 1, and how many."""
     _set_up(run)
     tasks = [job.name for job in task_jobs(run, run_sources(run))]
     made = build_definitions(run)
@@ -41,10 +47,11 @@ def run_tasks(run: Run, names: Sequence[str]) -> int:
         if name not in known:
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])
             raise ConfigError("no such task", where=run.path, found=name, expected=expected)
+    done: list[dict[str, Any]] = []
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
-        whole = Stopwatch()
         for i, name in enumerate(chosen, 1):
-            print(f"{name} ({i} of {len(chosen)}){_last_time(instance, name)}", flush=True)
+            task: dict[str, Any] = {"task": name, "last_seconds": _last_seconds(instance, name)}
+            show(task, i, len(chosen))
             watch = Stopwatch()
             outcome = made.resolve_job_def(name).execute_in_process(
                 instance=instance, raise_on_error=False, run_config=_QUIET
@@ -53,22 +60,25 @@ def run_tasks(run: Run, names: Sequence[str]) -> int:
                 raise_if_interrupted()
             except dg.DagsterExecutionInterruptedError:
                 print("interrupted", file=sys.stderr)
-                return 130
+                return 130, done
+            cost = watch.read()
+            task |= {"run_id": outcome.run_id, "is_good": outcome.success}
+            task |= {"seconds": round(cost.seconds, 3), "cpu_seconds": round(cost.cpu_seconds, 3)}
+            done.append(task)
             if not outcome.success:
                 _print_failure(name, outcome)
-                return 1
-            print(f"    {watch.read()}", flush=True)
-        print(f"all is current after {whole.read()}; look: nmoe report, nmoe ui")
-    return 0
+                return 1, done
+            show(task, i, len(chosen))
+    return 0, done
 
 
-def _last_time(instance: dg.DagsterInstance, name: str) -> str:
+def _last_seconds(instance: dg.DagsterInstance, name: str) -> float | None:
     """How long the last run of a job that succeeded took."""
     chosen = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
     for record in instance.get_run_records(chosen, limit=1):
         if record.start_time and record.end_time:
-            return f": {record.end_time - record.start_time:,.0f} s last time"
-    return ""
+            return round(record.end_time - record.start_time, 3)
+    return None
 
 
 def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
@@ -86,7 +96,10 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 def serve(run: Run, port: int) -> int:
     """Become `dagster dev` of the project."""
     _set_up(run)
+    quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", "-p", str(port)]
+    arguments = [*quiet, *arguments, "--log-level", "warning"]
+    print(f"http://127.0.0.1:{port} in some seconds; Ctrl-C ends it", flush=True)
     os.chdir(run.base)
     os.execv(sys.executable, [sys.executable, *arguments])
 

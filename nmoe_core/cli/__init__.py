@@ -6,17 +6,14 @@ runs.
 """
 
 import argparse
-import difflib
 import functools
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
-from loader.files.addresses import PathParser
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.interrupts import send_again_if_ignored, terminate
 from nmoe_core.cli import (
@@ -32,10 +29,13 @@ from nmoe_core.cli import (
     stores,
     versions,
 )
+from nmoe_core.cli.help import completion
+from nmoe_core.cli.help.parser import HelpfulParser
+from nmoe_core.cli.help.status import progress_shown
 
 # Verbs by what a user wants to do, in the order of a project.
 _GROUPS = {
-    "start: a project and its tasks": ("init", "run", "ui", "make-tiny-checkpoint"),
+    "start: a project and its tasks": ("init", "run", "ui", "completion", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
     "curate: what is kept, in which order": ("curate", "remix", "bisect"),
@@ -44,22 +44,11 @@ _GROUPS = {
 }
 
 
-class _Parser(PathParser):
-    """Names the nearest choices where one is misspelt."""
-
-    def error(self, message: str) -> NoReturn:
-        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
-            choices = re.findall(r"[\w-]+", found[2])
-            if near := difflib.get_close_matches(found[1], choices):
-                message = f"{message[: found.start(2) - 14]}; did you mean {' or '.join(near)}?"
-        super().error(message)
-
-
 class _Verbs:
     """Adds verbs, and keeps the line of help of each."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parts = parser.add_subparsers(
+        self.parts = parser.add_subparsers(
             dest="verb", prog="nmoe", required=True, metavar="COMMAND", help=argparse.SUPPRESS
         )
         self.lines: dict[str, str] = {}
@@ -67,7 +56,7 @@ class _Verbs:
     def add_parser(self, name: str, **texts: Any) -> argparse.ArgumentParser:
         """As the method of what `add_subparsers` returns."""
         self.lines[name] = texts["help"]
-        return self._parts.add_parser(name, description=texts["help"], **texts)
+        return self.parts.add_parser(name, **texts)
 
     def listed(self) -> str:
         """The verbs by group."""
@@ -80,11 +69,10 @@ class _Verbs:
 
 @functools.cache
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = HelpfulParser(
         prog="nmoe",
         usage="nmoe [-h] [-v] [--version] COMMAND ...",
         description="Data platform for language-model pre-training.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
@@ -92,7 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     prepared = (project, prep, versions, shards, stores, attributes)
     for module in (*prepared, heads, generate, curate, run, remix):
         module.register(verbs)
-    parser.epilog = f"{verbs.listed()}\n\nnmoe COMMAND --help says more of each."
+    completion.register(verbs, parser)
+    parser.epilog = f"{verbs.listed()}\n\n{parser.epilog}\n\nnmoe COMMAND --help says more of each."
     return parser
 
 
@@ -103,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
-        status = arguments.run(arguments)
+        with progress_shown():
+            status = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader of the output has enough, as `head` does

@@ -123,7 +123,7 @@ def _add_compare(parts: Any) -> None:
 
 def _add_animate(parts: Any) -> None:
     text = "a film of the order (MP4 with ffmpeg, else GIF)"
-    animate = add_verb(parts, "animate", run_animate, text)
+    animate = add_verb(parts, "animate", run_animate, text, lambda paths: print(*paths, sep="\n"))
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")
     animate.add_argument("--umap", type=Path, metavar="NPY", help="points in the plane")
@@ -217,22 +217,21 @@ def _show_comparison(found: Any) -> None:
     print(f"\n{found.verdict}: {_VERDICTS[found.verdict]}")
 
 
-def run_animate(arguments: argparse.Namespace) -> int:
-    """Write the films and name them."""
+def run_animate(arguments: argparse.Namespace) -> list[str]:
+    """Write the films; their paths."""
     from nmoe_core.curate.pictures import FilmFiles, animate
 
     named = arguments.embeddings, arguments.token_counts
     others = {"points": arguments.umap, "labels": arguments.labels, "order": arguments.order}
-    for path in animate(
+    made = animate(
         FilmFiles(*named, **others),
         arguments.output,
         num_clusters=arguments.n_clusters,
         seq_len=arguments.seq_len,
         num_frames=arguments.frames,
         seed=arguments.seed,
-    ):
-        print(path)
-    return 0
+    )
+    return [str(path) for path in made]
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:

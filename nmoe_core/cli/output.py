@@ -15,7 +15,7 @@ def add_verb(
     show: Callable[[Any], None] | None = None,
 ) -> argparse.ArgumentParser:
     """A verb: `run` returns the exit status, or facts for `show`, or `--json`, to print."""
-    verb = parts.add_parser(name, help=text)
+    verb = parts.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     verb.set_defaults(run=run)
     if show is not None:
         verb.add_argument("--json", action="store_true", help="print JSON")

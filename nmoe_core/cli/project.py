@@ -14,7 +14,7 @@ from typing import Any
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
-from nmoe_core.cli.output import add_verb, duration, print_table, size
+from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
 from nmoe_core.config.run import Run
 
 _VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
@@ -34,13 +34,14 @@ def register(verbs: Any) -> None:
     run = add_verb(verbs, "run", run_tasks, text)
     text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
     run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
+    run.add_argument("--json", action="store_true", help="print JSON, after the last task")
     add_run_flags(run, is_required=True)
     ui = add_verb(verbs, "ui", serve, "the project in the browser, with the daemon")
     ui.add_argument("--port", type=number(1), default=3000, help="(default 3000)")
     text = f"its configuration (default: {PROJECT_FILE} in this directory)"
     ui.add_argument("--config", metavar="TOML", help=text)
     text = "write a tiny checkpoint of random weights"
-    tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text)
+    tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
     tiny.add_argument("directory", type=Path)
     text = "kind of decoder: gpt_oss (default), llama, qwen3 or qwen3_moe"
     tiny.add_argument("--family", default="gpt_oss", metavar="NAME", help=text)
@@ -123,7 +124,25 @@ def _show_project(facts: dict[str, Any]) -> None:
 
 def run_tasks(arguments: argparse.Namespace) -> int:
     """Execute the jobs of the tasks; the status is 1 where one failed."""
-    return _of_dagster("run")(run_of(arguments), arguments.tasks)
+    run, show = run_of(arguments), (lambda *_: None) if arguments.json else _show_task
+    status, made = _of_dagster("run")(run, arguments.tasks, show)
+    if arguments.json:
+        print_json({"tasks": made, "status": status})
+    elif status == 0:
+        total = duration(sum(task["seconds"] for task in made))
+        print(f"all is current after {total}; look: nmoe report, nmoe ui")
+    return status
+
+
+def _show_task(task: dict[str, Any], number: int, count: int) -> None:
+    """A line before a task, and one after it, when it has its seconds."""
+    if "seconds" in task:
+        processors = duration(task["cpu_seconds"])
+        print(f"    {duration(task['seconds'])}, {processors} of processors", flush=True)
+        return
+    last = task["last_seconds"]
+    then = "" if last is None else f": {duration(last)} last time"
+    print(f"{task['task']} ({number} of {count}){then}", flush=True)
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -131,7 +150,7 @@ def serve(arguments: argparse.Namespace) -> int:
     return _of_dagster("ui")(Run(arguments.config or project_file()), arguments.port)
 
 
-def _of_dagster(name: str) -> Callable[..., int]:
+def _of_dagster(name: str) -> Callable[..., Any]:
     """What does a verb on the platform's side; ConfigError where Dagster is not installed."""
     (verb,) = entry_points(group=_VERBS, name=name)
     try:
@@ -141,11 +160,14 @@ def _of_dagster(name: str) -> Callable[..., int]:
         raise ConfigError(f"{error.name} is not installed", do=do) from error
 
 
-def make_tiny(arguments: argparse.Namespace) -> int:
+def make_tiny(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the checkpoint unless it is there already."""
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
     family = arguments.family
     path = make_tiny_checkpoint(arguments.directory, family=family, seed=arguments.seed)
-    print(f"{path}: 8-layer {family} checkpoint of seeded random weights")
-    return 0
+    return {"path": str(path), "family": family, "seed": arguments.seed}
+
+
+def _show_tiny(made: dict[str, Any]) -> None:
+    print(f"{made['path']}: 8-layer {made['family']} checkpoint of seeded random weights")

@@ -45,7 +45,7 @@ def register(verbs: Any) -> None:
     info.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
 
     text = "rebuild a lost .idx from its shard"
-    index = add_verb(verbs, "regenerate-index", run_regenerate_index, text)
+    index = add_verb(verbs, "regenerate-index", run_regenerate_index, text, _show_index)
     index.add_argument("shard", type=Path, help="the .npy file")
     index.add_argument("--eos-token-id", type=int, required=True)
     index.add_argument("--allow-tail", action="store_true", help="make a document of a tail")
@@ -77,7 +77,7 @@ def register(verbs: Any) -> None:
     exported = verbs.add_parser("export", help="shards in the format of another trainer")
     forms = exported.add_subparsers(dest="form", required=True, metavar="FORMAT")
     for name, text in _FORMATS.items():
-        form = add_verb(forms, name, run_export, text)
+        form = add_verb(forms, name, run_export, text, _show_export)
         form.set_defaults(seq_len=None)
         form.add_argument("manifest", type=Path, help="of a split, or of one shard")
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
@@ -159,13 +159,16 @@ def _show_info(facts: dict[str, Any]) -> None:
             print(f"{f'{key}:':38}{f'{value:,}' if isinstance(value, int) else value}")
 
 
-def run_regenerate_index(arguments: argparse.Namespace) -> int:
+def run_regenerate_index(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the index next to the shard, byte-identical to the one prep wrote."""
     path, num_documents = regenerate_index(
         arguments.shard, arguments.eos_token_id, allow_tail=arguments.allow_tail
     )
-    print(f"{path}: {num_documents:,} documents")
-    return 0
+    return {"path": str(path), "documents": num_documents}
+
+
+def _show_index(facts: dict[str, Any]) -> None:
+    print(f"{facts['path']}: {facts['documents']:,} documents")
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
@@ -245,14 +248,17 @@ def _print_inspection(
         print_table(("position", "token", "text", "context"), cells)
 
 
-def run_export(arguments: argparse.Namespace) -> int:
+def run_export(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the export unless it is current."""
     from nmoe_core.export.run import export
 
     made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
+    return {"output": str(arguments.output), **made}
+
+
+def _show_export(made: dict[str, Any]) -> None:
     state = "written" if made["changed"] else "already there"
     print(
-        f"{arguments.output}: {len(made['files'])} files, {made['documents']:,} documents, "
+        f"{made['output']}: {len(made['files'])} files, {made['documents']:,} documents, "
         f"{made['tokens']:,} tokens, {state}"
     )
-    return 0

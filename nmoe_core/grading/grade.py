@@ -24,6 +24,7 @@ from loader.files.sealed import sealed
 from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, read_sealed, sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.calibration.graded import (
@@ -170,6 +171,7 @@ def grade_documents(
         tally, num_run = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep), 0
         num_done, total = partial.resume(tally), documents.count
         source = documents.documents(num_done, heads.max_ctx)
+        meter = Meter(f"grade {'/'.join(out_dir.parts[-2:])}", total - num_done)
         for rows, scores in grader.buffers(source, known):
             for key, places in scores.batches.items():
                 batches[key] = [tally.total + i for i in places]
@@ -179,6 +181,8 @@ def grade_documents(
             require_few_failed(tally.failed, total)
             if progress is not None:
                 progress(tally.total, total)
+            else:
+                meter.add(len(rows))
         facts = {
             **tally.facts(),
             "tau_drop": taus.tau_drop,

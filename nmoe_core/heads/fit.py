@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from loader.files.sealed import content_hash
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.progress import Meter
 from nmoe_core.heads.features import TapStates, one_thread
 from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, layer_norm
@@ -193,6 +194,7 @@ def _optimise(
     num_steps = recipe.epochs * -(-len(lengths) // recipe.batch_size)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=recipe.weight_decay)
     losses = state.restore(head, optimizer) if state is not None else []
+    meter = Meter(f"train {type(head).__name__.lower()}", num_steps - len(losses), "steps")
     for rows in itertools.islice(_batches(lengths, recipe), len(losses), None):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(len(losses), num_steps, recipe.lr)
@@ -212,6 +214,7 @@ def _optimise(
         optimizer.step()
         if state is not None:
             state.save(head, optimizer, losses)
+        meter.add()
     return losses
 
 

@@ -17,6 +17,7 @@ from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.files import (
@@ -211,7 +212,7 @@ class _Labelling:
         """Ask the oracle and append one flushed record per document; return their number."""
         self.summary.unlink(missing_ok=True)
         shown: dict[int, Shown] = {}
-        num_done = 0
+        num_done, meter = 0, Meter(f"label {self.summary.parent.name}", len(pending))
         for i, result in self.oracle.label(self._questions(pending, shown)):
             if i not in shown:
                 raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
@@ -223,6 +224,8 @@ class _Labelling:
                 self._show_partial()
             if self.progress is not None:
                 self.progress(num_done, len(pending))
+            else:
+                meter.add()
         log.sync()
         if num_done != len(pending):
             raise self._wrong_count(f"{num_done} results", len(pending))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from nmoe_core.base.progress import time_left
+
 _BAR_INTERVAL_S = 0.2
 _LINE_INTERVAL_S = 10.0
 _BAR_CELLS = 24
@@ -56,7 +58,7 @@ class PrepProgress:
         parts += [f"{self.documents:,} documents", f"{_short(self.tokens)} tokens"]
         parts.append(f"{self.rate / 1e6:.1f} MB/s")
         if self.eta_s is not None:
-            parts.append(f"{_duration(self.eta_s)} left")
+            parts.append(f"{time_left(self.eta_s)} left")
         return ", ".join(parts)
 
 
@@ -97,11 +99,3 @@ def _short(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.1f}{suffix}"
     return str(count)
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"

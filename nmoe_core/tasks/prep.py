@@ -11,12 +11,13 @@ import numpy as np
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.plots import kept_picture
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
-from nmoe_core.prep.progress import Progress
+from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest, left_out
@@ -43,7 +44,12 @@ def make_shards(
     opened = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
     split_dir = run.tree.split(source.name, split)
-    report = prep_shards(opened, settings, split_dir, asked, progress=progress)
+    meter = Meter(f"prep {source.name}", None)
+
+    def say(now: PrepProgress) -> None:
+        meter.say(lambda _: now.line())
+
+    report = prep_shards(opened, settings, split_dir, asked, progress=progress or say)
     shards, revision = {}, ""
     for bucket in asked:
         manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)

@@ -10,6 +10,7 @@ from loader.__main__ import fingerprint
 from loader.files.format import load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
+from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_graded, read_grading_summary
@@ -28,6 +29,13 @@ _TEXT_TOKENS = 64
 def run_report(run: Run) -> dict[str, Any]:
     """Everything the table shows, as JSON values; FormatError where a task has not run
     (E-MANIFEST-MISSING)."""
+    if not run.tree.plan.is_file():
+        raise FormatError(
+            "this run has no loader plan yet",
+            where=run.tree.plan,
+            do="make it with `nmoe run`",
+            code="E-MANIFEST-MISSING",
+        )
     calibration = read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)

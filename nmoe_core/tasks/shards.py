@@ -6,12 +6,14 @@ root.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
@@ -47,7 +49,18 @@ def each_shard(
     if task == "grade":
         require_selectable(run)
     compute = run.config.compute.for_work(gpus=task == "grade")
-    return map_shards(partial(_shard, run, task, source, picture), keys, compute)
+    keys = list(keys)
+    attempts = map_shards(partial(_shard, run, task, source, picture), keys, compute)
+    return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
+
+
+def _metered(
+    attempts: Generator[Attempt, None, None], meter: Meter
+) -> Generator[Attempt, None, None]:
+    with closing(attempts):
+        for done in attempts:
+            meter.add()
+            yield done
 
 
 def require_selectable(run: Run) -> None:

@@ -1,0 +1,63 @@
+"""Progress of long work, logged now and then: a command shows it, and so does the log of a run."""
+
+import logging
+import time
+from collections.abc import Callable
+
+LOGGER = "nmoe_core.progress"
+_FIRST_S, _SHARE = 5.0, 0.05
+_log = logging.getLogger(LOGGER)
+
+
+class Meter:
+    """Logs how much is done, its rate and the time that is left: after 5 s, and then each time that
+    5 s and a twentieth of the time so far have passed, so an hour takes about 70 lines.
+
+    Args:
+        what: The work, such as `grade web`.
+        total: How much there is to do; None where it is not known.
+        unit: What is counted, in the plural.
+    """
+
+    def __init__(self, what: str, total: int | None, unit: str = "documents") -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self._started = time.monotonic()
+        self._next = self._started + _FIRST_S
+
+    def add(self, count: int = 1) -> None:
+        """Count what is done."""
+        self.done += count
+        self.say(self.line)
+
+    def say(self, line: Callable[[float], str]) -> None:
+        """Log a line, made from the seconds so far, where it is time for one."""
+        now = time.monotonic()
+        if now >= self._next:
+            seconds = now - self._started
+            self._next = now + max(_FIRST_S, _SHARE * seconds)
+            _log.info("%s: %s", self.what, line(seconds))
+
+    def line(self, seconds: float) -> str:
+        """What is done after some seconds.
+
+        >>> meter = Meter("grade web", 900)
+        >>> meter.done = 300
+        >>> meter.line(60.0)
+        '300 of 900 documents, 5.0 per second, 2 min 0 s left'
+        """
+        rate = self.done / max(seconds, 1e-9)
+        total = "" if self.total is None else f" of {self.total:,}"
+        parts = [f"{self.done:,}{total} {self.unit}"]
+        parts.append(f"{rate:,.1f} per second" if rate >= 0.1 else f"{60 * rate:,.1f} per minute")
+        if self.total is not None and self.done:
+            parts.append(f"{time_left((self.total - self.done) / rate)} left")
+        return ", ".join(parts)
+
+
+def time_left(seconds: float) -> str:
+    """`12 s`, `3 min 5 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"

@@ -1,0 +1,1 @@
+"""How the command line helps: examples, defaults, near names, completion, and progress."""

@@ -1,0 +1,87 @@
+"""One or two examples for every verb, as its `--help` shows them."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "nmoe": ("nmoe init && nmoe run && nmoe report",),
+    "nmoe init": ("nmoe init corpus/", "nmoe init HuggingFaceFW/fineweb --subset sample-10BT"),
+    "nmoe run": ("nmoe run", "nmoe run grade curate --set calibration.target_keep=0.3"),
+    "nmoe ui": ("nmoe ui --port 3100",),
+    "nmoe make-tiny-checkpoint": ("nmoe make-tiny-checkpoint tiny --family llama",),
+    "nmoe completion": ("nmoe completion bash > ~/.local/share/bash-completion/completions/nmoe",),
+    "nmoe prep-mixture": ("nmoe prep-mixture --dry-run", "nmoe prep-mixture --workers 8"),
+    "nmoe prep": (
+        "nmoe prep --source jsonl --paths 'web/*.jsonl.zst' --name web --output data/web/train",
+        "nmoe prep --source hf --dataset roneneldan/TinyStories --name tales --output data/tales/t",
+    ),
+    "nmoe versions": ("nmoe versions list data/web/train",),
+    "nmoe versions list": ("nmoe versions list data/web/train",),
+    "nmoe versions compare": ("nmoe versions compare data/web/train 1",),
+    "nmoe versions restore": ("nmoe versions restore data/web/train 1",),
+    "nmoe verify": (
+        "nmoe verify data/web/train/manifest.json --deep",
+        "nmoe verify s3://bucket/run/loader_plan.json --checksums",
+    ),
+    "nmoe info": ("nmoe info out/mixture/loader_plan.json",),
+    "nmoe regenerate-index": (
+        "nmoe regenerate-index data/web/train/shard_0000/web-v1-shard-000000.npy"
+        " --eos-token-id 199999",
+    ),
+    "nmoe inspect": ("nmoe inspect --manifest data/web/train/manifest.json --sample 3",),
+    "nmoe export": ("nmoe export olmo data/web/train/manifest.json --output olmo/web",),
+    "nmoe export megatron": (
+        "nmoe export megatron data/web/train/manifest.json --output megatron/web",
+    ),
+    "nmoe export olmo": ("nmoe export olmo data/web/train/manifest.json --output olmo/web",),
+    "nmoe export mds": (
+        "nmoe export mds data/web/train/manifest.json --output mds/web --seq-len 4096",
+    ),
+    "nmoe publish": ("nmoe publish out/mixture/loader_plan.json s3://bucket/run --dry-run",),
+    "nmoe attributes": ("nmoe attributes --only signals language",),
+    "nmoe select": ("nmoe select --where \"n_words >= 50 and lang = 'en'\" --sample 5",),
+    "nmoe sql": ('nmoe sql "select source, lang, count(*) from documents group by all"',),
+    "nmoe hydra": ("nmoe hydra status",),
+    "nmoe hydra slices": ("nmoe hydra slices --config nmoe.toml",),
+    "nmoe hydra oracle-label": (
+        "nmoe hydra oracle-label --config nmoe.toml --estimate",
+        "nmoe hydra oracle-label --config nmoe.toml --slices train-00 --oracle http"
+        " --base-url http://localhost:8000/v1 --model gpt-oss-120b",
+    ),
+    "nmoe hydra merge-labels": ("nmoe hydra merge-labels --config nmoe.toml",),
+    "nmoe hydra agree": ("nmoe hydra agree out/labels/val/shard_0 mine.jsonl",),
+    "nmoe hydra status": ("nmoe hydra status --config nmoe.toml",),
+    "nmoe hydra calibrate": ("nmoe hydra calibrate --config nmoe.toml --target-keep 0.3",),
+    "nmoe hydra grade": (
+        "nmoe hydra grade --config nmoe.toml --source web",
+        "nmoe hydra grade --config nmoe.toml --input-jsonl new.jsonl --out graded",
+    ),
+    "nmoe train": ("nmoe train probe --config nmoe.toml",),
+    "nmoe train student": ("nmoe train student --config nmoe.toml",),
+    "nmoe train probe": ("nmoe train probe --config nmoe.toml --epochs 10",),
+    "nmoe train judge": ("nmoe train judge --config nmoe.toml --device cuda",),
+    "nmoe train import-pt": ("nmoe train import-pt --config nmoe.toml hydra_probe.pt",),
+    "nmoe generate": (
+        "nmoe generate prompts.jsonl -o answers.jsonl --checkpoint gpt-oss-20b --max-tokens 64",
+    ),
+    "nmoe curate": (
+        "nmoe curate --input web.jsonl --model-dir gpt-oss-20b --output ordered.jsonl"
+        " --seq-len 4096",
+    ),
+    "nmoe curate calibrate-k": (
+        "nmoe curate calibrate-k --input web.jsonl --model-dir gpt-oss-20b --output k.jsonl",
+    ),
+    "nmoe curate embed": (
+        "nmoe curate embed --input web.jsonl --model-dir gpt-oss-20b --output deep.npy --limit 99",
+    ),
+    "nmoe curate compare": ("nmoe curate compare --shallow shallow.npy --deep deep.npy",),
+    "nmoe curate animate": (
+        "nmoe curate animate --embeddings shallow.npy --token-counts tokens.npy --frames 60",
+    ),
+    "nmoe curate shards": ("nmoe curate shards --source web",),
+    "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
+    "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/train/shard_0000/a.npy:0:512"),
+    "nmoe report": ("nmoe report", "nmoe report --json"),
+    "nmoe remix": ("nmoe remix --step 500 --weights web=0.7,code=0.3 -o remixed.json",),
+    "nmoe bisect": (
+        "nmoe bisect out/mixture/loader_plan.json --from-step 40 --to-step 44"
+        " --command './replay.sh' --above 9.5 -o bisection",
+    ),
+}

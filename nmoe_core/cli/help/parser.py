@@ -1,0 +1,77 @@
+"""A parser that shows examples and defaults, and names what is near to a misspelt verb or flag."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loader.files.addresses import PathParser
+from nmoe_core.cli.help.examples import EXAMPLES
+
+# As shtab.FILE, which need not be imported before a script is asked for.
+FILES = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "fish": "(__fish_complete_path (commandline -ct))",
+}
+_INNERMOST = "given_to"  # the innermost parser of a command line
+
+
+class HelpfulParser(PathParser):
+    """The parser of the command line, of a group of verbs, or of one; KeyError where it has no
+    example."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+        lines = "\n".join(f"  {line}" for line in EXAMPLES[self.prog])
+        self.epilog = f"examples:\n{lines}"
+        self.set_defaults(**{_INNERMOST: self})
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        return _add_shown(super().add_argument, *args, **kwargs)
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
+        group = super().add_argument_group(*args, **kwargs)
+        add = group.add_argument
+        group.add_argument = lambda *names, **more: _add_shown(add, *names, **more)
+        return group
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        given, unknown = self.parse_known_args(*args, **kwargs)
+        innermost = vars(given).pop(_INNERMOST, self)
+        if unknown:
+            innermost.error(f"unrecognized arguments: {' '.join(unknown)}{innermost.near(unknown)}")
+        return given
+
+    def near(self, words: Sequence[str]) -> str:
+        """A question after flags of this parser, where one of the words may be misspelt for it."""
+        known = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help()))
+        misspelt = [word.partition("=")[0] for word in words if word.startswith("--")]
+        return _question([n for w in misspelt for n in difflib.get_close_matches(w, known)])
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
+            choices = re.findall(r"[\w-]+", found[2])
+            if near := difflib.get_close_matches(found[1], choices):
+                message = f"{message[: found.start(2) - 14]}{_question(near)}"
+        super().error(message)
+
+
+def _question(near: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+
+
+def _add_shown(add: Callable[..., argparse.Action], *args: Any, **kwargs: Any) -> argparse.Action:
+    """Add an argument whose help shows its default, and which is completed by files if it is one of
+    them."""
+    action = add(*args, **kwargs)
+    text, default = action.help or "", action.default
+    has_default = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
+    if has_default and default != argparse.SUPPRESS and "default" not in text:
+        action.help = f"{text} (default {default})".strip().replace("%", "%%")
+    if action.type is Path:
+        action.complete = FILES  # pyright: ignore[reportAttributeAccessIssue]
+    return action

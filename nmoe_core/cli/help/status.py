@@ -1,0 +1,43 @@
+"""Progress on standard error: one line that is written over on a terminal, else a line each."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nmoe_core.base.progress import LOGGER
+
+
+class _StatusLine(logging.Handler):
+    """Writes each record over the one before it."""
+
+    width = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + text.ljust(self.width))
+            self.width = len(text)
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave an empty line to what is printed next."""
+        if self.width:
+            sys.stderr.write("\r" + " " * self.width + "\r")
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Show what `Meter` logs while the block runs."""
+    logger, handler = logging.getLogger(LOGGER), _StatusLine(logging.INFO)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        handler.clear()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
