@@ -24,7 +24,7 @@ from loader.rows.stream import Stream
 from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.calibration.files import load_calibration
-from nmoe_core.calibration.graded import SUMMARY_NAME
+from nmoe_core.calibration.graded import SUMMARY_NAME, read_grading_summary
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality
@@ -78,15 +78,15 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         return facts
     place = grade = thresholds = curated = None
     if (paths.graded / SUMMARY_NAME).is_file():
+        facts["graded_by"] = read_grading_summary(paths.graded).get("grader", "hydra")
         with open(load_quality(paths, shard.manifest).path, "rb") as rows:
             grade = orjson.loads(next(islice(rows, shard.number(file.rel, document), None)))
     if tree.calibration_summary.is_file():
         thresholds = asdict(load_calibration(tree.calibration).thresholds)
     if paths.curated_manifest.is_file():
         place = _curated_place(shard, doc_id)
-        curated = {"is_included": place is not None}
-        if place is not None:
-            curated |= place._asdict() | {"doc_id": str(place.doc_id)}
+        named = {} if place is None else place._asdict() | {"doc_id": str(place.doc_id)}
+        curated = {"is_included": place is not None} | named
     return facts | {
         "label_split": split_of(str(doc_id)),
         "label": _labels(run, {str(doc_id)}).get(str(doc_id)),

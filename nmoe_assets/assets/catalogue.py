@@ -33,12 +33,12 @@ LABEL_ROWS = (
 GRADE_ROWS = (
     (*_DOC_ID, "shards.doc_id"),
     _SOURCE,
-    ("scores", "object", "the judge's five; null where the document left at the probe", _TEXT),
+    ("scores", "object", "five of the judge or the student; null after an early exit", _TEXT),
     ("aggregated", "number", "weighted mean of the scores that decided, 0..1", _TEXT),
     ("decision", "string", "drop, band or keep", _TEXT),
-    ("q_probe", "number", "weighted mean of the probe's scores, 0..1", _TEXT),
+    ("q_probe", "number", "weighted mean of the probe's scores, 0..1; null of the student", _TEXT),
     ("early_exit", "bool", "whether it left at the probe", _TEXT),
-    ("probe_scores", "object", "the probe's five, 0..4", _TEXT),
+    ("probe_scores", "object", "the probe's five, 0..4; null of the student", _TEXT),
 )
 TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
 ATTRIBUTE_ROWS = (
@@ -91,6 +91,7 @@ _MEANINGS = {
     "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",
     "count": "val documents: one half fits the thresholds, the other gives the shares",
     "early_exits": "documents dropped by the probe alone",
+    "grader": "who grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",
     "percent_of_ceiling": "that mean, of what any order of these documents could reach",

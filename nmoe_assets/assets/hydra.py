@@ -22,6 +22,17 @@ GROUP = "hydra"
 HEADS = ("probe_head", "judge_head")
 
 
+def graders(run: Run) -> list[str]:
+    """The assets that calibration chooses a grader from. Heads that nothing grades by are none."""
+    asked = run.config.grading.grader
+    return [*HEADS] * (asked != "student") + ["student"] * (asked != "hydra")
+
+
+def heads(run: Run) -> list[str]:
+    """The heads' assets; none where the student grades alone."""
+    return [name for name in graders(run) if name in HEADS]
+
+
 def backbone(run: Run) -> dg.AssetsDefinition:
     """The frozen model that features come from."""
     return Asset(
@@ -33,7 +44,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         text="The frozen model that features and topics come from, a checkpoint in the "
         "gpt-oss format. Kind tiny is made here from seeded random numbers.",
         version=versions.backbone(run),
-        leads_to=[*([GROUP, head] for head in HEADS), ["curation", "topic_model"]],
+        leads_to=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
     ).unpartitioned(lambda: make_backbone(run))
@@ -61,7 +72,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
                 for name in names
             ),
         ],
-        leads_to=[[GROUP, name] for name in ("student", *HEADS, "calibration")],
+        leads_to=[[GROUP, name] for name in ("student", *heads(run), "calibration")],
         rows=LABEL_ROWS,
         pool="gpu",
         partitions=label_partitions,
@@ -80,6 +91,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 def student(run: Run) -> dg.AssetsDefinition:
     """The scorer without a backbone that heads are compared with."""
+    read_by = [*heads(run), *["calibration"] * ("student" in graders(run))]
     return Asset(
         run=run,
         key=[GROUP, "student"],
@@ -87,11 +99,12 @@ def student(run: Run) -> dg.AssetsDefinition:
         stage="heads",
         kind="numpy",
         text="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It needs "
-        "no backbone; a head that does not outrank it is not worth its own.",
+        "no backbone; a head that does not outrank it is not worth its own. It grades where "
+        "[grading] grader says so, or by auto.",
         facts=STUDENT_FACTS,
         version=versions.student(run),
         deps=[[GROUP, "oracle_labels"]],
-        leads_to=[[GROUP, name] for name in HEADS],
+        leads_to=[[GROUP, name] for name in read_by],
         checks=("readable",),
         check=lambda: checks.check_student(run),
     ).unpartitioned(lambda: hydra.train_student(run))
@@ -125,15 +138,15 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="json",
-        text="Thresholds that make drop, band or keep of the heads' scores, and their weights.",
+        text="Thresholds that make drop, band or keep of the grader's scores, and their weights.",
         facts=(
             *("tau_drop, tau_keep", "tau_probe", "achieved_keep, achieved_band, achieved_drop"),
-            *("count", "backbone_tokens"),
+            *("count", "grader", "backbone_tokens"),
         ),
         version=versions.calibration(run),
         deps=[
             dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
-            *([GROUP, head] for head in HEADS),
+            *([GROUP, name] for name in graders(run)),
         ],
         leads_to=[[GROUP, "regrade_plan"]],
         pool="gpu",
@@ -144,17 +157,18 @@ def calibration(run: Run) -> dg.AssetsDefinition:
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Scores and decision of every document of a source, one partition per shard."""
-    name = source.name
+    name, read = source.name, [*graders(run), "calibration"]
+    read += ["backbone"] if heads(run) else []
     return Asset(
         run=run,
         key=[name, "quality_scores"],
         group=curated_group(name),
         stage="grade",
         kind="json",
-        text="Probe and judge scores of every document, and the decision drop, band or keep.",
+        text="The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         version=versions.grades(run),
-        deps=[[name, "shards"], *([GROUP, made] for made in ("backbone", *HEADS, "calibration"))],
+        deps=[[name, "shards"], *([GROUP, made] for made in read)],
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
+from nmoe_assets.assets.hydra import heads
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-
-_HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         return [(source.name, name) for name in names for source in sources]
 
     table, selected = run.config.prep, selection_names(run)
+    trained = ["backbone", "student", *heads(run), "calibration"]
     shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
     regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
     curated = [key for source in sources for key in attribute_keys(run, source.name)]
@@ -68,7 +68,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     jobs = [
         job("prep", of_sources("shards", "manifest", "docid_slices"), shards),
         job("label", [("hydra", "oracle_labels")], label_partitions),
-        job("train_heads", [("hydra", name) for name in _HEADS]),
+        job("train_heads", [("hydra", name) for name in trained]),
         job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),
         job("curate", [("curation", "topic_model"), *curated, ("mixture", "loader_plan")], shards),
     ]

@@ -12,6 +12,7 @@ DEFAULT_TOKENS_PER_SHARD = 500_000_000
 ExpertChoice = Literal["auto", "decoded", "packed"]
 Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
+GraderKind = Literal["hydra", "student"]
 
 
 class TokenizerSettings(NamedTuple):

@@ -1,12 +1,13 @@
-"""Calibration: thresholds on the deployed heads' scores of val documents (docs/calibration.md).
+"""Calibration: thresholds on the deployed grader's scores of val documents (docs/calibration.md).
 
 Val is halved by the hash of each document's content: thresholds come from one half, every reported
-figure from the other. It costs one pass of the backbone over val, or none with predictions.
+figure from the other. It costs one pass of the backbone over val, or none with predictions or where
+the student grades.
 """
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
+from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
-from nmoe_core.calibration.rows import CalibrationRows, rows_from_heads, rows_from_predictions
+from nmoe_core.calibration.rows import rows_from_predictions, rows_from_scorer
 from nmoe_core.calibration.summary import summarise
-from nmoe_core.calibration.thresholds import Targets
+from nmoe_core.calibration.thresholds import DELTA, Targets
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
-from nmoe_core.heads.scoring import HeadScorer
+from nmoe_core.heads.scoring import Scorer
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.labels.slices import data_digest
@@ -35,23 +37,21 @@ MIN_PARSE_RATE = 0.5
 FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
     *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
-    *("dropping", "untouched"),
+    *("dropping", "untouched", "grader"),
 )
 """The fields of the summary that are facts of a result."""
-# Rows of val, and of test where it is labelled.
-Rows = tuple[CalibrationRows, CalibrationRows | None]
 
 
 def calibrate(
     labels_val: Path,
-    scorer: HeadScorer,
-    corpus: Corpus,
+    graders: Sequence[tuple[Scorer, Corpus]],
     out_dir: Path,
     targets: Targets,
     labels_test: Path | None = None,
 ) -> Result:
-    """Fit weights and thresholds on the heads' own scores of the val labels' documents.
+    """Fit weights and thresholds on a grader's own scores of the val labels' documents.
 
+    Of two `graders`, each with the documents as it reads them, the better one is chosen (`choose`).
     Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
     Facts: the main figures, and the `backbone_tokens` of this call.
 
@@ -62,7 +62,7 @@ def calibrate(
         HeadError: States are not finite (E-HEAD-NONFINITE).
         LabelError: As `read_labels`.
     """
-    labels, heads, model = _val_labels(labels_val), scorer.heads, scorer.model
+    labels, root = _val_labels(labels_val), graders[0][1].data_root
     test = read_labels(labels_test) if labels_test is not None else None
     if test is not None and not test.doc_ids:
         test = None
@@ -73,25 +73,29 @@ def calibrate(
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
         "labels_test": test.digest if test is not None else "",
-        "data": data_digest(corpus.data_root, sources),
-        **corpus.fingerprints,
-        "backbone": model.digest,
-        "probe": heads.probe_digest,
-        "judge": heads.judge_digest,
-        "settings": sha256_json([corpus.max_ctx, *astuple(targets)]),
+        "data": data_digest(root, sources),
     }
+    for scorer, corpus in graders:
+        fingerprints |= {**corpus.fingerprints, **scorer.fingerprints}
+    sizes = [corpus.max_ctx for _, corpus in graders]
+    fingerprints["settings"] = sha256_json([*sizes, *astuple(targets)])
 
-    def score() -> Rows:
+    def score() -> list[Candidate]:
         with one_thread():
-            of_val = rows_from_heads(scorer, corpus, labels)
-            if test is None:
-                return of_val, None
-            return of_val, rows_from_heads(scorer, corpus, test, of_val.keys.tolist())
+            return [_scored(scorer, corpus, labels, test) for scorer, corpus in graders]
 
-    tokens_before = model.tokens_processed
-    done = _fit(out_dir, labels, targets, fingerprints, score, {"max_ctx": corpus.max_ctx})
-    done.facts["backbone_tokens"] = model.tokens_processed - tokens_before
+    tokens_before = sum(scorer.tokens_processed for scorer, _ in graders)
+    done = _fit(out_dir, labels, targets, fingerprints, score)
+    tokens = sum(scorer.tokens_processed for scorer, _ in graders) - tokens_before
+    done.facts["backbone_tokens"] = tokens
     return done
+
+
+def _scored(scorer: Scorer, corpus: Corpus, labels: Labels, test: Labels | None) -> Candidate:
+    of_val = rows_from_scorer(scorer, corpus, labels)
+    if test is None:
+        return of_val, None
+    return of_val, rows_from_scorer(scorer, corpus, test, of_val.keys.tolist())
 
 
 def calibrate_predictions(
@@ -112,7 +116,7 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(astuple(targets)),
     }
-    return _fit(out_dir, labels, targets, fingerprints, lambda: (rows, None), {})
+    return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])
 
 
 def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
@@ -151,8 +155,7 @@ def _fit(
     labels: Labels,
     targets: Targets,
     fingerprints: Fingerprints,
-    score: Callable[[], Rows],
-    more: dict[str, Any],
+    score: Callable[[], Sequence[Candidate]],
 ) -> Result:
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
@@ -160,20 +163,24 @@ def _fit(
         # One that was edited since is no calibration: it is made again.
         with contextlib.suppress(CalibrationError):
             return _result(path, read_calibration(path))
-    rows, test = score()
-    _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
-    fit, report = rows.halves()
+    candidates = score()
+    for rows, _ in candidates:
+        _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
+    (fit, report, test), choice = choose(candidates)
     for half in (fit, report):
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
+    # The documents that prove the bounds also chose the grader: each may fail less often.
+    targets = replace(targets, delta=DELTA / len(candidates))
     facts = {
         **summarise(fit, report, targets, test),
         "num_failed_labels": labels.num_failed,
-        "left_out": rows.left_out,
-        **more,
+        "left_out": fit.left_out,
+        "grader": fit.grader,
+        **choice,
         "scorer_model": labels.scorer.scorer_model,
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
-        "heads_digest": rows.heads_digest,
+        "heads_digest": fit.heads_digest,
         "fingerprints": fingerprints,
     }
     return _committed(out_dir, facts)

@@ -8,12 +8,13 @@ where the user accepts them.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError, FormatError
 from nmoe_core.base.fingerprint import local_digest, read_summary
+from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.labels.scores import DIMENSIONS, aggregate
@@ -26,8 +27,8 @@ COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 class Calibration:
     """A committed calibration: weights and thresholds, and the heads they were fitted for.
 
-    `heads_digest` is empty where the file was not made from scores of known heads; `rule` says what
-    it was made by.
+    `heads_digest`, of both heads or of the student, is empty where the file was not made from
+    scores of known ones; `grader` says which of the two; `rule` what it was made by.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class Calibration:
     weights: dict[str, float]
     thresholds: Thresholds
     heads_digest: str
+    grader: GraderKind = "hydra"
     rule: str = "scores of heads"
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:
@@ -109,14 +111,16 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     if set(weights) != set(DIMENSIONS) or not is_valid:
         raise _bad_calibration(path, f"weights = {named}")
     digest, rule = value.get("heads_digest", ""), value.get("rule")
-    if not isinstance(digest, str):
-        raise _bad_calibration(path, f"heads_digest = {digest!r}")
+    grader = value.get("grader", "hydra")
+    if not isinstance(digest, str) or grader not in get_args(GraderKind):
+        raise _bad_calibration(path, f"heads_digest = {digest!r}, grader = {grader!r}")
     return Calibration(
         path=path,
         digest=local_digest(path),
         weights={name: weights[name] for name in DIMENSIONS},
         thresholds=Thresholds(probe, drop, keep),
         heads_digest=digest,
+        grader=grader,
         rule=rule if isinstance(rule, str) else "scores of heads" if digest else "names no heads",
     )
 

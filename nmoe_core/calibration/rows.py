@@ -1,6 +1,6 @@
-"""Data of calibration: val labels, and the deployed heads' scores of the same documents.
+"""Data of calibration: val labels, and the deployed grader's scores of the same documents.
 
-The scores come from the heads themselves or from a file of predictions as grading writes them.
+The scores come from the heads or the student, or from a file of predictions as grading writes them.
 Documents without a prediction or without finite states are left out and counted. Documents that the
 heads were trained on, and repeated contents, count in shares of documents, because the corpus has
 them too; they count in no figure of quality.
@@ -19,12 +19,13 @@ import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.jsonl import read_objects
+from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
 from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.heads.features import BUFFER_BATCHES, Corpus, require_few_failed
 from nmoe_core.heads.files import heads_digest
 from nmoe_core.heads.metrics import document_lengths, held_out
-from nmoe_core.heads.scoring import HeadScorer
+from nmoe_core.heads.scoring import Scorer
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
 
@@ -33,15 +34,16 @@ from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
 class CalibrationRows:
     """Documents with labels and scores, in the order of the labels.
 
-    `keys` `[N]` name the content that heads see, or the document where that is not known;
-    `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, 5]`, `probe` None where
-    the file holds none; `targets` float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the
-    id does not tell; `is_held_out` bool `[N]` says which rows may be measured on; `left_out` counts
-    documents by the reason that no figure of quality has them for, `trained_on` None where that is
-    not known.
+    `keys` `[N]` name the content that the grader sees, or the document where that is not known;
+    `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, 5]`,
+    `probe` None where there is none, `judge` the student's scores where it grades; `targets` float
+    `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell; `is_held_out` bool
+    `[N]` says which rows may be measured on; `left_out` counts documents by the reason that no
+    figure of quality has them for, `trained_on` None where that is not known.
     """
 
     keys: np.ndarray
+    doc_ids: np.ndarray
     sources: np.ndarray
     lengths: np.ndarray
     oracle: np.ndarray
@@ -49,6 +51,7 @@ class CalibrationRows:
     probe: np.ndarray | None
     judge: np.ndarray
     is_held_out: np.ndarray
+    grader: GraderKind
     heads_digest: str
     left_out: dict[str, int | None]
 
@@ -65,18 +68,19 @@ class CalibrationRows:
         """The rows that may be measured on."""
         return self.take(self.is_held_out)
 
-    def halves(self) -> tuple[CalibrationRows, CalibrationRows]:
-        """Two halves by the MD5 of the keys; rows of one key are in one half."""
-        digests = (hashlib.md5(key.encode(), usedforsecurity=False) for key in self.keys.tolist())
+    def halves(self, keys: np.ndarray | None = None) -> tuple[CalibrationRows, CalibrationRows]:
+        """Two halves by the MD5 of `keys`, by default the rows' own; equal keys are in one half."""
+        keys = self.keys if keys is None else keys
+        digests = (hashlib.md5(key.encode(), usedforsecurity=False) for key in keys.tolist())
         hashes = np.array([digest.hexdigest() for digest in digests])
         is_first = hashes < np.sort(hashes)[len(hashes) // 2]
         return self.take(is_first), self.take(~is_first)
 
 
-def rows_from_heads(
-    scorer: HeadScorer, corpus: Corpus, labels: Labels, also_seen: Sequence[str] = ()
+def rows_from_scorer(
+    scorer: Scorer, corpus: Corpus, labels: Labels, also_seen: Sequence[str] = ()
 ) -> CalibrationRows:
-    """Score the labelled documents with both heads.
+    """Score the labelled documents.
 
     Contents of the keys `also_seen` count as trained on.
 
@@ -84,7 +88,7 @@ def rows_from_heads(
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
     """
-    heads, size = scorer.heads, scorer.max_batch * BUFFER_BATCHES
+    size, has_probe = scorer.max_batch * BUFFER_BATCHES, scorer.kind == "hydra"
     contents, probe, judge = [np.empty(0, np.int64)], [np.empty((0, 5))], [np.empty((0, 5))]
     failed: dict[str, str] = {}
     for start in range(0, len(labels.doc_ids), size):
@@ -95,11 +99,12 @@ def rows_from_heads(
         judge.append(scores.judge)
         failed |= {documents.names[i]: reason for i, reason in scores.failed.items()}
         require_few_failed(failed, len(labels.doc_ids))
-    keys, scored = _keys(np.concatenate(contents)), (np.concatenate(probe), np.concatenate(judge))
-    rows = _rows(labels, keys, *scored, heads.digest)
+    keys, judged = _keys(np.concatenate(contents)), np.concatenate(judge)
+    graded_by = scorer.kind, scorer.digest
+    rows = _rows(labels, keys, np.concatenate(probe) if has_probe else None, judged, graded_by)
     rows = rows.take(np.array([doc_id not in failed for doc_id in labels.doc_ids], np.bool_))
-    found = held_out(rows.keys, [*_keys(heads.train_contents), *also_seen])
-    num_seen = found.num_seen if len(heads.train_contents) else None
+    found = held_out(rows.keys, [*_keys(scorer.train_contents), *also_seen])
+    num_seen = found.num_seen if len(scorer.train_contents) else None
     rows.left_out.update(trained_on=num_seen, repeated=found.num_repeated, not_finite=len(failed))
     return replace(rows, is_held_out=found.rows)
 
@@ -142,17 +147,22 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
         judge[i], probe[i] = judge_scores, probe_scores or math.nan
     if len(have_probe) > 1:
         raise _bad_prediction(path, "some rows have probe scores, others none")
-    digest = _digest_beside(path)
-    rows = _rows(labels, labels.doc_ids, probe if True in have_probe else None, judge, digest)
+    made_by = _grader_beside(path)
+    rows = _rows(labels, labels.doc_ids, probe if True in have_probe else None, judge, made_by)
     rows.left_out.update(left_out)
     return rows.take(np.isfinite(judge).all(axis=1))
 
 
 def _rows(
-    labels: Labels, keys: list[str], probe: np.ndarray | None, judge: np.ndarray, digest: str
+    labels: Labels,
+    keys: list[str],
+    probe: np.ndarray | None,
+    judge: np.ndarray,
+    grader: tuple[GraderKind, str],
 ) -> CalibrationRows:
     return CalibrationRows(
         keys=np.array(keys, np.str_),
+        doc_ids=np.array(labels.doc_ids, np.str_),
         sources=np.array(labels.sources, np.str_),
         lengths=document_lengths(labels.doc_ids),
         oracle=labels.scores.astype(np.float64),
@@ -160,7 +170,8 @@ def _rows(
         probe=probe,
         judge=judge,
         is_held_out=np.ones(len(keys), np.bool_),
-        heads_digest=digest,
+        grader=grader[0],
+        heads_digest=grader[1],
         left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
     )
 
@@ -197,17 +208,21 @@ def _five(path: Path, row: dict[str, Any], key: str, aggregate_key: str) -> list
     raise _bad_prediction(path, f"{row['doc_id']}: {key} {scores}, {aggregate_key} {aggregated}")
 
 
-def _digest_beside(path: Path) -> str:
-    """Digest of the heads that graded, where the summary beside the predictions names them."""
+def _grader_beside(path: Path) -> tuple[GraderKind, str]:
+    """Who graded, and the digest of its files where the summary beside the predictions names
+    them."""
     directory = path.parent
     if not (directory / SUMMARY_NAME).is_file():
-        return ""
+        return "hydra", ""
     is_committed = path.name == SCORES_NAME
     summary = read_graded(directory).summary if is_committed else read_grading_summary(directory)
     made_from = summary.get("fingerprints")
-    if not isinstance(made_from, dict) or not {"probe", "judge"} <= set(made_from):
-        return ""
-    return heads_digest(str(made_from["probe"]), str(made_from["judge"]))
+    made_from = made_from if isinstance(made_from, dict) else {}
+    if "student" in made_from:
+        return "student", str(made_from["student"])
+    if not {"probe", "judge"} <= set(made_from):
+        return "hydra", ""
+    return "hydra", heads_digest(str(made_from["probe"]), str(made_from["judge"]))
 
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:

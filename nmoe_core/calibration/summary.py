@@ -98,7 +98,7 @@ def _certified(
 ) -> dict[str, Any]:
     """Evidence for the drops in the fitted documents, for readers and for the blocking check."""
     is_dropped = scores.decisions(taus) == 0
-    found = Certificate.of(is_dropped, oracle_keeps)
+    found = Certificate.of(is_dropped, oracle_keeps, targets.delta)
     if found.num_below:
         said = f"at most {found.upper95:.4f} of the dropped are ones that the oracle keeps, with "
         said += f"95 % confidence: {found.num_wrong} of {found.num_below} labels below"

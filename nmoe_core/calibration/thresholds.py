@@ -37,6 +37,8 @@ class Targets:
     target_keep: float = 0.5
     max_false_drop: float = 0.02
     target_drop: float | None = None
+    delta: float = DELTA
+    """Chance that a bound fails; of graders that are chosen from, each has its part of `DELTA`."""
 
     def __post_init__(self) -> None:
         drop = self.target_drop
@@ -74,7 +76,8 @@ class Thresholds:
 class Certificate(NamedTuple):
     """Evidence for a threshold in the fitted documents: `num_wrong` of `num_below` are wrong.
 
-    With a confidence of 95 % the share of wrong ones is at most `upper95`; 0 of no document.
+    With a confidence of 95 % or more, the share of wrong ones is at most `upper95`; 0 of no
+    document.
     """
 
     num_below: int
@@ -82,10 +85,10 @@ class Certificate(NamedTuple):
     upper95: float
 
     @classmethod
-    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray) -> Certificate:
-        """From bool `[N]` arrays."""
+    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float) -> Certificate:
+        """From bool `[N]` arrays; the bound fails with a chance of `delta`."""
         below, wrong = int(is_below.sum()), int((is_below & is_wrong).sum())
-        return cls(below, wrong, upper_bound(wrong, below, DELTA) if below else 0.0)
+        return cls(below, wrong, upper_bound(wrong, below, delta) if below else 0.0)
 
 
 def fit_thresholds(
@@ -104,7 +107,7 @@ def fit_thresholds(
     bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
-    most, drop = targets.max_false_drop, targets.target_drop
+    most, drop, delta = targets.max_false_drop, targets.target_drop, targets.delta
     num_keep = max(1, round(targets.target_keep * len(judge)))
     least_keep, tau_probe = _least_tau_keep(judge, num_keep), 0.0
     if probe is not None:
@@ -114,17 +117,21 @@ def fit_thresholds(
             place = min(int(drop * len(probe)), len(probe) - 1)
             ceiling = min(ceiling, float(np.sort(probe)[place]))
         judge_keeps = judge[proof] >= least_keep
-        tau_probe = largest_certified(probe[proof], oracle_keeps[proof], most, ceiling, judge_keeps)
+        tau_probe = largest_certified(
+            probe[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
+        )
     # A document that left has no judge score; it ranks below all that stay.
     deployed = judge if probe is None else np.where(probe < tau_probe, -1.0, judge)
     descending = np.sort(deployed)[::-1]
     tau_keep = max(midpoint_above(descending, num_keep), least_keep)
     if drop is None:
-        tau_drop = largest_certified(deployed[proof], oracle_keeps[proof], most, tau_keep)
+        proved = deployed[proof], oracle_keeps[proof]
+        tau_drop = largest_certified(*proved, most, tau_keep, delta=delta)
     else:
         num_stay = len(judge) - round(drop * len(judge))
         tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
-        _require_bound(Certificate.of((deployed < tau_drop) & proof, oracle_keeps), targets, proof)
+        is_below = (deployed < tau_drop) & proof
+        _require_bound(Certificate.of(is_below, oracle_keeps, targets.delta), targets, proof)
     return Thresholds(tau_probe, tau_drop, tau_keep)
 
 
@@ -175,14 +182,16 @@ def largest_certified(
     max_false_drop: float,
     ceiling: float,
     judge_keeps: np.ndarray | None = None,
+    delta: float = DELTA,
 ) -> float:
     """The largest threshold up to `ceiling` below which few documents are worth keeping; or 0.0.
 
-    With a confidence of 95 %, at most `max_false_drop` of the documents below it are ones that the
-    oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`) names are
-    at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth
-    of the documents apart, from four starts, each at a quarter of the error; a start's first
-    failure of either bound ends it. That is fixed-sequence testing, so no correction for the number
+    With a confidence of 1 - `delta`, at most `max_false_drop` of the documents below it are ones
+    that the oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`)
+    names are at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a
+    hundredth of the documents apart, from four starts, each at a quarter of the error; a start's
+    first failure of either bound ends it. That is fixed-sequence testing, so no correction for the
+    number
     of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
     enough documents to pass without an error.
     """
@@ -191,7 +200,7 @@ def largest_certified(
     order, num_scores = np.argsort(scores, kind="stable"), len(scores)
     ranked, false_drops = scores[order], np.cumsum(oracle_keeps[order])
     lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
-    delta, best = DELTA / len(STARTS), 0.0
+    delta, best = delta / len(STARTS), 0.0
     fewest = math.log(delta) / math.log1p(-max_false_drop)
     for start in STARTS:
         for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):

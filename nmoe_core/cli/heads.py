@@ -1,6 +1,7 @@
 """`nmoe train student|probe|judge|import-pt`, `nmoe hydra calibrate|grade`."""
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import labels
 from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
+from nmoe_core.cli.output import print_table
 from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 
 _MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
+_GRADER = ["grading.grader", "grading.max_batch"]
 _TARGETS = [f"calibration.{name}" for name in ("target_keep", "target_drop", "max_false_drop")]
 
 
@@ -21,19 +24,19 @@ def register(verbs: Any) -> None:
     hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
-    fit = add_task(parts, "calibrate", calibrate, "fit thresholds on the heads' own scores of val")
+    fit = add_task(parts, "calibrate", calibrate, "fit thresholds on the grader's scores of val")
     fit.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
     fit.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
     fit.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
     fit.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
     roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
-    add_run_flags(fit, [*_MODEL, "grading.max_batch", *_TARGETS], roots)
+    add_run_flags(fit, [*_MODEL, "tokenizer", *_GRADER, *_TARGETS], roots)
 
     score = add_task(parts, "grade", grade, "score and decide documents")
     score.add_argument("--source", help="only this source of the run")
     add_file_flags(score)
     score.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
-    keys = [*_MODEL, "tokenizer", *(f"grading.{n}" for n in ("max_batch", "early_exit", "compat"))]
+    keys = [*_MODEL, "tokenizer", *_GRADER, "grading.early_exit", "grading.compat"]
     roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
     add_run_flags(score, keys, roots | {"out": "quality"})
 
@@ -104,7 +107,8 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
     if arguments.config is None and arguments.heads_dir is None:
         raise ConfigError(
             "there are no scores to calibrate on",
-            expected="--predictions, or --heads-dir with --checkpoint and --data-root",
+            expected="--predictions, or --heads-dir with --data-root and --checkpoint, or with "
+            "--data-root and --grader student",
             do="add one of them; --compat fits the published rule to labels alone",
         )
     run = _model_run(arguments, "labels", "out", "data_root")
@@ -132,6 +136,8 @@ def grade(arguments: argparse.Namespace) -> Outputs:
 def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
     if arguments.config is not None:
         return run_of(arguments)
+    if getattr(arguments, "grader", None) == "student":
+        return run_of(arguments, *needed)
     defaults = model_defaults(arguments, "backbone")
     return run_of(arguments, *needed, "checkpoint", defaults=defaults)
 
@@ -144,3 +150,28 @@ def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
 def _show_progress(num_done: int, num_all: int | None) -> None:
     of_all = f" of {num_all:,}" if num_all is not None else ""
     print(f"{num_done:,}{of_all} documents graded", file=sys.stderr)
+
+
+def show_scoreboard(heads: dict[str, Any]) -> None:
+    """Rank correlations with the oracle, of each that could grade, and of what does not read."""
+    rows = []
+    for kind, found in heads.items():
+        test = found["test"] or {"n": 0}
+        shown = (_with_interval(one) if one["n"] else "not labelled" for one in (found, test))
+        rows.append([kind, *itertools.chain(*zip((found["n"], test["n"]), shown))])
+    last = next(reversed(heads.values()))
+    for name in ("source", "length"):
+        rows.append([f"{name} alone", last["n"], _two(last[f"spearman_{name}_only"]), None, None])
+    print_table(["Spearman with the oracle", "val", "(95 %)", "test", "(95 %)"], rows)
+    print("val and test: documents that it was not trained on; test took part in no choice\n")
+
+
+def _with_interval(found: dict[str, Any]) -> str:
+    if found["spearman_ci95"] is None:
+        return _two(found["spearman"])
+    low, high = found["spearman_ci95"]
+    return f"{_two(found['spearman'])} ({low:.2f} to {high:.2f})"
+
+
+def _two(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
+from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.cli.stores import explain_plan
 
@@ -157,25 +159,15 @@ def _show_report(report: dict[str, Any]) -> None:
     summed = columns[1 : columns.index("sequences") + 1]
     totals = [sum(source[key] for source in report["sources"]) for key in summed]
     print_table(columns, [*rows, ["total", *totals, None, None, None]])
-    print("keep, band and drop are what the judges say; curated is what the rule keeps;")
+    print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
     reasons = [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
     print(f"\nleft out: {', '.join(reasons) or 'no document'}\n")
-    for kind, metrics in report["heads"].items():
-        low, high = metrics["spearman_ci95"] or (float("nan"), float("nan"))
-        test = metrics["test"]
-        print(
-            f"{kind}: Spearman {_two(metrics['spearman'])} with the oracle "
-            f"on {metrics['n']} held-out documents (95 % {low:.2f} to {high:.2f}; "
-            f"source alone {_two(metrics['spearman_source_only'])}, "
-            f"length alone {_two(metrics['spearman_length_only'])}, "
-            f"a student without a backbone {_two(metrics['spearman_student'])}); "
-            + (
-                f"{_two(test['spearman'])} on {test['n']} untouched test documents"
-                if test
-                else "no figure of untouched documents: test has no labels"
-            )
-        )
+    show_scoreboard(report["heads"])
+    if (choice := report["grader_choice"]) is not None:
+        print(textwrap.fill(choice["sentence"], 112))
+    else:
+        print(f"grader: {report['grader']}")
     taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
     print(f"thresholds: {taus}")
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
@@ -187,10 +179,6 @@ def _show_report(report: dict[str, Any]) -> None:
         f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
     )
     print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
-
-
-def _two(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
 
 
 def explain(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -266,15 +254,16 @@ def _grade(facts: dict[str, Any]) -> str:
     grade, taus = facts["grade"], facts["thresholds"]
     if grade is None:
         return _NOT_YET
-    probe = "" if grade["q_probe"] is None else f"probe {grade['q_probe']:.3f}"
+    probe = "" if grade["q_probe"] is None else f"probe {grade['q_probe']:.3f}, "
+    by = "student" if facts.get("graded_by") == "student" else "judge"
     if "failed" in grade:
         judge = f"failed: {grade['failed']}"
     elif grade["early_exit"]:
         judge = "left at the probe"
     else:
-        judge = f"judge {grade['aggregated']:.3f} ({_scores(grade['scores'])})"
+        judge = f"{by} {grade['aggregated']:.3f} ({_scores(grade['scores'])})"
     now = "" if taus is None else "; " + ", ".join(f"{k} {v:.3f}" for k, v in taus.items())
-    return f"{grade['decision']}: {probe}, {judge}{now}"
+    return f"{grade['decision']}: {probe}{judge}{now}"
 
 
 def _curated(curated: dict[str, Any] | None) -> str:

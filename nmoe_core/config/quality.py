@@ -205,6 +205,8 @@ class CalibrationTable(StrictModel):
 class GradingTable(StrictModel):
     """`[grading]`: scoring of all documents."""
 
+    grader: Literal["hydra", "student", "auto"] = "hydra"
+    """Who scores: probe and judge (hydra), the student, or (auto) the better one on val."""
     max_batch: int = Field(default=64, ge=1)
     """Documents at once; with 1, only documents that changed are scored again."""
     early_exit: bool = True

@@ -38,14 +38,8 @@ from nmoe_core.calibration.graded import (
 )
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
-from nmoe_core.heads.features import (
-    BUFFER_BATCHES,
-    DocumentTokens,
-    arithmetic,
-    one_thread,
-    require_few_failed,
-)
-from nmoe_core.heads.scoring import HeadScorer, HeadScores
+from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
+from nmoe_core.heads.scoring import HeadScores, Scorer
 from nmoe_core.labels.scores import as_scores, as_vector
 
 NOTE_NAME = ".quality_scores.batches.json"
@@ -53,30 +47,25 @@ NOTE_NAME = ".quality_scores.batches.json"
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """A backbone, its heads and their calibration; it serves any number of inputs.
+    """A scorer and its calibration; they serve any number of inputs.
 
-    With `early_exit`, documents below `tau_probe` leave before the judge.
+    With `early_exit`, documents below `tau_probe` leave before the judge; a student has no probe.
     """
 
-    scorer: HeadScorer
+    scorer: Scorer
     calibration: Calibration
     early_exit: bool = True
 
     @classmethod
     def load(
-        cls,
-        scorer: HeadScorer,
-        calibration_dir: Path,
-        early_exit: bool = True,
-        *,
-        compat: bool = False,
+        cls, scorer: Scorer, calibration_dir: Path, early_exit: bool = True, *, compat: bool = False
     ) -> Grader:
-        """Load the calibration for heads; `compat` accepts one that names no heads. Raises
-        CalibrationError: as `load_calibration`, or it was fitted for other heads
+        """Load the calibration for a scorer; `compat` accepts one that names none. Raises
+        CalibrationError: as `load_calibration`, or it was fitted for another one
         (E-CALIBRATION-HEADS)."""
         calibration = load_calibration(calibration_dir)
-        calibration.require_heads(scorer.heads.digest, compat=compat)
-        return cls(scorer, calibration, early_exit)
+        calibration.require_heads(scorer.digest, compat=compat)
+        return cls(scorer, calibration, early_exit and scorer.kind != "student")
 
     def buffers(
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
@@ -91,7 +80,7 @@ class Grader:
 
     def rows(self, documents: GradeInput) -> Iterator[Row]:
         """The rows of all documents, in order."""
-        for rows, _ in self.buffers(documents.documents(0, self.scorer.heads.max_ctx)):
+        for rows, _ in self.buffers(documents.documents(0, self.scorer.max_ctx)):
             yield from rows
 
 
@@ -100,8 +89,8 @@ def grade_fingerprints(
 ) -> Fingerprints:
     """Fingerprints of grades, computed without loading a model.
 
-    `documents` are the input's own; `digests` those of the `backbone`, of the files of `probe` and
-    `judge`, and of the `calibration`.
+    `documents` are the input's own; `digests` those of the scorer (`Scorer.fingerprints`), and of
+    the `calibration`.
     """
     settings = sha256_json([max_ctx, early_exit])
     return {"code": GRADE_CODE, **documents, **digests, "settings": settings}
@@ -113,8 +102,8 @@ def grade_rows(
     """Rows of `quality_scores.jsonl`: the decision and every number it came from.
 
     A document that left at the probe has `scores` null, the probe's aggregate as `aggregated`, and
-    the decision `drop`. One without finite states has `aggregated` 0, the decision `drop`, and a
-    key `failed` that says why.
+    the decision `drop`. Where the student grades, the probe's fields are null. A document without
+    finite states has `aggregated` 0, the decision `drop`, and a key `failed` that says why.
     """
     q_probe = calibration.aggregate(scores.probe)
     aggregated = np.where(scores.exited, q_probe, calibration.aggregate(scores.judge))
@@ -150,27 +139,23 @@ def grade_documents(
         FormatError: A manifest, index or shard is not what it should be.
     """
     scorer, calibration = grader.scorer, grader.calibration
-    model, heads, taus = scorer.model, scorer.heads, calibration.thresholds
-    digests = {
-        "backbone": model.digest,
-        "probe": heads.probe_digest,
-        "judge": heads.judge_digest,
-        "calibration": calibration.digest,
-    }
-    settings = heads.max_ctx, grader.early_exit
+    taus = calibration.thresholds
+    digests = {**scorer.fingerprints, "calibration": calibration.digest}
+    settings = scorer.max_ctx, grader.early_exit
     fingerprints = grade_fingerprints(documents.fingerprints, digests, *settings)
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
             return _result(read_graded(out_dir), 0, 0, changed=False)
-    tokens_before = model.tokens_processed
+    tokens_before = scorer.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known, batches = _known_scores(out_dir, scorer), dict[str, list[int]]()
-        tally, num_run = Tally(taus.tau_probe, None if grader.early_exit else taus.tau_keep), 0
+        is_audited = scorer.kind == "hydra" and not grader.early_exit
+        tally, num_run = Tally(taus.tau_probe, taus.tau_keep if is_audited else None), 0
         num_done, total = partial.resume(tally), documents.count
-        source = documents.documents(num_done, heads.max_ctx)
+        source = documents.documents(num_done, scorer.max_ctx)
         meter = Meter(f"grade {'/'.join(out_dir.parts[-2:])}", total - num_done)
         for rows, scores in grader.buffers(source, known):
             for key, places in scores.batches.items():
@@ -188,27 +173,23 @@ def grade_documents(
             "tau_drop": taus.tau_drop,
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
-            "scorer_model": heads.scorer_model,
+            "grader": scorer.kind,
+            "scorer_model": scorer.scorer_model,
         }
         if not calibration.heads_digest:
             facts |= {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}
         graded = partial.commit(facts | {"fingerprints": fingerprints})
-        note = {"scores_sha256": graded.checksum, "scored_by": _scored_by(scorer)}
-        write_json(out_dir / NOTE_NAME, sealed(note | {"batches": batches}))
-    num_tokens = model.tokens_processed - tokens_before
+        if scorer.scored_by is not None:
+            note = {"scores_sha256": graded.checksum, "scored_by": scorer.scored_by}
+            write_json(out_dir / NOTE_NAME, sealed(note | {"batches": batches}))
+    num_tokens = scorer.tokens_processed - tokens_before
     return _result(graded, num_run, num_tokens, changed=True)
 
 
-def _scored_by(scorer: HeadScorer) -> Fingerprints:
-    """Fingerprints of a score beside the texts of its batch."""
-    model, heads = scorer.model, scorer.heads
-    return {"backbone": model.digest, "heads": heads.digest, "arithmetic": arithmetic(model)}
-
-
-def _known_scores(directory: Path, scorer: HeadScorer) -> HeadScores | None:
+def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
     """Scores and batches of the committed grading by this scorer, 90 bytes per document."""
     note = read_sealed(directory / NOTE_NAME)
-    if note is None or note["scored_by"] != _scored_by(scorer):
+    if note is None or note["scored_by"] != scorer.scored_by:
         return None
     try:
         graded = read_graded(directory)

@@ -2,7 +2,7 @@
 
 Blocks up to the probe's tap run for all documents; those that the exit rule lets go stop there. The
 others are packed together and continue from the same states to the judge's tap, so no block runs
-twice and none runs for a document that has left. Calibration and grading both use `HeadScorer`, so
+twice and none runs for a document that has left. Calibration and grading both use one `Scorer`, so
 thresholds meet the scores they were fitted on.
 """
 
@@ -12,16 +12,25 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
-from nmoe_core.base.fingerprint import local_digest
+from nmoe_core.base.fingerprint import Fingerprints, local_digest
+from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
-from nmoe_core.heads.features import Batch, DocumentTokens, batches, device_of, finite_states
+from nmoe_core.heads.features import (
+    Batch,
+    DocumentTokens,
+    arithmetic,
+    batches,
+    device_of,
+    finite_states,
+)
 from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
 from nmoe_core.heads.models import NUM_SCORES, Judge, Probe
 from nmoe_core.labels.scores import stored
@@ -99,6 +108,63 @@ class HeadScores:
         return cls(probe, judge, np.zeros(num_documents, np.bool_))
 
 
+class Scorer(Protocol):
+    """A grader: both heads over their backbone, or the student (`StudentScorer`)."""
+
+    @property
+    def kind(self) -> GraderKind: ...
+
+    @property
+    def max_batch(self) -> int:
+        """Documents that run together."""
+        ...
+
+    @property
+    def max_ctx(self) -> int:
+        """Tokens of a document that it reads."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """What thresholds are fitted for."""
+        ...
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """Of the files that make the scores."""
+        ...
+
+    @property
+    def scored_by(self) -> Fingerprints | None:
+        """Fingerprints of a score beside the texts of its batch; None where a score is as quickly
+        made as found."""
+        ...
+
+    @property
+    def scorer_model(self) -> str:
+        """The oracle whose labels it was fitted on."""
+        ...
+
+    @property
+    def train_contents(self) -> np.ndarray:
+        """Digests of the documents that it was fitted on; see `Heads`."""
+        ...
+
+    @property
+    def tokens_processed(self) -> int:
+        """Tokens that the backbone has run in this process; 0 without a backbone."""
+        ...
+
+    def score(
+        self,
+        documents: DocumentTokens,
+        exits: ExitRule | None = None,
+        known: HeadScores | None = None,
+    ) -> HeadScores:
+        """Score documents; see `HeadScorer.score`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class HeadScorer:
     """The backbone and both heads; `max_batch` documents run together."""
@@ -106,6 +172,41 @@ class HeadScorer:
     model: Transformer
     heads: Heads
     max_batch: int = 32
+
+    @property
+    def kind(self) -> GraderKind:
+        return "hydra"
+
+    @property
+    def max_ctx(self) -> int:
+        return self.heads.max_ctx
+
+    @property
+    def digest(self) -> str:
+        return self.heads.digest
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        heads = self.heads
+        files = {"probe": heads.probe_digest, "judge": heads.judge_digest}
+        return {"backbone": self.model.digest, **files}
+
+    @property
+    def scored_by(self) -> Fingerprints:
+        made_with = {"heads": self.digest, "arithmetic": arithmetic(self.model)}
+        return {"backbone": self.model.digest, **made_with}
+
+    @property
+    def scorer_model(self) -> str:
+        return self.heads.scorer_model
+
+    @property
+    def train_contents(self) -> np.ndarray:
+        return self.heads.train_contents
+
+    @property
+    def tokens_processed(self) -> int:
+        return self.model.tokens_processed
 
     def score(
         self,

@@ -159,7 +159,7 @@ def calibration_plot(summary: Mapping[str, Any]) -> bytes:
 
     Args:
         summary: Of these fields of `calibration_summary.json`: `keep_curve`, pairs (share kept,
-            judge threshold); `tau_drop`, `tau_keep`; `reliability`, bins with `judge_mean`,
+            threshold); `grader`; `tau_drop`, `tau_keep`; `reliability`, bins with `judge_mean`,
             `oracle_mean`, `oracle_keep_rate`; `count`.
     """
 
@@ -179,24 +179,29 @@ def _keep_rate(axes: Axes, summary: Mapping[str, Any]) -> None:
         axes.axvline(tau, color=color, linestyle=style, label=f"{name} = {tau:.3f}")
     axes.set(
         title=f"Share kept of {summary['count']:,} val documents",
-        xlabel="threshold on the judge's score (0 to 1)",
+        xlabel=f"threshold on the {_grader(summary)}'s score (0 to 1)",
         ylabel="documents at or above it (%)",
         ylim=(0, 100),
     )
     axes.legend(loc="lower left")  # below the falling curve
 
 
+def _grader(summary: Mapping[str, Any]) -> str:
+    return "student" if summary.get("grader") == "student" else "judge"
+
+
 def _reliability(axes: Axes, summary: Mapping[str, Any]) -> None:
     bins = summary["reliability"]
     judge = [row["judge_mean"] for row in bins]
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="judge = oracle")
+    grader = _grader(summary)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label=f"{grader} = oracle")
     oracle = [row["oracle_mean"] for row in bins]
     axes.plot(judge, oracle, color=BLUE, marker="o", markersize=4, label="oracle's mean score")
     keeps = [row["oracle_keep_rate"] for row in bins]
     axes.plot(judge, keeps, color=ORANGE, marker="s", markersize=4, label="oracle's keep rate")
     axes.set(
         title=f"Reliability in {len(bins)} bins of equal count",
-        xlabel="judge's mean score in the bin (0 to 1)",
+        xlabel=f"{grader}'s mean score in the bin (0 to 1)",
         ylabel="oracle's value in the bin (0 to 1)",
         xlim=(0, 1),
         ylim=(-0.02, 1.02),

@@ -52,26 +52,18 @@ workers = {workers}
 #   kind = "engine", with [oracle.engine] checkpoint: gpt-oss weights on this machine
 [oracle]
 kind = "heuristic"
-max_doc_tokens = 128     # what the heads read, so that both judge the same text
+max_doc_tokens = 512     # the beginning of a document, which the student then reads too
 replace = true           # heuristic labels cost nothing: made again when the statistics change
 
-# The frozen model below the heads. `tiny` has random weights and stands in for one:
+# Who grades all documents. The student learns the oracle's scores from n-grams, without a GPU. With
+# "auto", probe and judge are trained over the backbone too, and the better grader on val is taken.
+[grading]
+grader = "student"
+
+# A frozen model, for topics, probe and judge. `tiny` has random weights and stands in for one:
 #   checkpoint = "/data/checkpoints/gpt-oss-20b"   (or a Llama or Qwen3 directory), device = "cuda"
 [backbone]
 kind = "tiny"
-
-[heads]
-max_ctx = 128
-[heads.probe]
-batch_size = 64
-epochs = {probe_epochs}
-[heads.judge]
-batch_size = 32
-epochs = {judge_epochs}
-lr = 2e-3
-mid_dim = 64
-num_heads = 4
-ffn_dim = 256
 
 [calibration]
 target_keep = 0.5        # share of documents to keep
@@ -82,7 +74,6 @@ max_false_drop = 0.15    # of the dropped, at most so many were worth keeping, w
 num_topics = {num_topics}
 
 [checks]
-min_spearman = -1.0      # 0 or more once the backbone is real: heads on random weights may fail
 min_val_documents = {min_val}
 {parse_rate}
 [compute]
@@ -121,8 +112,6 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "batch_size": _SEQUENCES,
         "num_shards": min(_MOST_SHARDS, max(2, math.ceil(max(sizes) / _TOKENS_PER_SHARD))),
         "max_tokens": json.dumps("all" if is_small else f"{_FIRST_TOKENS // 10**6}M"),
-        "probe_epochs": _epochs(20, documents),
-        "judge_epochs": _epochs(4, documents),
         "workers": workers,
         "pool": workers if sum(sizes) > _POOLED_TOKENS else 1,
         "attributes": _attributes() if columns else "",
@@ -134,11 +123,6 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
     parts = [_HEAD.format(**values), *(_source(found) for found in surveys)]
     flow = _FLOW.format(name=values["name"], bare=NAME, scale=TRAINED_SHARE)
     return "".join([*parts, flow])
-
-
-def _epochs(most: int, documents: int) -> int:
-    """Passes of a stand-in head over the labels: fewer where documents are many."""
-    return max(1, min(most, most * 3000 // max(documents, 1)))
 
 
 def _is_partly_unlabelled(good: Sequence[Survey]) -> bool:

@@ -15,8 +15,7 @@ from nmoe_core.prep.progress import progress_printer
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.shards.manifest import left_out
 from nmoe_core.sources.open import open_source
-from nmoe_core.tasks.backbone import ids_for_model
-from nmoe_core.tasks.hydra import load_grader
+from nmoe_core.tasks.hydra import ids_for_grader, load_grader
 from nmoe_core.tasks.shards import chosen_sources, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -115,11 +114,11 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     from nmoe_core.labels.slices import read_slice
 
     if file.is_text:
-        model = ids_for_model(run)
+        model = ids_for_grader(run)
         tokenizer = load_tokenizer(run.tokenizer) if model is None else model.model
         documents = text_input(file.path, tokenizer, file.text_field, file.id_field)
     else:
-        rows, model = read_slice(file.path), ids_for_model(run)
+        rows, model = read_slice(file.path), ids_for_grader(run)
         documents = docid_input(rows, run.tree.data, file.sample, model)
     done = grade_documents(load_grader(run), documents, out, progress)
     return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})

@@ -13,6 +13,7 @@ from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
+from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
     from nmoe_core.grading.grade import Grader
     from nmoe_core.heads.features import Corpus
-    from nmoe_core.heads.scoring import HeadScorer
+    from nmoe_core.heads.scoring import HeadScorer, Scorer
+    from nmoe_core.heads.student_scoring import StudentScorer
+    from nmoe_core.text.models import ModelIds
+    from nmoe_core.text.tokenizer import Tokenizer
 
 HeadKind = Literal["probe", "judge"]
 LabelFiles = Mapping[str, Path | None]
@@ -79,14 +83,12 @@ def merge_split(run: Run, split: str) -> Result:
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit the student, which reads what the oracle read of a document; a current one is left alone.
     `labels` are files by split in place of the merged ones, None for no labels."""
-    from nmoe_core.heads.features import Corpus
     from nmoe_core.heads.student_file import make_student
 
-    tokenizer, table = load_tokenizer(run.tokenizer), run.config.heads
-    max_tokens = run.config.oracle.max_doc_tokens
-    corpus = Corpus(run.tree.data, tokenizer.eos_token_id, max_tokens)
+    corpus = _student_corpus(run, run.config.oracle.max_doc_tokens)
     paths = _label_paths(run, labels)
-    return make_student(paths, corpus, tokenizer, run.tree.heads, table.use_salvaged)
+    tokenizer, use_salvaged = load_tokenizer(run.tokenizer), run.config.heads.use_salvaged
+    return make_student(paths, corpus, tokenizer, run.tree.heads, use_salvaged)
 
 
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
@@ -116,8 +118,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit weights and thresholds on the heads' own scores of val documents; `labels` as those of
-    `train_student`, of which test is only reported on."""
+    """Fit weights and thresholds on the scores that the grader gives to val documents; `labels` as
+    those of `train_student`, of which test is only reported on."""
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.thresholds import Targets
@@ -125,8 +127,7 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
     val = labels.get("val") or _merged(run, "val")
     test, targets = _labels(run, labels, "test"), Targets(**run.config.calibration.model_dump())
-    out = run.tree.calibration
-    done = calibrate(val, load_scorer(run), _corpus(run), out, targets, test)
+    done = calibrate(val, _graders(run), run.tree.calibration, targets, test)
     picture = calibration_plot(read_calibration(run.tree.calibration_summary))
     return replace(done, picture=png_markdown(picture, "keep rate and reliability"))
 
@@ -135,8 +136,11 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     """Grade shards of a source; current ones are left alone."""
     from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import shard_input
+    from nmoe_core.heads.student_file import require_tokenizer
 
-    grader, model, results = load_grader(run), ids_for_model(run), {}
+    grader, model, results = load_grader(run), ids_for_grader(run), {}
+    if grader.scorer.kind == "student":
+        require_tokenizer(run.tree.data, [source], load_tokenizer(run.tokenizer))
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
         documents = shard_input(load_manifest(shard.manifest), run.tree.data, source, model)
@@ -145,13 +149,53 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for its heads; raises as `load_scorer`
-    and `Grader.load`."""
+    """The run's scorer with the thresholds that were fitted for it; raises as `load_scorer`,
+    `load_student_scorer` and `Grader.load`."""
     from nmoe_core.grading.grade import Grader
 
     table = run.config.grading
-    calibration = run.tree.calibration
-    return Grader.load(load_scorer(run), calibration, table.early_exit, compat=table.compat)
+    scorer = load_student_scorer(run) if grader_of(run) == "student" else load_scorer(run)
+    return Grader.load(scorer, run.tree.calibration, table.early_exit, compat=table.compat)
+
+
+def grader_of(run: Run) -> GraderKind:
+    """Who grades; with `auto` that is the one that calibration chose. Raises as `load_calibration`
+    there."""
+    from nmoe_core.calibration.files import load_calibration
+
+    asked = run.config.grading.grader
+    return load_calibration(run.tree.calibration).grader if asked == "auto" else asked
+
+
+def ids_for_grader(run: Run) -> ModelIds | None:
+    """As `ids_for_model`; the student reads the ids of shards. Raises as `grader_of`."""
+    return None if grader_of(run) == "student" else ids_for_model(run)
+
+
+def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
+    """The graders that calibration chooses from, each with the documents as it reads them."""
+    asked, found = run.config.grading.grader, []
+    if asked != "student":
+        found.append((load_scorer(run), _corpus(run)))
+    if asked != "hydra":
+        student = load_student_scorer(run)
+        found.append((student, _student_corpus(run, student.max_ctx)))
+    return found
+
+
+def load_student_scorer(run: Run) -> StudentScorer:
+    """The run's student, read once in a process; raises as `load_student`."""
+    path, size = run.tree.student, run.config.grading.max_batch
+    digest = local_digest(path) if path.is_file() else ""
+    return _loaded_student(path, load_tokenizer(run.tokenizer), size, digest)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded_student(path: Path, tokenizer: Tokenizer, max_batch: int, digest: str) -> StudentScorer:
+    """`digest` makes a changed file another student."""
+    from nmoe_core.heads.student_scoring import StudentScorer
+
+    return StudentScorer.load(path, tokenizer, max_batch)
 
 
 def load_scorer(run: Run) -> HeadScorer:
@@ -206,6 +250,13 @@ def labelled_splits(run: Run) -> list[str]:
     from nmoe_core.labels.slices import SPLITS
 
     return [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
+
+
+def _student_corpus(run: Run, max_tokens: int) -> Corpus:
+    """Documents as the student reads them: what the oracle read, in the ids of the shards."""
+    from nmoe_core.heads.features import Corpus
+
+    return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
 
 def _corpus(run: Run) -> Corpus:

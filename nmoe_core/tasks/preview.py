@@ -200,20 +200,24 @@ def _grading_inputs(run: Run) -> _GradingInputs:
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
     from nmoe_core.heads.files import heads_digest, read_header
-    from nmoe_core.tasks.backbone import ids_for_model
+    from nmoe_core.tasks.hydra import grader_of, ids_for_grader
 
-    heads = run.tree.probe, run.tree.judge
-    for path in heads:
-        read_header(path)
-    calibration, (probe, judge) = load_calibration(run.tree.calibration), map(sha256_file, heads)
-    backbone = checkpoint_digest(run.tree.checkpoint)
-    calibration.require_heads(heads_digest(probe, judge), compat=run.config.grading.compat)
-    digests = {"backbone": backbone, "probe": probe, "judge": judge}
-    digests["calibration"] = calibration.digest
-    if (model := ids_for_model(run)) is not None:
+    calibration, table = load_calibration(run.tree.calibration), run.config.grading
+    if grader_of(run) == "student":
+        path = run.tree.student
+        settings = read_header(path)["max_ctx"], False
+        digests = {"student": (heads := sha256_file(path))}
+    else:
+        for path in (run.tree.probe, run.tree.judge):
+            read_header(path)
+        probe, judge = sha256_file(run.tree.probe), sha256_file(run.tree.judge)
+        digests = {"backbone": checkpoint_digest(run.tree.checkpoint)}
+        digests |= {"probe": probe, "judge": judge}
+        settings, heads = (run.config.heads.max_ctx, table.early_exit), heads_digest(probe, judge)
+    calibration.require_heads(heads, compat=table.compat)
+    if (model := ids_for_grader(run)) is not None:
         digests |= model.fingerprints
-    settings = run.config.heads.max_ctx, run.config.grading.early_exit
-    return _GradingInputs(digests, settings, calibration)
+    return _GradingInputs(digests | {"calibration": calibration.digest}, settings, calibration)
 
 
 def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
@@ -249,8 +253,8 @@ def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
     for row in _rows(scores):
         if row.get("failed"):  # dropped whatever the thresholds are
             continue
-        probe = np.asarray([as_vector(row["probe_scores"])])
-        if now.settings[1] and now.calibration.leaves_at_probe(probe)[0]:
+        probe = row["probe_scores"] if now.settings[1] else None
+        if probe and now.calibration.leaves_at_probe(np.asarray([as_vector(probe)]))[0]:
             flips += row["decision"] != "drop"
         elif row["scores"] is None:
             unsure += 1
@@ -266,10 +270,9 @@ def _graded_sample(
     """(decision before, decision now) of documents spread over the shards, and the seconds."""
     from nmoe_core.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
-    from nmoe_core.tasks.backbone import ids_for_model
-    from nmoe_core.tasks.hydra import load_grader
+    from nmoe_core.tasks.hydra import ids_for_grader, load_grader
 
-    grader, model, rows, seconds = load_grader(run), ids_for_model(run), [], 0.0
+    grader, model, rows, seconds = load_grader(run), ids_for_grader(run), [], 0.0
     share = max(1, count // len(shards))
     for stale in shards[:count]:
         shard = run.tree.shard(stale.source, int(stale.shard.removeprefix("shard_")))

@@ -45,6 +45,8 @@ def run_report(run: Run) -> dict[str, Any]:
         "left_out": left_out(run, [source.name for source in run_sources(run)]),
         "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
+        "grader": calibration.get("grader", "hydra"),
+        "grader_choice": calibration.get("grader_choice"),
         "heads": _heads(run),
         "thresholds": {key: calibration[key] for key in ("tau_probe", "tau_drop", "tau_keep")},
         "plan": {
@@ -90,8 +92,10 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
     keys += ("spearman_student", "gain_over_student_ci95")
     found: dict[str, dict[str, Any]] = {}
-    for kind in ("probe", "judge"):
-        header = read_header(getattr(run.tree, kind))
+    for kind in ("probe", "judge", "student"):
+        if not (path := getattr(run.tree, kind)).is_file():
+            continue  # the student needs no heads, and older runs have no student
+        header = read_header(path)
         test = header.get("test_metrics") or {}
         found[kind] = {key: header["metrics"].get(key) for key in keys}
         found[kind]["test"] = {key: test[key] for key in ("n", "spearman", "spearman_ci95") if test}
@@ -112,7 +116,8 @@ def sample_documents(run: Run, source: str, split: str, bucket: int, count: int 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
     """Documents of a graded shard at even ranks of their score, lowest first: the decision, the
     score it rests on and whose that is, and the probe's own."""
-    path = read_graded(run.tree.shard(source, bucket).graded).path
+    graded = read_graded(run.tree.shard(source, bucket).graded)
+    path, judge = graded.path, "student" if graded.summary.get("grader") == "student" else "judge"
     with open(path, "rb") as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
@@ -127,8 +132,8 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
         {
             "decision": row["decision"],
             "score": round(row["aggregated"], 3),
-            "probe": round(row["q_probe"], 3),
-            "by": "probe" if row["early_exit"] else "judge",
+            **({} if row["q_probe"] is None else {"probe": round(row["q_probe"], 3)}),
+            "by": "probe" if row["early_exit"] else judge,
             "text": text,
         }
         for row, text in zip(picked, texts)

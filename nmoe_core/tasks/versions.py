@@ -74,12 +74,19 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> str:
 
 def calibration(run: Run) -> str:
     settings = run.config.calibration.model_dump(mode="json")
-    return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings])
+    return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings, *_grader(run)])
 
 
 def grades(run: Run) -> str:
     """Of scores, and of the plan of a regrade."""
-    return _version(GRADE_CODE, [run.config.heads.max_ctx, run.config.grading.early_exit])
+    asked = [run.config.heads.max_ctx, run.config.grading.early_exit]
+    return _version(GRADE_CODE, [*asked, *_grader(run)])
+
+
+def _grader(run: Run) -> list[str]:
+    """Who grades; nothing of the default, so that what was made before this setting is current."""
+    grader = run.config.grading.grader
+    return [] if grader == "hydra" else [grader]
 
 
 def topic_model(run: Run) -> str:

@@ -162,6 +162,28 @@ def test_each_change_requests_what_reads_it_and_that_once(
     assert daemon.tick() == {}
 
 
+@pytest.mark.parametrize(
+    ("grader", "behind_student"), [("student", CALIBRATION), ("auto", HEADS_AGAIN)]
+)
+def test_a_new_student_leads_to_new_grades_where_it_may_grade(
+    run: Run, in_memory: DagsterInstance, grader: str, behind_student: dict[str, set[str | None]]
+) -> None:
+    defs = build_definitions(Run(run.path, {"grading.grader": grader}))
+    names = {key.path[-1] for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    heads = names & {"probe_head", "judge_head"}
+    assert len(heads) == (0 if grader == "student" else 2)
+    daemon = Daemon(defs, in_memory)
+    daemon.everything()
+    assert daemon.tick() == {}
+    daemon.report("hydra", "student", version="2")
+    assert daemon.tick() == behind_student
+    for name in heads:
+        daemon.report("hydra", name, version="2")
+    assert daemon.tick() == (CALIBRATION if heads else {})
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick() == GRADES | REGRADE_PLAN
+
+
 @pytest.mark.parametrize(("is_seen", "ticks"), [(True, 1), (True, 0), (False, 1)])
 def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
     daemon: Daemon, ticks: int, *, is_seen: bool

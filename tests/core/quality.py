@@ -269,8 +269,8 @@ class Grading:
     def calibrate(self, labels_test: Path | None = None, **targets: Any) -> dict[str, Any]:
         """The summary."""
         asked = Targets(**{"max_false_drop": 0.36, "target_keep": 0.4} | targets)
-        corpus = corpus_of(self.data)
-        calibrate(self.labels, self.scorer(), corpus, self.calibration, asked, labels_test)
+        graders = [(self.scorer(), corpus_of(self.data))]
+        calibrate(self.labels, graders, self.calibration, asked, labels_test)
         return read_calibration(self.calibration / "calibration_summary.json")
 
     def grader(self, max_batch: int = 8, early_exit: bool = True, compat: bool = False) -> Grader:

@@ -1,0 +1,171 @@
+"""`[grading] grader`: the student scores, or calibration chooses between it and the heads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loader.files.sealed import sealed
+from nmoe_core.calibration.choice import Candidate, choose
+from nmoe_core.calibration.files import load_calibration
+from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.cli import main
+from nmoe_core.heads.student_file import load_student, token_table
+from nmoe_core.labels.agreement import spearman
+from nmoe_core.labels.scores import aggregate, as_vector
+from nmoe_core.tasks.preview import plan_regrade
+from nmoe_core.text.tokenizer import load_tokenizer
+from tests.project import Project, jsonl_source, read_rows, said, write_project
+from tests.refusals import refused_line
+
+pytest.importorskip("torch")
+WORDS = ("use the default value", "because each example", "returns a long explanation of it")
+SETTINGS: dict[str, Any] = {
+    "prep": {"num_shards": 2, "max_tokens": "all", "min_doc_tokens": 1},
+    "oracle": {"max_doc_tokens": 32},
+    "backbone": {"checkpoint": "none here"},
+    "calibration": {"max_false_drop": 0.5},
+    "grading": {"grader": "student"},
+}
+
+
+def nmoe(project: Project, words: str, *more: object) -> None:
+    assert main([*words.split(), "--config", str(project.config), *map(str, more)]) == 0
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A run that the student calibrated; there is no backbone and no head."""
+    rows = [
+        {"id": f"d{i}", "text": f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5)}
+        for i in range(500)
+    ]
+    made = write_project(tmp_path_factory.mktemp("student"), [jsonl_source("web", rows)], SETTINGS)
+    hydra = ("slices", "oracle-label", "merge-labels")
+    for words in ("prep-mixture", *(f"hydra {task}" for task in hydra)):
+        nmoe(made, words)
+    nmoe(made, "train student")
+    nmoe(made, "hydra calibrate")
+    return made
+
+
+def test_the_student_grades_without_a_backbone(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = project.run
+    assert load_calibration(run.tree.calibration).grader == "student"
+    nmoe(project, "hydra grade", "--out", tmp_path / "one")
+    nmoe(project, "hydra grade", "--out", tmp_path / "many", "--max-batch", 7)
+    found = read_rows(*sorted((tmp_path / "one").rglob("quality_scores.jsonl")))
+    assert found == read_rows(*sorted((tmp_path / "many").rglob("quality_scores.jsonl")))
+    assert len(found) == 500
+    assert {row["decision"] for row in found} == {"keep", "band", "drop"}
+    assert {row["early_exit"] for row in found} == {False}
+    assert all(row["q_probe"] is row["probe_scores"] is None for row in found)
+    tokenizer = load_tokenizer(run.tokenizer)
+    loaded, table = load_student(run.tree.student), token_table(tokenizer)
+    row = found[3]
+    facts = said(capsys, "explain", row["doc_id"], "--config", project.config)
+    tokens = np.array(tokenizer.rows([facts["text"]])[0][:32], np.uint32)
+    expected = loaded.student.predict([tokens], table)[0]
+    assert as_vector(row["scores"]) == pytest.approx(expected.tolist())
+    assert row["aggregated"] == pytest.approx(aggregate(expected))
+
+
+def test_a_document_s_explanation_and_the_preview_of_a_regrade_know_the_student(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nmoe(project, "hydra grade")
+    doc_id = read_rows(*sorted(project.run.tree.quality.rglob("quality_scores.jsonl")))[0]["doc_id"]
+    nmoe(project, "explain", doc_id)
+    assert ": student 0." in capsys.readouterr().out
+    assert plan_regrade(project.run, ["web"]).shards == []
+    nmoe(project, "hydra calibrate", "--target-keep", 0.2)
+    plan = plan_regrade(project.run, ["web"])
+    assert {shard.reasons for shard in plan.shards} == {("calibration",)}
+    assert plan.may_flip[0] > 0
+    nmoe(project, "hydra calibrate")
+
+
+def test_thresholds_of_another_grader_are_refused(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = project.run.tree.calibration_summary
+    other = json.loads(path.read_text()) | {"heads_digest": "0" * 64}
+    (tmp_path / path.name).write_text(json.dumps(sealed(other)))
+    words = ("hydra", "grade", "--config", project.config, "--calibration", tmp_path)
+    refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
+
+
+def rows_of(
+    grader: Any, noise: float, is_held_out: Any = True, keys: Any = None
+) -> CalibrationRows:
+    """Scores of 400 documents by a grader that differs from the oracle by noise."""
+    rng = np.random.default_rng(0)
+    oracle = rng.integers(0, 5, (400, 5)).astype(float)
+    doc_ids = np.array([f"d{i:03d}" for i in range(400)])
+    judge = np.clip(oracle + np.random.default_rng(1).normal(0, noise, oracle.shape), 0, 4)
+    return CalibrationRows(
+        keys=doc_ids if keys is None else np.asarray(keys),
+        doc_ids=doc_ids,
+        sources=np.full(400, "web"),
+        lengths=np.full(400, 9),
+        oracle=oracle,
+        targets=None,
+        probe=None,
+        judge=judge,
+        is_held_out=np.broadcast_to(is_held_out, 400).copy(),
+        grader=grader,
+        heads_digest="",
+        left_out={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "student", "winner"),
+    [(3.0, 1.0, "student"), (1.0, 3.0, "hydra"), (1.0, 1.0, "student")],
+)
+def test_the_grader_with_the_higher_lower_bound_is_chosen(
+    heads: float, student: float, winner: str
+) -> None:
+    given = rows_of("hydra", heads), rows_of("student", student)
+    best, facts = choose([(rows, rows) for rows in given])
+    assert best.fit.grader == winner
+    choice = facts["grader_choice"]
+    report = choice["report"]
+    half = given[winner == "student"].halves()[1]
+    expected = spearman(aggregate(half.judge), aggregate(half.oracle))
+    assert report["graders"][winner]["spearman"] == pytest.approx(expected)
+    assert report["documents"] + len(best.fit) == 400
+    assert choice["test"]["documents"] == 400
+    assert ("may be chance" in choice["sentence"]) == (heads == student)
+
+
+def test_graders_are_compared_on_documents_that_both_scored_and_neither_was_trained_on() -> None:
+    numbers = np.arange(400)
+    # The heads read the beginnings alone, which pairs of documents share.
+    heads = rows_of("hydra", 1.0, numbers % 4 > 0, [f"d{i // 2}" for i in numbers])
+    student = rows_of("student", 2.0, numbers % 5 > 0).take(numbers < 300)
+    best, facts = choose([(heads, None), (student, None)])
+    kept = set(best.fit.doc_ids) | set(best.report.doc_ids)
+    assert kept == set(student.doc_ids)
+    pairs = {int(name[1:]) // 2 for name in best.fit.doc_ids}
+    assert pairs.isdisjoint(int(name[1:]) // 2 for name in best.report.doc_ids)
+    is_fresh = [int(n[1:]) % 4 > 0 and int(n[1:]) % 5 > 0 for n in best.report.doc_ids]
+    assert facts["grader_choice"]["report"]["documents"] == sum(is_fresh)
+    assert "test" not in facts["grader_choice"]
+
+
+def test_a_choice_that_the_other_half_refutes_is_said() -> None:
+    def candidate(grader: Any, fit: float, report: float) -> Candidate:
+        first, second = rows_of(grader, fit), rows_of(grader, report)
+        is_fit = np.isin(first.doc_ids, first.halves()[0].doc_ids)
+        return replace(first, judge=np.where(is_fit[:, None], first.judge, second.judge)), None
+
+    _, facts = choose([candidate("hydra", 3.0, 0.5), candidate("student", 0.5, 3.0)])
+    sentence = facts["grader_choice"]["sentence"]
+    assert sentence.startswith("The student grades.")
+    assert "so not the better one" in sentence
