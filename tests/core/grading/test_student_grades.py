@@ -1,6 +1,7 @@
 """`[grading] grader`: the student scores, or calibration chooses between it and the heads."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 
 from loader.files.sealed import sealed
 from nmoe_core.calibration.choice import Candidate, choose
-from nmoe_core.calibration.files import load_calibration
+from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.cli import main
 from nmoe_core.heads.student_file import load_student, token_table
-from nmoe_core.labels.agreement import spearman
+from nmoe_core.labels.agreement import spearman, upper_bound
 from nmoe_core.labels.scores import aggregate, as_vector
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -31,6 +32,14 @@ SETTINGS: dict[str, Any] = {
     "grading": {"grader": "student"},
 }
 
+AUTO: dict[str, Any] = {
+    "backbone": {"kind": "tiny"},
+    "heads": {"max_ctx": 16, "judge": {"mid_dim": 16, "num_heads": 4, "ffn_dim": 32}},
+    "grading": {"grader": "auto"},
+}
+TEXTS = [f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5) for i in range(500)]
+SOURCE = jsonl_source("web", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
+
 
 def nmoe(project: Project, words: str, *more: object) -> None:
     assert main([*words.split(), "--config", str(project.config), *map(str, more)]) == 0
@@ -39,11 +48,7 @@ def nmoe(project: Project, words: str, *more: object) -> None:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A run that the student calibrated; there is no backbone and no head."""
-    rows = [
-        {"id": f"d{i}", "text": f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5)}
-        for i in range(500)
-    ]
-    made = write_project(tmp_path_factory.mktemp("student"), [jsonl_source("web", rows)], SETTINGS)
+    made = write_project(tmp_path_factory.mktemp("student"), [SOURCE], SETTINGS)
     hydra = ("slices", "oracle-label", "merge-labels")
     for words in ("prep-mixture", *(f"hydra {task}" for task in hydra)):
         nmoe(made, words)
@@ -90,7 +95,29 @@ def test_a_document_s_explanation_and_the_preview_of_a_regrade_know_the_student(
     nmoe(project, "hydra calibrate")
 
 
-def test_thresholds_of_another_grader_are_refused(
+def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project.directory, tmp_path / "auto")
+    own = write_project(tmp_path / "auto", [SOURCE], SETTINGS | AUTO)
+    for words in ("train probe", "train judge", "hydra calibrate", "hydra grade"):
+        nmoe(own, words)
+    summary = read_calibration(own.run.tree.calibration_summary)
+    figures = summary["grader_choice"]["report"]["graders"]
+    assert figures.keys() == {"hydra", "student"}
+    assert summary["grader"] == "student"  # random states know less than n-grams
+    found = summary["certificate"]
+    bound = upper_bound(found["false_drops"], found["dropped"], 0.025)
+    assert found["false_drop_rate_upper95"] == pytest.approx(bound, abs=1e-6)
+    assert summary["num_dropped"] > 0
+    assert plan_regrade(own.run, ["web"]).shards == []
+    row = read_rows(*own.run.tree.quality.rglob("quality_scores.jsonl"))[0]
+    assert row["probe_scores"] is None
+    words = ("hydra", "grade", "--config", own.config, "--grader", "hydra")
+    refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
+
+
+def test_thresholds_of_another_grader_and_shards_of_another_tokenizer_are_refused(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = project.run.tree.calibration_summary
@@ -98,6 +125,8 @@ def test_thresholds_of_another_grader_are_refused(
     (tmp_path / path.name).write_text(json.dumps(sealed(other)))
     words = ("hydra", "grade", "--config", project.config, "--calibration", tmp_path)
     refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
+    words = (*words[:-2], "--tokenizer", "cl100k_base", "--out", tmp_path / "grades")
+    refused_line(capsys, *map(str, words), code="E-HEAD-TOKENIZER")
 
 
 def rows_of(
