@@ -144,7 +144,7 @@ def test_the_report_is_what_the_files_hold(
         )
         assert row["documents"] == len(grades)
         kept = sorted((out / "curated" / name / "train").rglob("*.npy"))
-        assert row["kept_tokens"] == sum(len(np.load(p)) for p in kept)
+        assert row["curated_tokens"] == sum(len(np.load(p)) for p in kept)
         assert row["topics_after"] == pytest.approx(_topics_in_windows(out, name, 256))
     fitted, labels = (
         {r["doc_id"]: r for r in read_rows(out / "labels" / "merged" / f"labels_{split}.jsonl")}
