@@ -141,8 +141,14 @@ def curated_group(source: str) -> str:
 
 
 def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[str, Any]:
-    """Definition metadata of an asset: the schema of its rows, and links to where it is read."""
-    columns = [dg.TableColumn(name, kind, description) for name, kind, description, *_ in rows]
+    """Definition metadata of an asset: the schema of its rows, and links to where it is read.
+
+    A column's description names the column it is made from: only Dagster+ draws column lineage.
+    """
+    columns = [
+        dg.TableColumn(name, kind, "; from ".join((description, *made_from)))
+        for name, kind, description, *made_from in rows
+    ]
     schema = {"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}
     links = {f"leads to {key.to_user_string()}": dg.MetadataValue.asset(key) for key in leads_to}
     return {**schema, **links}
