@@ -1,4 +1,4 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|agree|status`: from documents to merged labels."""
+"""`nmoe hydra slices|oracle-label|merge-labels|agree|audit|status`: labels and what they say."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
-from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, required, run_of
+from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, number, required, run_of
 from nmoe_core.cli.output import add_verb, duration, print_rows, print_table
 from nmoe_core.config.run import Run
 
@@ -52,6 +52,14 @@ def register(parts: Any) -> None:
     compared = add_verb(parts, "agree", agree, text, _show_agreement)
     for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
         compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
+
+    text = "ask the oracle about documents that were kept and dropped"
+    asked = add_verb(parts, "audit", audit, text, _show_errors)
+    asked.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
+    text = "of each source and decision (default: 50)"
+    asked.add_argument("--documents", type=number(1), default=50, metavar="N", help=text)
+    keys = [f"oracle.http.{name}" for name in ("input_price", "output_price", "max_cost")]
+    add_run_flags(asked, keys, {"calibration": "calibration"}, is_required=True)
 
     text = "PENDING, RUNNING or DONE of each label shard"
     status = add_verb(parts, "status", find_status, text, _show_status)
@@ -136,6 +144,20 @@ def _show_agreement(facts: dict[str, Any]) -> None:
     counts = [f"{facts['documents']:,} documents in both"]
     counts += [f"{facts[key]:,} {key.replace('_', ' ')}" for key in ("other_text", "only_in_one")]
     print(f"{', '.join(counts)}; kappa has quadratic weights; intervals hold 95 %")
+
+
+def audit(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from nmoe_core.grading.audit import audit_grades
+    from nmoe_core.tasks.shards import chosen_sources
+
+    run = run_of(arguments)
+    sources = chosen_sources(run, arguments.sources)
+    return [asdict(row) for row in audit_grades(run, sources, arguments.documents)]
+
+
+def _show_errors(rows: list[dict[str, Any]]) -> None:
+    print_rows(rows)
+    print("worth_keeping: the share that the oracle would keep; of dropped ones, false drops")
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         " --base-url http://localhost:8000/v1 --model gpt-oss-120b",
     ),
     "nmoe hydra merge-labels": ("nmoe hydra merge-labels --config nmoe.toml",),
+    "nmoe hydra audit": ("nmoe hydra audit --documents 200",),
     "nmoe hydra agree": ("nmoe hydra agree out/labels/val/shard_0 mine.jsonl",),
     "nmoe hydra status": ("nmoe hydra status --config nmoe.toml",),
     "nmoe hydra calibrate": ("nmoe hydra calibrate --config nmoe.toml --target-keep 0.3",),

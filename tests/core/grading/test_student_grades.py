@@ -1,4 +1,4 @@
-"""`[grading] grader`: the student scores, or calibration chooses between it and the heads."""
+"""`[grading] grader`: the student, or the better one by calibration; and audits of grades."""
 
 import json
 import shutil
@@ -127,6 +127,36 @@ def test_thresholds_of_another_grader_and_shards_of_another_tokenizer_are_refuse
     refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
     words = (*words[:-2], "--tokenizer", "cl100k_base", "--out", tmp_path / "grades")
     refused_line(capsys, *map(str, words), code="E-HEAD-TOKENIZER")
+
+
+def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_on(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nmoe(project, "hydra grade")
+    tree = project.run.tree
+    calibrated = read_calibration(tree.calibration_summary)
+    labels = {row["doc_id"]: row for row in read_rows(tree.merged_labels("test"))}
+    graded = read_rows(*sorted(tree.quality.rglob("quality_scores.jsonl")))
+    words = ("hydra", "audit", "--config", project.config)
+    found = {row["decision"]: row for row in said(capsys, *words, "--documents", 500)}
+    for decision, name in (("keep", "kept"), ("drop", "dropped")):
+        asked = [r["doc_id"] for r in graded if r["decision"] == decision and r["doc_id"] in labels]
+        keeps = [labels[i]["aggregated"] >= calibrated["oracle_tau_keep"] for i in asked]
+        assert found[name]["documents"] == found[name]["asked"] == len(keeps) > 0
+        assert found[name]["worth_keeping"] == pytest.approx(np.mean(keeps), abs=1e-6)
+        assert found[name]["at_most"] == pytest.approx(upper_bound(sum(keeps), len(keeps)))
+        assert found[name]["at_least"] <= found[name]["worth_keeping"] <= found[name]["at_most"]
+    less = {row["decision"]: row["asked"] for row in said(capsys, *words, "--documents", 3)}
+    assert less == {"kept": 3, "dropped": 3}
+
+
+def test_without_the_oracle_s_own_threshold_an_audit_is_refused(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calibration"
+    nmoe(project, "hydra calibrate", "--compat", "--out", path)
+    words = ("hydra", "audit", "--config", project.config, "--calibration", path)
+    refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
 
 
 def rows_of(

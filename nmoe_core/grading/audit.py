@@ -1,0 +1,149 @@
+"""The oracle asked about documents that grading kept and dropped: the error of a run's decisions.
+
+Documents are drawn from the test split, on which nothing is fitted: of each source so many kept and
+so many dropped ones, those whose ids have the lowest hashes. Labels of the same texts are taken
+over, and a larger draw asks only about what it adds. The rows of `all` are of the lowest hashes in
+all sources, so they are a plain sample of the corpus and cost no further question.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.atomic import write_jsonl
+from nmoe_core.base.docid import split_of
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.graded import read_graded
+from nmoe_core.config.run import Run
+from nmoe_core.labels.agreement import lower_bound, upper_bound, wilson
+from nmoe_core.labels.cost import require_budget
+from nmoe_core.labels.documents import shard_documents
+from nmoe_core.labels.files import SCORES_NAME
+from nmoe_core.labels.jobs import LabelJob, label_documents, oracles_of
+from nmoe_core.labels.oracle import Record, latest, read_records
+from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_vector, parse_scores, rounded
+from nmoe_core.labels.slices import LABEL_SHARDS
+from nmoe_core.text.tokenizer import load_tokenizer
+
+ALL = "all"
+_NAMES = {"keep": "kept", "drop": "dropped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What the oracle says of a sample of the documents of one decision.
+
+    `documents` are those of the test split, `asked` the sample, `unlabelled` those of it that got
+    no label. `worth_keeping` is the share of the others that the oracle would keep, `low` to `high`
+    with a confidence of 95 %; of dropped documents that is the share of false drops, with the same
+    confidence each at least `at_least` and at most `at_most`.
+    """
+
+    source: str
+    decision: str
+    documents: int
+    asked: int
+    unlabelled: int
+    worth_keeping: float | None
+    low: float
+    high: float
+    at_least: float
+    at_most: float
+
+
+class _Drawn(NamedTuple):
+    documents: int
+    lowest: list[tuple[bytes, str]]
+    """Hashes and ids of the sample."""
+
+
+def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
+    """Ask the run's oracle about `count` kept and `count` dropped documents of each source.
+
+    Raises:
+        CalibrationError: The thresholds are of no scores, so it is not known what the oracle would
+            keep (E-CALIBRATION-HEADS).
+        FormatError: A shard is not graded (E-MANIFEST-MISSING), or its grades were edited.
+        LabelError: As `label_shard` and `require_budget`.
+    """
+    calibrated = read_calibration(run.tree.calibration_summary)
+    if "oracle_tau_keep" not in calibrated:
+        raise CalibrationError(
+            "the calibration does not say what the oracle would keep",
+            where=run.tree.calibration_summary,
+            found=calibrated.get("rule"),
+            do="run nmoe hydra calibrate on a grader's scores",
+            code="E-CALIBRATION-HEADS",
+        )
+    drawn = {source: _draw(run, source, count) for source in sources}
+    jobs, oracles = [_job(run, source, found) for source, found in drawn.items()], oracles_of(run)
+    require_budget(run, jobs, oracles)
+    records: dict[str, Record] = {}
+    for job in jobs:
+        label_documents(run, job, oracles)
+        records |= latest(read_records(job.out_dir / SCORES_NAME))
+    if len(drawn) > 1:
+        drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}
+    weights, tau = calibrated["weights"], calibrated["oracle_tau_keep"]
+
+    def audited(source: str, name: str, found: _Drawn) -> Audited:
+        asked = [records[doc_id] for _, doc_id in found.lowest]
+        keeps = _aggregates(asked, weights) >= tau
+        num_labels, hits = len(keeps), int(keeps.sum())
+        low, high = wilson(hits, num_labels)
+        return Audited(
+            *(source, _NAMES[name], found.documents, len(asked), len(asked) - num_labels),
+            worth_keeping=rounded(hits / num_labels) if num_labels else None,
+            low=low,
+            high=high,
+            at_least=lower_bound(hits, num_labels),
+            at_most=upper_bound(hits, num_labels),
+        )
+
+    return [audited(s, name, found) for s, both in drawn.items() for name, found in both.items()]
+
+
+def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
+    """The documents of a source to ask about, by decision."""
+    found: dict[str, list[str]] = {name: [] for name in _NAMES}
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        for row in read_graded(shard.graded).rows():
+            if row["decision"] in found and split_of(row["doc_id"]) == "test":
+                found[row["decision"]].append(row["doc_id"])
+    return {
+        name: _Drawn(len(ids), heapq.nsmallest(count, ((_hash(i), i) for i in ids)))
+        for name, ids in found.items()
+    }
+
+
+def _hash(doc_id: str) -> bytes:
+    return hashlib.sha256(f"audit/{doc_id}".encode()).digest()
+
+
+def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
+    lowest = heapq.nsmallest(count, (one for part in parts for one in part.lowest))
+    return _Drawn(sum(part.documents for part in parts), lowest)
+
+
+def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
+    """The sample of a source, as a slice beside its labels."""
+    out_dir = run.tree.labels / "audit" / source
+    rows = [{"doc_id": i, "source": source} for part in drawn.values() for _, i in part.lowest]
+    path = out_dir / "docids.jsonl"
+    write_jsonl(path, rows)
+    tokenizer, most = load_tokenizer(run.tokenizer), run.config.oracle.max_doc_tokens
+    documents = shard_documents(path, run.tree.data, tokenizer, most)
+    labelled = (*(run.tree.label_shard(*shard) for shard in LABEL_SHARDS), out_dir)
+    documents = replace(documents, labelled=labelled)
+    return LabelJob(f"audit of {source}", documents, out_dir, relabel=0)
+
+
+def _aggregates(records: Iterable[Record], weights: Mapping[str, float]) -> np.ndarray:
+    """Of the labels among records: float64 `[labels]`."""
+    scores = [as_vector(parse_scores(r["scores"])) for r in records if r["ok"]]
+    return aggregate(np.array(scores, np.float64).reshape(-1, len(DIMENSIONS)), weights)
