@@ -6,6 +6,7 @@ import argparse
 import importlib.resources
 import os
 import shutil
+import textwrap
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
+from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
 from nmoe_core.config.run import Run
 
@@ -40,6 +42,10 @@ def register(verbs: Any) -> None:
     ui.add_argument("--port", type=number(1), default=3000, help="(default 3000)")
     text = f"its configuration (default: {PROJECT_FILE} in this directory)"
     ui.add_argument("--config", metavar="TOML", help=text)
+    report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
+    text = "write a page of all of it to FILE, and a data card and Croissant metadata beside it"
+    report.add_argument("--html", type=Path, metavar="FILE", help=text)
+    add_run_flags(report, is_required=True)
     text = "write a tiny checkpoint of random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
     tiny.add_argument("directory", type=Path)
@@ -148,6 +154,57 @@ def _show_task(task: dict[str, Any], number: int, count: int) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Serve the UI until it is interrupted."""
     return _of_dagster("ui")(Run(arguments.config or project_file()), arguments.port)
+
+
+def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.tasks.report import run_report
+
+    run = run_of(arguments)
+    if arguments.html is None:
+        return run_report(run)
+    from nmoe_core.report.write import write_report
+
+    written = write_report(run, arguments.html, _costs(run))
+    return {"written": [str(path.absolute()) for path in written]}
+
+
+def _show_report(report: dict[str, Any]) -> None:
+    if "written" in report:
+        print(*report["written"], sep="\n")
+        return
+    columns = list(report["sources"][0])
+    rows = [[source[key] for key in columns] for source in report["sources"]]
+    summed = columns[1 : columns.index("sequences") + 1]
+    totals = [sum(source[key] for source in report["sources"]) for key in summed]
+    print_table(columns, [*rows, ["total", *totals, None, None, None]])
+    print("keep, band and drop are what the grader says; curated is what the rule keeps;")
+    print("topics are distinct topics in a window of seq_len tokens, mean over windows")
+    reasons = [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
+    print(f"\nleft out: {', '.join(reasons) or 'no document'}\n")
+    show_scoreboard(report["heads"])
+    if (choice := report["grader_choice"]) is not None:
+        print(textwrap.fill(choice["sentence"], 112))
+    else:
+        print(f"grader: {report['grader']}")
+    taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
+    print(f"thresholds: {taus}")
+    print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
+    if report["backbone"] == "tiny":
+        print("(both stand in for large models: the figures show the machinery, not the text)")
+    plan = report["plan"]
+    print(
+        f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "
+        f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
+    )
+    print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
+
+
+def _costs(run: Run) -> list[dict[str, Any]]:
+    """What runs through Dagster took; none where it is not installed."""
+    try:
+        return _of_dagster("costs")(run)
+    except ConfigError:
+        return []
 
 
 def _of_dagster(name: str) -> Callable[..., Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
-from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, print_json, print_table
 from nmoe_core.cli.stores import explain_plan
 
@@ -53,8 +51,6 @@ def register(verbs: Any) -> None:
     lineage.add_argument("--plan", metavar="PLAN", help=text)
     lineage.add_argument("--cache-dir", type=Path, metavar="DIR", help="copies of a URL's files")
     add_run_flags(lineage)
-    report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
-    add_run_flags(report, is_required=True)
 
 
 def register_curation(parts: Any) -> None:
@@ -145,40 +141,6 @@ def _print_curated(made: dict[str, dict[str, Any]]) -> None:
         print(f"\n{name}: {facts['shards_written']} shards written")
         for check, (passed, found) in facts["checks"].items():
             print(f"  {'ok    ' if passed else 'FAILED'} {check}: {found}")
-
-
-def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.tasks.report import run_report
-
-    return run_report(run_of(arguments))
-
-
-def _show_report(report: dict[str, Any]) -> None:
-    columns = list(report["sources"][0])
-    rows = [[source[key] for key in columns] for source in report["sources"]]
-    summed = columns[1 : columns.index("sequences") + 1]
-    totals = [sum(source[key] for source in report["sources"]) for key in summed]
-    print_table(columns, [*rows, ["total", *totals, None, None, None]])
-    print("keep, band and drop are what the grader says; curated is what the rule keeps;")
-    print("topics are distinct topics in a window of seq_len tokens, mean over windows")
-    reasons = [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
-    print(f"\nleft out: {', '.join(reasons) or 'no document'}\n")
-    show_scoreboard(report["heads"])
-    if (choice := report["grader_choice"]) is not None:
-        print(textwrap.fill(choice["sentence"], 112))
-    else:
-        print(f"grader: {report['grader']}")
-    taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
-    print(f"thresholds: {taus}")
-    print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
-    if report["backbone"] == "tiny":
-        print("(both stand in for large models: the figures show the machinery, not the text)")
-    plan = report["plan"]
-    print(
-        f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "
-        f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
-    )
-    print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
 
 
 def explain(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
-from nmoe_core.plots import kept_picture
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.run import prep_shards, write_manifest
@@ -86,13 +84,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
     }
     # The plan, the only reader of a valid manifest, names the whole manifest.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
-    if not picture:
-        return Result(digest, facts)
-    kept = run.tree.picture(f"{split}/{source.name}")
-    made_from = [manifest.dataset, split, digest]
-    return Result(
-        digest, facts, kept_picture(kept, made_from, partial(_manifest_picture, manifest))
-    )
+    return Result(digest, facts, manifest_picture(run, manifest, split) if picture else "")
 
 
 def make_slices(run: Run, source: str) -> Result:
@@ -143,16 +135,20 @@ def _local(path: Path) -> list[str]:
     return [os.fsdecode(path), str(status.st_size), str(status.st_mtime_ns)]
 
 
-def _manifest_picture(manifest: Manifest) -> str:
-    """Document lengths and tokens per shard as Markdown."""
-    from nmoe_core.plots import manifest_plot, png_markdown
+def manifest_picture(run: Run, manifest: Manifest, split: str) -> str:
+    """Document lengths and tokens per shard of a split, as Markdown."""
+    from nmoe_core.plots import kept_picture, manifest_plot, png_markdown
 
-    lengths = [np.empty(0, np.int64)]
-    tokens: dict[str, int] = {}
-    for entry in manifest.shards:
-        spans = document_spans(manifest, entry)
-        lengths.append(spans[:, 1] - spans[:, 0])
-        shard = entry.path.split("/")[0]
-        tokens[shard] = tokens.get(shard, 0) + entry.num_tokens
-    png = manifest_plot(np.concatenate(lengths), list(tokens.values()))
-    return png_markdown(png, f"{manifest.dataset}: document lengths")
+    def draw() -> str:
+        lengths = [np.empty(0, np.int64)]
+        tokens: dict[str, int] = {}
+        for entry in manifest.shards:
+            spans = document_spans(manifest, entry)
+            lengths.append(spans[:, 1] - spans[:, 0])
+            shard = entry.path.split("/")[0]
+            tokens[shard] = tokens.get(shard, 0) + entry.num_tokens
+        png = manifest_plot(np.concatenate(lengths), list(tokens.values()), manifest.dataset)
+        return png_markdown(png, f"{manifest.dataset}: document lengths")
+
+    made_from = [manifest.dataset, split, manifest.content_digest()]
+    return kept_picture(run.tree.picture(f"{split}/{manifest.dataset}"), made_from, draw)

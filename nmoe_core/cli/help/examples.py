@@ -79,7 +79,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe curate shards": ("nmoe curate shards --source web",),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/train/shard_0000/a.npy:0:512"),
-    "nmoe report": ("nmoe report", "nmoe report --json"),
+    "nmoe report": ("nmoe report", "nmoe report --html report/index.html"),
     "nmoe remix": ("nmoe remix --step 500 --weights web=0.7,code=0.3 -o remixed.json",),
     "nmoe bisect": (
         "nmoe bisect out/mixture/loader_plan.json --from-step 40 --to-step 44"

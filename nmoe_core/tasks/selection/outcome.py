@@ -10,8 +10,9 @@ from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 
+COPIES = "copies of other documents"
 _WORDS = {  # of clauses as a selection writes them
-    "is_survivor": "copies of other documents",
+    "is_survivor": COPIES,
     "(decision IN ('keep', 'band'))": "judged `drop`",
     "(decision IN ('keep'))": "judged `drop` or `band`",
     "(decision = 'keep')": "judged `drop` or `band`",

@@ -1,0 +1,95 @@
+"""HTML from Python values: every text is escaped, and only `Html` is taken as it is."""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_PICTURE = re.compile(r"!\[([^\]]*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
+# No script runs and nothing is fetched, whatever a document says.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def escaped(value: object) -> Html:
+    """A value as HTML: numbers with their thousands separated, None as nothing. Characters that
+    no page may hold, or that would turn the direction of what follows, are shown as U+FFFD."""
+    if isinstance(value, Html):
+        return value
+    if value is None:
+        return Html()
+    if isinstance(value, bool):
+        return Html("yes" if value else "no")
+    if isinstance(value, float):
+        return Html(f"{value:,.3f}")
+    if isinstance(value, int):
+        return Html(f"{value:,}")
+    text = str(value).encode("utf-8", "replace").decode()
+    return Html(html.escape(_CONTROL.sub("\ufffd", text)))
+
+
+def joined(parts: Iterable[object]) -> Html:
+    """Parts one after the other."""
+    return Html("".join(map(escaped, parts)))
+
+
+def element(name: str, *content: object, **attributes: object) -> Html:
+    """`<name attribute="...">content</name>`; `kind` is the attribute `class`."""
+    named = {"class" if k == "kind" else k: v for k, v in attributes.items()}
+    given = "".join(f' {k}="{escaped(v)}"' for k, v in named.items())
+    return Html(f"<{name}{given}>{joined(content)}</{name}>")
+
+
+def paragraph(*content: object) -> Html:
+    return element("p", *content)
+
+
+def note(*content: object) -> Html:
+    """A line that says what is missing, or what to keep in mind."""
+    return element("p", *content, kind="note")
+
+
+def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
+    """A table that scrolls by itself where it is too wide; numbers stand to the right."""
+    head = element("tr", *(element("th", name) for name in header))
+    body = joined(element("tr", *map(_cell, row)) for row in rows)
+    whole = element("table", element("thead", head), element("tbody", body))
+    return element("div", whole, kind="wide")
+
+
+def _cell(value: object) -> Html:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return element("td", value, kind="number") if is_number else element("td", value)
+
+
+def pictures(markdown: str) -> Html:
+    """The inline pictures of the Markdown that pages of the UI show."""
+    found = _PICTURE.findall(markdown)
+    return joined(
+        element("figure", Html(f'<img src="{data}" alt="{escaped(alt)}" loading="lazy">'))
+        for alt, data in found
+    )
+
+
+def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]]) -> str:
+    """A whole document; a section is its anchor, its title and its content."""
+    style = resources.files("nmoe_core.report").joinpath("page.css").read_text("utf-8")
+    links = (element("a", name, href=f"#{anchor}") for anchor, name, _ in sections)
+    body = joined(
+        element("section", element("h2", name), content, id=anchor)
+        for anchor, name, content in sections
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)}</title><style>{style}</style></head><body>"
+        f"<header>{head}{element('nav', *links)}</header><main>{body}</main></body></html>\n"
+    )

@@ -1,0 +1,244 @@
+"""The sections of the page: what each shows, and which task makes what it needs."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loader.files.format import load_manifest, read_json_object
+from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.graded import read_grading_summary
+from nmoe_core.config.rubric import DIMENSIONS
+from nmoe_core.config.run import Run
+from nmoe_core.plots import calibration_plot, kept_picture, png_markdown
+from nmoe_core.report.columns import columns_picture, source_columns
+from nmoe_core.report.corpus import Corpus, Section
+from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
+from nmoe_core.report.samples import Sample, samples
+from nmoe_core.tasks.curate_pictures import order_pictures
+from nmoe_core.tasks.prep import manifest_picture
+from nmoe_core.tasks.selection.outcome import left_out
+
+_SAMPLES = 5
+_SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
+_SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
+_SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
+_HEADS = ("student", "probe", "judge")
+
+
+def _composition(corpus: Corpus) -> Iterator[object]:
+    run, rows = corpus.run, []
+    found = {name: load_manifest(run.tree.manifest(name)) for name in corpus.sources}
+    whole = sum(one.total_tokens for one in found.values())
+    for name, one in found.items():
+        path = run.tree.curated_manifest(name)
+        curated = load_manifest(path) if path.is_file() else None
+        kept = (None, None) if curated is None else (curated.total_documents, curated.total_tokens)
+        share = one.total_tokens / max(whole, 1)
+        bar = Html(f'<meter min="0" max="1" value="{share:.4f}"></meter> {100 * share:.1f} %')
+        rows.append([name, one.total_documents, one.total_tokens, bar, *kept])
+    yield table(["source", "documents", "tokens", "share of tokens", "kept", "kept tokens"], rows)
+
+
+def _lengths(corpus: Corpus) -> Iterator[object]:
+    found = (load_manifest(corpus.run.tree.manifest(name)) for name in corpus.drawn)
+    yield _plots(pictures(manifest_picture(corpus.run, one, "train")) for one in found)
+
+
+def _languages(corpus: Corpus) -> Iterator[object]:
+    rows = []
+    for name in corpus.sources:
+        shares = language_shares(corpus.run, name)
+        shown = [f"{lang} {100 * share:.1f} %" for lang, share in list(shares.items())[:8]]
+        rows.append([name, len(shares), ", ".join(shown)])
+    yield table(["source", "languages", "share of documents"], rows)
+
+
+def language_shares(run: Run, source: str) -> dict[str, float]:
+    """Share of the documents of a source by language, most first."""
+    values = source_columns(run, source, "language", ["lang"])["lang"]
+    counts = {name: values.count(name) for name in set(values)}
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return {name: count / len(values) for name, count in ordered}
+
+
+def _signals(corpus: Corpus) -> Iterator[object]:
+    yield paragraph(
+        "Some of what rules compare; ", element("code", "nmoe sql"), " knows all of it."
+    )
+    draw = partial(columns_picture, corpus.run, attribute="signals", names=_SIGNALS)
+    yield _plots(pictures(draw(source=name)) for name in corpus.drawn)
+
+
+def _quality(corpus: Corpus) -> Iterator[object]:
+    rows = []
+    for name in corpus.sources:
+        shards = corpus.run.tree.shards(name, corpus.run.config.prep.num_shards)
+        found = [read_grading_summary(shard.graded) for shard in shards]
+        counts = [sum(one[key] for one in found) for key in ("total", "kept", "band", "dropped")]
+        rows.append([name, *counts, f"{100 * counts[1] / max(counts[0], 1):.1f} %"])
+    yield table(["source", "documents", "keep", "band", "drop", "share judged keep"], rows)
+    if importlib.util.find_spec("pyarrow") is not None:
+        columns = ["aggregated", "q_probe", "decision", *DIMENSIONS]
+        draw = partial(columns_picture, corpus.run, attribute="quality", names=columns)
+        yield _plots(pictures(draw(source=name)) for name in corpus.drawn)
+
+
+def _thresholds(corpus: Corpus) -> Iterator[object]:
+    summary = read_calibration(corpus.run.tree.calibration_summary)
+    names = ("tau_probe", "tau_drop", "tau_keep")
+    yield table(["threshold", "value"], [[name, float(summary[name])] for name in names])
+    made_from = [
+        summary.get(key) for key in (*names, "keep_curve", "reliability", "count", "grader")
+    ]
+    title = "keep rate and reliability"
+    kept = corpus.run.tree.picture("report/calibration")
+    draw = partial(png_markdown, alt=title)
+    yield pictures(kept_picture(kept, made_from, lambda: draw(calibration_plot(summary))))
+
+
+def _scoreboard(corpus: Corpus) -> Iterator[object]:
+    yield paragraph(
+        "How well each grader ranks documents as the oracle does: Spearman's correlation on "
+        "documents that it was not trained on, with 95 % intervals. A grader that is no better "
+        "than the length alone has learned nothing of quality."
+    )
+    rows = []
+    for kind, header in head_headers(corpus.run).items():
+        metrics, test = header["metrics"], header.get("test_metrics") or {}
+        row = [kind, metrics["n"], metrics["spearman"], _interval(metrics["spearman_ci95"])]
+        row += [test.get("spearman"), metrics["mae_aggregate"]]
+        rows.append([*row, metrics["spearman_source_only"], metrics["spearman_length_only"]])
+    header = ["grader", "documents", "Spearman", "95 %", "on test", "mean error"]
+    yield table([*header, "source alone", "length alone"], rows)
+    summary = corpus.run.tree.calibration_summary
+    choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None
+    if choice is not None:
+        yield paragraph(choice["sentence"])
+    if len(rows) > 1 and corpus.run.config.backbone.kind == "tiny":
+        yield note("The backbone has random weights and stands in for a real one.")
+
+
+def head_headers(run: Run) -> dict[str, dict[str, Any]]:
+    """Headers of the graders that are there, by their names."""
+    from nmoe_core.heads.files import read_header
+
+    paths = {kind: getattr(run.tree, kind) for kind in _HEADS}
+    return {kind: read_header(path) for kind, path in paths.items() if path.is_file()}
+
+
+def _interval(bounds: list[float] | None) -> str | None:
+    return None if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+
+
+def _duplicates(corpus: Corpus) -> Iterator[object]:
+    rows = []
+    for name in corpus.sources:
+        found = source_columns(corpus.run, name, "duplicates", ["exact_of", "near_of"])
+        exact, near = (sum(value is not None for value in found[key]) for key in found)
+        count = len(found["exact_of"])
+        rows.append([name, count, exact, near, f"{100 * (exact + near) / max(count, 1):.1f} %"])
+    yield table(["source", "documents", "exact copies", "near copies", "share"], rows)
+
+
+def _left_out(corpus: Corpus) -> Iterator[object]:
+    rule = corpus.run.config.curation
+    shown = rule.where or f"decision in {tuple(rule.include)}"
+    yield paragraph("Kept is a document of which this is true: ", element("code", shown))
+    reasons = left_out(corpus.run, corpus.sources)
+    if not reasons:
+        yield paragraph("No document was left out.")
+    else:
+        yield table(["left out", "documents"], reasons.items())
+    for name in corpus.drawn:
+        kept, dropped = samples(corpus.run, name, _SAMPLES)
+        yield element("h3", name)
+        articles = [*(_article(one) for one in kept), *(_article(one) for one in dropped)]
+        yield element("div", *articles, kind="texts")
+
+
+def _article(sample: Sample) -> Html:
+    is_kept = not sample.reason
+    verdict = element("b", "kept" if is_kept else "left out", kind="good" if is_kept else "bad")
+    why = "" if is_kept else f": {sample.reason}"
+    text = element("pre", sample.text, dir="auto")
+    judged = element("p", sample.judged, ", ", element("code", sample.doc_id), kind="soft")
+    kind = "in" if is_kept else "out"
+    return element("article", element("p", verdict, why), judged, text, kind=kind)
+
+
+def _diversity(corpus: Corpus) -> Iterator[object]:
+    rows, run, shown = [], corpus.run, list[Html]()
+    for name in corpus.sources:
+        found = read_summary(run.tree.curation(name))["diversity"]
+        orders = found["concat"]
+        means = [(orders[key] or {}).get("mean") for key in ("before", "shuffle", "after")]
+        after = orders["after"] or {}
+        rows.append([name, *means, after.get("ceiling"), after.get("percent_of_ceiling")])
+        if name in corpus.drawn:
+            drawn = order_pictures(run, name, run.config.prep.num_shards, found["seq_len"])
+            shown += [element("h3", name), _plots([pictures(drawn)])]
+    yield paragraph(
+        "Distinct topics in a window that a trainer reads, mean over windows: in the order of the "
+        "source, shuffled, and as curated; the ceiling is the most that any order can reach."
+    )
+    yield table(["source", "before", "shuffle", "after", "ceiling", "% of ceiling"], rows)
+    if run.tree.topic_terms.is_file():
+        names = read_json_object(run.tree.topic_terms)["pictures"]
+        files = [run.tree.topics / name for name in names]
+        drawn = [png_markdown(path.read_bytes(), path.stem) for path in files if path.is_file()]
+        yield _plots(map(pictures, drawn))
+    yield from shown
+
+
+def _plots(found: Iterable[Html]) -> Html:
+    return element("div", *found, kind="plots")
+
+
+def _heads(corpus: Corpus) -> list[Path]:
+    tree = corpus.run.tree
+    is_student = corpus.run.config.grading.grader == "student"
+    return [tree.student] if is_student else [tree.probe, tree.judge]
+
+
+SECTIONS = (
+    Section("composition", "Composition", "prep", Corpus.manifests, _composition),
+    Section("left-out", "Kept and left out", "curate", Corpus.outcomes, _left_out),
+    Section("lengths", "Lengths", "prep", Corpus.manifests, _lengths),
+    Section(
+        "languages",
+        "Languages",
+        "curate",
+        partial(Corpus.attribute, name="language"),
+        _languages,
+        "language",
+    ),
+    Section(
+        "signals",
+        "Signals",
+        "curate",
+        partial(Corpus.attribute, name="signals"),
+        _signals,
+        "signals",
+    ),
+    Section("quality", "Quality", "grade", Corpus.graded, _quality),
+    Section(
+        "thresholds",
+        "Thresholds",
+        "train_heads",
+        lambda corpus: [corpus.run.tree.calibration_summary],
+        _thresholds,
+    ),
+    Section("graders", "Scoreboard of graders", "train_heads", _heads, _scoreboard),
+    Section(
+        "duplicates",
+        "Copies",
+        "curate",
+        partial(Corpus.attribute, name="duplicates"),
+        _duplicates,
+        "duplicates",
+    ),
+    Section("diversity", "Diversity", "curate", Corpus.curated, _diversity),
+)

@@ -1,0 +1,73 @@
+"""Writes the page of a run, and beside it a data card and Croissant metadata."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import Run
+from nmoe_core.report import origins
+from nmoe_core.report.card import MADE_BY, croissant, data_card, totals
+from nmoe_core.report.corpus import Corpus, Section
+from nmoe_core.report.html import Html, element, joined, page, paragraph
+from nmoe_core.report.sections import SECTIONS
+
+CARD_NAME, CROISSANT_NAME = "README.md", "croissant.json"
+_ORIGINS = (
+    Section("integrity", "Integrity", "prep", Corpus.manifests, origins.integrity),
+    Section("provenance", "Provenance", "prep", lambda corpus: [], origins.provenance),
+)
+
+
+def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
+    """Write `path`, and `README.md` and `croissant.json` in its directory; their paths. What is not
+    made yet is said in a line of its section.
+
+    Args:
+        run: The run.
+        path: The page.
+        cost: As `origins.cost`.
+
+    Raises:
+        ConfigError: A `README.md` of somebody else is there (E-REPORT-EXISTS).
+    """
+    corpus, card = Corpus.of(run), path.with_name(CARD_NAME)
+    if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):
+        raise ConfigError(
+            "a README.md that is no data card of ours is beside the page",
+            where=card.absolute(),
+            do="name a page in a directory of its own, such as report/index.html",
+            code="E-REPORT-EXISTS",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, page_of(corpus, cost).encode("utf-8"))
+    write_bytes(card, data_card(corpus).encode("utf-8"))
+    described = path.with_name(CROISSANT_NAME)
+    write_bytes(described, croissant(corpus, path.parent.absolute()).encode("utf-8"))
+    return [path, card, described]
+
+
+def page_of(corpus: Corpus, cost: origins.Cost = ()) -> str:
+    """The whole page."""
+    shown = [(one.anchor, one.title, one.content(corpus)) for one in (*SECTIONS, *_ORIGINS)]
+    shown.append(("cost", "Cost", origins.cost(cost)))
+    name = corpus.run.path.absolute().parent.name
+    head = [element("h1", f"The corpus {name}"), _summary(totals(corpus))]
+    return page(f"{name}: report", joined(head), shown)
+
+
+def _summary(found: Mapping[str, int | None]) -> Html:
+    kept, documents = found["kept"], found["documents"]
+    if documents is None:
+        return paragraph("No source is prepared yet.")
+    words = f"{documents:,} documents of {found['sources']:,} sources were looked at. "
+    if kept is None:
+        words += "Which of them are kept is not decided yet."
+    else:
+        share = 100 * kept / max(documents, 1)
+        words += f"{kept:,} of them ({share:.1f} %) are kept and put into the order of training."
+    tiles = {name: value for name, value in found.items() if value is not None}
+    shown = (
+        element("div", element("b", value), name, kind="tile") for name, value in tiles.items()
+    )
+    return joined([paragraph(words), element("div", *shown, kind="tiles")])
