@@ -180,6 +180,9 @@ def shown(key: str, value: Any) -> Any:
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
         return "not known" if None in value else "{:.4f} to {:.4f}".format(*value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        rows = [{name: str(shown(name, cell)) for name, cell in row.items()} for row in value]
+        return table(rows)["sample"]
     return _four_figures(value) if isinstance(value, float) else value
 
 
@@ -189,13 +192,13 @@ def _four_figures(value: float) -> float:
 
 
 def table(
-    rows: list[dict[str, str | int | float]], name: str = "sample"
+    rows: Sequence[Mapping[str, str | int | float]], name: str = "sample"
 ) -> dict[str, dg.TableMetadataValue]:
     """Rows as a table under a name, or nothing where there are none."""
     if not rows:
         return {}
     columns = [dg.TableColumn(column, _TYPES[type(value)]) for column, value in rows[0].items()]
-    records = [dg.TableRecord(row) for row in rows]
+    records = [dg.TableRecord(dict(row)) for row in rows]
     schema = dg.TableSchema(columns=columns)
     return {name: dg.MetadataValue.table(records=records, schema=schema)}
 

@@ -37,7 +37,8 @@ MIN_PARSE_RATE = 0.5
 FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
     *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
-    *("dropping", "untouched", "grader"),
+    *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
+    *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels"),
 )
 """The fields of the summary that are facts of a result."""
 

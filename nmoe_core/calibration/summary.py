@@ -28,6 +28,7 @@ from nmoe_core.calibration.thresholds import (
     Thresholds,
     fit_thresholds,
     fit_weights,
+    largest_certified,
     would_keep,
 )
 from nmoe_core.labels.agreement import Z975, Interval, auc, wilson
@@ -83,6 +84,7 @@ def summarise(
         "target_drop": targets.target_drop,
         "max_false_drop": targets.max_false_drop,
         **_certified(a, taus, proof_keeps, targets),
+        "drops_by_labels": drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
         **_shares(fit, report, weights, taus),
         **errors(b, taus, oracle_keeps),
         **decision_agreement(b, taus, oracle_keeps, a.oracle),
@@ -123,6 +125,7 @@ def _shares(
     decided = scores.decisions(taus)
     fit_keep = Aggregates.of(fit, weights).decisions(taus) == 2
     found: dict[str, Any] = {
+        "keep_by_source": keep_by_source(report, decided == 2),
         "documents_fit": len(fit),
         "documents_report": len(report),
         "achieved_keep_fit": rounded(fit_keep.mean()),
@@ -135,6 +138,50 @@ def _shares(
         found[f"achieved_{name}"] = rounded(hits.mean())
         found[f"achieved_{name}_ci95"] = interval_of(interval)
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
+
+
+def drops_by_labels(
+    scores: np.ndarray, oracle_keeps: np.ndarray, targets: Targets, tau_keep: float
+) -> dict[str, Any]:
+    """What the bound on false drops costs: the share of documents that more labels would drop.
+
+    `certain` is the largest share of which no more than `max_false_drop` are false drops, as if
+    every label there will be were here; `more` has pairs (labels to fit on, share that those would
+    prove), of this number of labels and of 2 to 32 times as many like them. `scores` are deployed
+    ones, `oracle_keeps` bool, both of the labels that prove the bound, `[N]`.
+    """
+    if targets.target_drop is not None:
+        return {}
+    order = np.argsort(scores, kind="stable")
+    wrong = np.cumsum(oracle_keeps[order]) / np.arange(1, len(scores) + 1)
+    is_safe = (wrong <= targets.max_false_drop) & (scores[order] < tau_keep)
+    more = []
+    for times in (1, 2, 4, 8, 16, 32):
+        repeated = np.repeat(scores, times), np.repeat(oracle_keeps, times)
+        tau = largest_certified(*repeated, targets.max_false_drop, tau_keep, delta=targets.delta)
+        more.append([times * len(scores), rounded((scores < tau).mean())])
+    last = np.flatnonzero(is_safe)
+    return {"certain": rounded((last[-1] + 1) / len(scores) if len(last) else 0.0), "more": more}
+
+
+def keep_by_source(rows: CalibrationRows, keeps: np.ndarray) -> list[dict[str, Any]]:
+    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), by source
+    and of all. Tokens are those of whole documents; None where ids do not tell them."""
+    found = []
+    for source in ("all", *np.unique(rows.sources).tolist()):
+        member = (rows.sources == source) | (source == "all")
+        tokens, kept = rows.lengths[member], keeps[member]
+        found.append(
+            {
+                "source": source,
+                "documents": int(member.sum()),
+                "tokens": int(tokens.sum()),
+                "keep_documents": rounded(kept.mean()),
+                "keep_documents_ci95": interval_of(wilson(*_independent(kept, rows.keys[member]))),
+                "keep_tokens": rounded(tokens[kept].sum() / tokens.sum()) if tokens.any() else None,
+            }
+        )
+    return found
 
 
 def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:

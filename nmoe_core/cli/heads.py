@@ -24,7 +24,8 @@ def register(verbs: Any) -> None:
     hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
-    fit = add_task(parts, "calibrate", calibrate, "fit thresholds on the grader's scores of val")
+    text = "fit thresholds on the grader's scores of val"
+    fit = add_task(parts, "calibrate", calibrate, text, _show_calibration)
     fit.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
     fit.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
     fit.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
@@ -114,6 +115,42 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
     run = _model_run(arguments, "labels", "out", "data_root")
     named = {"val": arguments.labels, "test": arguments.labels_test}
     return {"calibration": hydra.calibrate_heads(run, _given(run, named))}
+
+
+def _show_calibration(facts: dict[str, Any]) -> None:
+    """The thresholds; what is kept of each source; the bound and its cost; what is left out."""
+    found = facts["calibration"]
+    if "keep_by_source" not in found:  # the published rule measures nothing
+        return labels.show_outputs(facts)
+    taus = ", ".join(f"{name} {found[name]:.4f}" for name in ("tau_probe", "tau_drop", "tau_keep"))
+    print(f"{found['grader']}: {taus}; fitted on half of {found['count']} labels\n")
+    rows = [
+        [row["source"], row["documents"], row["tokens"], _share(row), _percent(row["keep_tokens"])]
+        for row in found["keep_by_source"]
+    ]
+    print_table(["kept of", "documents", "tokens", "documents (95 %)", "of tokens"], rows)
+    dropped, bound = found["num_dropped"], found["max_false_drop"]
+    print(f"\ndropped: {dropped} of the other half", end="")
+    if dropped:
+        rate, upper = map(_percent, (found["false_drop_rate"], found["false_drop_rate_upper95"]))
+        print(f", {rate} of them worth keeping, at most {upper} (95 %)", end="")
+    print(f"; asked: at most {_percent(bound)}\n{found['dropping']}")
+    if costs := found["drops_by_labels"]:
+        more = ", ".join(f"{n:,}: {_percent(share)}" for n, share in costs["more"])
+        print(f"dropped by number of labels like these to fit on: {more}")
+        print(f"without a margin for chance: {_percent(costs['certain'])}")
+    left_out = {k: n for k, n in found["left_out"].items() if n}
+    print(f"left out of figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
+    return None
+
+
+def _share(row: dict[str, Any]) -> str:
+    low, high = row["keep_documents_ci95"]
+    return f"{_percent(row['keep_documents'])} ({_percent(low)} to {_percent(high)})"
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{100 * share:.1f} %"
 
 
 def grade(arguments: argparse.Namespace) -> Outputs:

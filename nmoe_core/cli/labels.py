@@ -66,13 +66,15 @@ def register(parts: Any) -> None:
     add_run_flags(status, roots={"labels": "labels", "slices": "slices"})
 
 
-def add_task(parts: Any, name: str, task: Task, text: str) -> argparse.ArgumentParser:
-    """A verb whose outputs are printed, one row per output."""
+def add_task(
+    parts: Any, name: str, task: Task, text: str, show: Callable[[Any], None] | None = None
+) -> argparse.ArgumentParser:
+    """A verb whose outputs are printed, one row per output, unless `show` prints them."""
 
     def facts_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         return {output: made.facts for output, made in task(arguments).items()}
 
-    return add_verb(parts, name, facts_of, text, _show_outputs)
+    return add_verb(parts, name, facts_of, text, show or show_outputs)
 
 
 def add_file_flags(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,7 @@ def add_file_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
-def _show_outputs(facts: dict[str, dict[str, Any]]) -> None:
+def show_outputs(facts: dict[str, dict[str, Any]]) -> None:
     header = list(dict.fromkeys(key for row in facts.values() for key in row))
     rows = [[name, *(row.get(key) for key in header)] for name, row in facts.items()]
     print_table(["output", *header], rows)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.scores import DIMENSIONS
 from nmoe_core.tasks.checks import LEVELS, check_calibration
-from tests.core.calibration.scored import fit, scored, summary_of, write_val
-from tests.project import said
+from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
+from tests.project import read_rows, said
 from tests.refusals import refused, refused_line
 
 SETTINGS = [
@@ -46,6 +47,35 @@ def test_a_share_to_drop_that_the_labels_prove_safe_is_dropped(tmp_path: Path, d
     assert summary["achieved_drop"] == pytest.approx(drop, abs=0.04)
     assert summary["achieved_band"] == pytest.approx(0.5 - drop, abs=0.06)
     assert summary["certificate"]["false_drop_rate_upper95"] <= 0.15
+
+
+def test_a_calibration_says_what_it_keeps_of_each_source_and_what_its_bound_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels, predictions = write_val(tmp_path, scored(0, 200, (0.5, 0.5)))
+    rows = read_rows(labels)
+    for i, row in enumerate(rows):  # a token in each document of one source, nine in the other
+        row["source"] = "web" if i % 4 else "books"
+        row["doc_id"] = f"{row['source']}//x/{i}#s={10 * i}:e={10 * i + (1 if i % 4 else 9)}"
+    write_rows(labels, rows)
+    predicted = [a | {"doc_id": b["doc_id"]} for a, b in zip(read_rows(predictions), rows)]
+    write_rows(predictions, predicted)
+    call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
+    facts = said(capsys, *call.split(), "--max-false-drop", "0.05")["calibration"]
+    found = {row["source"]: row for row in facts["keep_by_source"]}
+    everything, books, web = (found[name] for name in ("all", "books", "web"))
+    assert everything["tokens"] == 9 * books["documents"] + web["documents"]
+    assert everything["keep_documents"] == pytest.approx(facts["achieved_keep"], abs=1e-6)
+    kept = 9 * books["documents"] * books["keep_tokens"] + web["documents"] * web["keep_tokens"]
+    assert everything["keep_tokens"] == pytest.approx(kept / everything["tokens"], abs=1e-5)
+    counts, shares = zip(*facts["drops_by_labels"]["more"])
+    assert counts == tuple(100 * 2**i for i in range(6))
+    assert shares[0] < shares[-1] <= facts["drops_by_labels"]["certain"]
+    assert list(shares) == sorted(shares)
+    assert main([*call.split(), "--max-false-drop", "0.05"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("kept of", "books", "by number of labels like these", "without a margin"):
+        assert part in printed
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
