@@ -80,23 +80,40 @@ def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 0; ties share their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+    return _ranks(_places(values))
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation of two arrays `[N]`; None when one is constant or N is below 3."""
-    if len(a) < 3:
-        return None
-    x, y = mean_ranks(a), mean_ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else None
+    return _correlation(_places(a), _places(b))
 
 
 def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
-    """95 % bootstrap interval of the rank correlation; None when it is not defined."""
-    return bootstrap(lambda rows: spearman(a[rows], b[rows]), len(a))
+    """95 % bootstrap interval of the rank correlation; None when it is not defined.
+
+    Values are sorted once: a draw of rows is ranked by how often it has each of them.
+    """
+    a, b = _places(a), _places(b)
+    return bootstrap(lambda rows: _correlation(a[rows], b[rows]), len(a))
+
+
+def _places(values: np.ndarray) -> np.ndarray:
+    """Place of each value among the distinct ones: int64 `[N]`."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def _ranks(places: np.ndarray) -> np.ndarray:
+    counts = np.bincount(places)
+    return (np.cumsum(counts) - (counts + 1) / 2)[places]
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    if len(a) < 3:
+        return None
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else None
 
 
 def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
