@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,29 +59,41 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
     return path
 
 
-def read_blocks(path: Path, manifest: Manifest, where: object = None) -> list[FileBlocks]:
-    """The blocks of each file of a manifest, in its order. Raises FormatError where `path` is not
-    valid or of another manifest (E-BLOCKS); `where` is named in place of it."""
-    where = where or path
+def read_blocks(
+    path: Path, manifest: Manifest, where: str | Path | None = None
+) -> tuple[FileBlocks, ...]:
+    """The blocks of each file of a manifest, in its order; a file that did not change is parsed
+    once in a process. Raises FormatError where `path` is not valid or of another manifest
+    (E-BLOCKS); `where` is named in place of it."""
+    status = path.stat() if path.exists() else None
+    version = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+    files = tuple(entry.path for entry in manifest.shards)
+    return _parsed(path, version, manifest.content_digest(), files, where or path)
+
+
+@lru_cache(maxsize=64)
+def _parsed(
+    path: Path, _version: object, expected: str, paths: tuple[str, ...], where: str | Path
+) -> tuple[FileBlocks, ...]:
     value = read_json_object(path)
     check_seal(value, where, required=True, code="E-BLOCKS")
     files: Any = value.get("files")
-    size, expected = value.get("block_bytes"), manifest.content_digest()
+    size = value.get("block_bytes")
     if type(size) is not int or size <= 0 or size % 4:
         raise _invalid(where, f"block_bytes = {size!r}", "a multiple of 4")
     if value.get("format") != _FORMAT or value.get("manifest") != expected:
         found = f"{value.get('format')} of manifest {value.get('manifest')}"
         raise _invalid(where, found, f"{_FORMAT} of manifest {expected}")
     try:
-        return [
+        return tuple(
             FileBlocks(
                 size,
-                int(files[entry.path]["offset_bytes"]),
-                np.dtype({"<u4": "<u4", "<u2": "<u2"}[files[entry.path]["dtype"]]),
-                tuple(re.findall(f"[0-9a-f]{{{_HEX}}}", files[entry.path]["sha256"])),
+                int(files[name]["offset_bytes"]),
+                np.dtype({"<u4": "<u4", "<u2": "<u2"}[files[name]["dtype"]]),
+                tuple(re.findall(f"[0-9a-f]{{{_HEX}}}", files[name]["sha256"])),
             )
-            for entry in manifest.shards
-        ]
+            for name in paths
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise _invalid(where, repr(error), "the blocks of every file of its manifest") from None
 

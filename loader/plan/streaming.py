@@ -48,7 +48,7 @@ def _fetch_blocks(directory: str, manifest: Manifest) -> None:
     """Copy `blocks.json`, unless the copy is this manifest's."""
     local, url = manifest.path.with_name(BLOCKS_NAME), join(directory, BLOCKS_NAME)
     try:
-        read_blocks(local, manifest)
+        read_blocks(local, manifest, url)
     except FormatError:
         if not fetch_whole(url, local):
             raise FormatError(

@@ -49,8 +49,8 @@ def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
     """Histograms of the columns of a shard, and documents at both ends."""
     if name == "signatures":  # hashes have neither
         return {}
-    picture = dg.MetadataValue.md(report.attribute_picture(run, source, name, bucket))
-    return {"picture": picture, **table(report.sample_attribute(run, source, name, bucket))}
+    picture, rows = report.attribute_page(run, source, name, bucket)
+    return {"picture": dg.MetadataValue.md(picture), **table(rows)}
 
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +19,9 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
 from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DIGEST_STEPS = 8
 Row = dict[str, str | int | float]
@@ -140,12 +143,30 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     ]
 
 
-def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int = 3) -> list[Row]:
-    """Documents at both ends of the first column of an attribute's shard whose numbers differ; none
-    where all are equal."""
-    from nmoe_core.attributes.files import numbers, read_attribute
+def attribute_page(
+    run: Run, source: str, name: str, bucket: int, count: int = 3
+) -> tuple[str, list[Row]]:
+    """Markdown of histograms of the columns of an attribute's shard, and `count` documents at each
+    end of the first column whose numbers differ; none where all are equal."""
+    from nmoe_core.attributes.files import read_attribute, read_footer
+    from nmoe_core.config.attributes import KEYS
+    from nmoe_core.plots import columns_plot, kept_picture, png_markdown
 
-    table = read_attribute(run.tree.shard(source, bucket).attribute(name))
+    path, title = run.tree.shard(source, bucket).attribute(name), f"{source}: {name}"
+    table = read_attribute(path)
+
+    def draw() -> str:
+        columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
+        return png_markdown(columns_plot(columns, title), title)
+
+    kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
+    picture = kept_picture(kept, [title, read_footer(path).digest], draw)
+    return picture, _both_ends(run, table, count)
+
+
+def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
+    from nmoe_core.attributes.files import numbers
+
     found = numbers(table).items()
     column = next((n for n, values in found if len(values) and values.min() != values.max()), None)
     if column is None:
@@ -159,23 +180,6 @@ def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int =
         {column: round(float(row[column]), 4), "text": text, "doc_id": row["doc_id"]}
         for row, text in zip(picked, texts)
     ]
-
-
-def attribute_picture(run: Run, source: str, name: str, bucket: int) -> str:
-    """Markdown of histograms of the columns of an attribute's shard."""
-    from nmoe_core.attributes.files import read_attribute, read_footer
-    from nmoe_core.config.attributes import KEYS
-    from nmoe_core.plots import columns_plot, kept_picture, png_markdown
-
-    path, title = run.tree.shard(source, bucket).attribute(name), f"{source}: {name}"
-
-    def draw() -> str:
-        table = read_attribute(path)
-        columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
-        return png_markdown(columns_plot(columns, title), title)
-
-    kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
-    return kept_picture(kept, [title, read_footer(path).digest], draw)
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:

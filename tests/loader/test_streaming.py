@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
 from tests.loader.shared import open_loader
+from tests.project import serving
 from tests.refusals import refused
 
 pytest.importorskip("obstore")
@@ -88,13 +89,8 @@ def web(bucket, monkeypatch):
     """The plan's URL at a server of HTTP on this machine, and the server's handler."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     kind = type("Handler", (Ranges,), {"given": [], "broken": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(bucket)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/plans/plan.json", kind
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(partial(kind, directory=str(bucket))) as (host, _):
+        yield f"http://{host}/plans/plan.json", kind
 
 
 @pytest.fixture(params=["file", "http", "s3"])
@@ -240,6 +236,14 @@ def test_what_the_store_gives_wrongly_is_one_error(web, bucket, tmp_path, harm, 
     if not harm:
         handler.broken.clear()
         assert len(list(stream(url, tmp_path)))
+
+
+def test_blocks_are_parsed_once_in_a_process(bucket, tmp_path, monkeypatch):
+    url = f"file://{bucket}/plans/plan.json"
+    stream(url, tmp_path).close()
+    monkeypatch.setattr("loader.files.blocks.read_json_object", lambda path: pytest.fail(str(path)))
+    for rank in range(2):
+        assert len(list(stream(url, tmp_path, rank=rank, world_size=2))) > 0
 
 
 def test_data_without_blocks_of_their_own_are_refused(bucket, tmp_path):
