@@ -6,8 +6,12 @@ main(["prep-mixture", "--config", str(project.config)])
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +84,34 @@ def output_of(*command: object, **options: Any) -> str:
     done = subprocess.run([str(part) for part in command], **options)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+@contextmanager
+def failing(failpoint: str) -> Iterator[None]:
+    """Steps of the block are counted from one; that of the failpoint fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmoe_core.base.atomic._steps", Counter())
+        patch.setenv("NMOE_FAILPOINT", failpoint)
+        yield
+
+
+@contextmanager
+def serving(handler: Callable[..., object]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A server of HTTP on this machine: its address, and what ends it before the block does."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # pyright: ignore[reportArgumentType]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def stop() -> None:
+        if thread.is_alive():
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    try:
+        yield f"127.0.0.1:{server.server_port}", stop
+    finally:
+        stop()
 
 
 def jsonl_source(name: str, rows: Iterable[Mapping[str, Any]], **keys: Any) -> Source:

@@ -3,6 +3,8 @@
 The UI asks for staleness through the same resolver; events and origins have no public constructor.
 """
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,13 @@ __all__ = [
 def at_work(instance: dg.DagsterInstance, run: dg.DagsterRun, pid: int) -> None:
     """Log that a process executes a run, as Dagster does at its start."""
     instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+
+
+def ended_process() -> int:
+    """The id of a process that was."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def run_of_another_location() -> dg.DagsterRun:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.resources import Machine
-from tests.assets.dagster_internals import at_work
+from tests.assets.dagster_internals import at_work, ended_process
 from tests.assets.small_project import environment, execute, opened, program_of
 from tests.project import output_of
 
@@ -32,12 +31,6 @@ def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     log = instance.event_log_storage
     log.initialize_concurrency_limit_to_default("gpu")
     return log.claim_concurrency_slot("gpu", run.run_id, "step").is_claimed
-
-
-def ended_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_two_gpu_steps_of_one_run_never_overlap(own_project: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nmoe_assets import launcher
 from nmoe_assets.dagster_private import WorkerStatus
 from nmoe_assets.launcher import LocalRunLauncher
-from tests.assets.dagster_internals import at_work
+from tests.assets.dagster_internals import at_work, ended_process
 from tests.assets.small_project import opened
 
 
@@ -27,14 +27,6 @@ def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:
     return instance.run_launcher.check_run_worker_health(run).status
 
 
-@pytest.fixture
-def ended() -> int:
-    """The id of a process that was."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_the_daemon_watches_runs_and_starts_lost_ones_again(instance: dg.DagsterInstance) -> None:
     assert instance.run_monitoring_enabled
     assert instance.run_launcher.supports_check_run_worker_health
@@ -43,9 +35,8 @@ def test_the_daemon_watches_runs_and_starts_lost_ones_again(instance: dg.Dagster
     assert not instance.run_retries_retry_on_asset_or_op_failure
 
 
-def test_a_run_lives_as_long_as_the_process_it_named_last(
-    instance: dg.DagsterInstance, ended: int
-) -> None:
+def test_a_run_lives_as_long_as_the_process_it_named_last(instance: dg.DagsterInstance) -> None:
+    ended = ended_process()
     assert _health(instance) == WorkerStatus.RUNNING, "it has named none yet"
     assert _health(instance, os.getpid()) == WorkerStatus.RUNNING
     assert _health(instance, ended, os.getpid()) == WorkerStatus.RUNNING

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 from dagster import AssetKey, DagsterRunMetadataValue, RunsFilter, StaticPartitionsDefinition
 from scipy.stats import spearmanr
 
-from loader import build_loader
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF, innermost_error
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
@@ -207,19 +208,21 @@ def test_a_curated_document_leads_back_to_its_source_label_score_and_decision(
             assert text.replace("\n", " ")[:40] == snippet[:40]
 
 
-def test_the_loader_reads_the_plan_and_resumes_at_another_world_size(project: Path) -> None:
-    plan_path = project / "out" / "mixture" / "loader_plan.json"
-    loader, plan = build_loader(plan_path, backend="numpy")
-    batches = [loader.next()[0].copy() for _ in range(6)]
-    assert batches[0].shape == (plan.batch_size, plan.seq_len)
-    loader.seek_step(3)
-    state = json.loads(json.dumps(loader.state_dict()))
-    ranks = [build_loader(plan_path, rank=r, world_size=2, backend="numpy")[0] for r in (0, 1)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    for expected in batches[3:]:
-        joined = np.concatenate([rank.next()[0] for rank in ranks])
-        np.testing.assert_array_equal(joined, expected)
+def test_commands_make_the_splits_labels_heads_and_thresholds_that_the_assets_made(
+    project: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(project, tmp_path / "copy", ignore=shutil.ignore_patterns("out"))
+    heads = ("train student", "train probe", "train judge", "hydra calibrate")
+    for verb in (
+        "prep-mixture",
+        "hydra slices",
+        "hydra oracle-label",
+        "hydra merge-labels",
+        *heads,
+    ):
+        assert main([*verb.split(), "--config", str(copy / "run.toml")]) == 0, verb
+    for made in ("data", "slices", "labels", "heads", "calibration"):
+        assert tree_digest(copy / "out" / made) == tree_digest(project / "out" / made), made
 
 
 def test_a_second_run_does_no_work_and_touches_no_file(project: Path, own_project: Path) -> None:

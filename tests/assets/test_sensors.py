@@ -1,8 +1,7 @@
 """What the sensors and the schedule ask for, by real ticks."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
 
 import dagster as dg
@@ -18,6 +17,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
 from tests.assets.dagster_internals import run_of_another_location
 from tests.assets.small_project import ALL
+from tests.project import serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 LABELS = AssetKey(["hydra", "oracle_labels"])
@@ -177,13 +177,9 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     """Which does not take it at first."""
     monkeypatch.setattr(resources, "_PAUSES_S", (0, 0))
     monkeypatch.setattr(_Webhook, "refusals", [503, 429])
-    server = HTTPServer(("127.0.0.1", 0), _Webhook)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(_Webhook) as (host, _):
         failed = _fail_labels(defs, in_memory)
         events = (entry.dagster_event for entry in in_memory.all_logs(failed.run_id))
-        address = f"http://127.0.0.1:{server.server_port}/hook"
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
             dagster_instance=in_memory,
@@ -191,13 +187,9 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
             dagster_event=next(
                 e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE
             ),
-            resources={"notifier": resources.Notifier(webhook_url=address)},
+            resources={"notifier": resources.Notifier(webhook_url=f"http://{host}/hook")},
         ).for_run_failure()
         defs.get_repository_def().get_sensor_def("failure_notice")(context)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     [text] = [json.loads(body)["text"] for body in _Webhook.received]
     assert text.startswith("label failed: 1 of 1 partitions failed")
     assert "val-02" in text

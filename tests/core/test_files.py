@@ -20,6 +20,7 @@ from nmoe_core.base.append_log import AppendLog, whole_lines
 from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, replacing, write_bytes
 from nmoe_core.base.errors import LockedError
 from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
+from tests.project import failing
 
 STEPS = ("write", "fsync", "rename")
 IMPORTS = "from nmoe_core.base.atomic import output_lock, write_bytes\nfrom pathlib import Path\n"
@@ -34,13 +35,12 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_failed_step_leaves_the_old_file_and_no_temporary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: str
+    tmp_path: Path, step: str, error: str
 ) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
-    monkeypatch.setenv("NMOE_FAILPOINT", f"{step}:1:{error}")
-    with pytest.raises(OSError, match=os.strerror(getattr(errno, error))) as caught:
+    says = os.strerror(getattr(errno, error))
+    with failing(f"{step}:1:{error}"), pytest.raises(OSError, match=says) as caught:
         write_bytes(path, b"new")
     if step != "rename":  # of which the system itself says the file
         assert caught.value.filename == str(path)

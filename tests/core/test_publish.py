@@ -1,10 +1,9 @@
 """Committed trees on stores: an S3-compatible server on this machine, and `file://`."""
 
 import json
-import threading
 from collections.abc import Callable
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from loader.files import store
 from loader.files.addresses import join
 from nmoe_core.cli import main
 from nmoe_core.publish.send import publish
-from tests.project import json_lines, read_rows
+from tests.project import json_lines, read_rows, serving
 from tests.refusals import refused, refused_line
 
 pytest.importorskip("obstore", reason="extra remote is not installed")
@@ -251,12 +250,7 @@ def test_a_web_server_takes_a_plan_with_a_password_that_no_message_shows(
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     (tmp_path / "www").mkdir()
-    handler = partial(Web, directory=str(tmp_path / "www"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    host = f"127.0.0.1:{server.server_port}"
-    try:
+    with serving(partial(Web, directory=str(tmp_path / "www"))) as (host, _):
         url = f"http://user:pa%2Fss@{host}/corpus"
         assert main(["publish", str(plan), url]) == 0
         said = capsys.readouterr().out
@@ -265,10 +259,6 @@ def test_a_web_server_takes_a_plan_with_a_password_that_no_message_shows(
         np.testing.assert_array_equal(remote, batches(plan))
         line = refused_line(capsys, "publish", str(plan), f"http://user:bad@{host}/corpus")
         assert "401 Unauthorized" in line
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     line += refused_line(capsys, "publish", str(plan), f"{url}?sig=0123abc", code="E-STORE")
     assert not any(part in said + line for part in ("user", "pa%2F", "pa/ss", "bad", "0123abc"))
 

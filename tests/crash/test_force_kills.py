@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.base import atomic
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.prep import existing
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Split
-from tests.project import json_lines, output_of
+from tests.project import failing, json_lines, output_of
 
 # One process loads the tokenizer and forks a run for every step that a run can be killed at.
 RUN = """
@@ -118,9 +117,7 @@ def test_a_split_on_another_file_system_is_replaced_by_copies(
             (place / name).mkdir(parents=True, exist_ok=True)
             (place / name / "manifest.json").write_text(version)
     monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
-    monkeypatch.setattr(atomic, "_steps", atomic.Counter())
-    monkeypatch.setenv("NMOE_FAILPOINT", "rename:1:EXDEV")
-    with output_lock(split):
+    with failing("rename:1:EXDEV"), output_lock(split):
         existing.swap_in(split)
     assert [path.read_text() for path in split.rglob("manifest.json")] == ["new"] * 4
     assert {p.name for p in split.iterdir() if p.name.startswith(".")} == set()

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import struct
@@ -12,6 +13,8 @@ from loader.files.shard import read_npy_header
 from tests.refusals import refused
 
 MAGIC = b"\x93NUMPY"
+_FIELDS = ("path", "index_path", "num_tokens", "num_documents", "checksum")
+SHARD_FIELDS = [f"shards[1].{name}" for name in _FIELDS]
 
 
 def npy(header: str | bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
@@ -194,19 +197,13 @@ def test_paths_that_leave_the_directory_are_refused(manifest, tmp_path, key, hos
         *[("eos_token_id", -1), ("eos_token_id", 1000), ("total_tokens", 501), ("num_shards", 2)],
         *[("total_documents", 0), ("shards", {}), ("shards", [1]), ("shards", None)],
         *[("schema_version", 2), ("schema_version", "1")],
+        *itertools.product(SHARD_FIELDS, (None, -1, 1.5, [], False)),
     ],
 )
 def test_fields_of_the_wrong_type_or_value_are_refused(manifest, key, value):
-    edit(manifest, lambda whole: whole.update({key: value}))
-    with refused("E-MANIFEST-FORMAT", naming=[str(manifest)]):
-        load_manifest(manifest)
-
-
-@pytest.mark.parametrize("key", ["path", "index_path", "num_tokens", "num_documents", "checksum"])
-@pytest.mark.parametrize("value", [None, -1, 1.5, [], False])
-def test_shard_fields_of_the_wrong_type_are_refused(manifest, key, value):
-    edit(manifest, lambda whole: whole["shards"][1].update({key: value}))
-    with refused("E-MANIFEST-FORMAT", naming=[f"shards[1].{key}"]):
+    _, of_shard, field = key.rpartition("shards[1].")
+    edit(manifest, lambda m: (m["shards"][1] if of_shard else m).update({field: value}))
+    with refused("E-MANIFEST-FORMAT", naming=[str(manifest), of_shard and key]):
         load_manifest(manifest)
 
 

@@ -5,9 +5,8 @@ import os
 import re
 import shutil
 import sys
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from loader.files.addresses import address, is_url, join, parent
 from loader.plan import remote
 from loader.plan.remote import fetch_plan
 from tests.loader.shared import open_loader
+from tests.project import serving
 from tests.refusals import refused
 
 fsspec = pytest.importorskip("fsspec")
@@ -60,18 +60,8 @@ def web(bucket, monkeypatch):
     """A server of HTTP on this machine; its address, and what ends it."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     pytest.importorskip("aiohttp")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(bucket)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    yield f"http://127.0.0.1:{server.server_port}", stop
-    if thread.is_alive():
-        stop()
+    with serving(partial(Quiet, directory=str(bucket))) as (host, stop):
+        yield f"http://{host}", stop
 
 
 @pytest.fixture

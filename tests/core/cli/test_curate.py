@@ -157,10 +157,6 @@ def test_other_orders_are_asked_for_by_name(data: Data, order: str) -> None:
     assert not list(data.directory.glob("*.png"))
 
 
-def test_an_unknown_order_is_refused_before_anything_is_written(data: Data) -> None:
-    assert "E-CURATION-ORDER" in data.refused("--order", "best")
-
-
 def test_calibrate_k_prints_both_rules_and_leaves_no_reordered_file(data: Data) -> None:
     assert data.curate("--calibrate-k", "--seq-len", "300") == 0
     printed = data.capsys.readouterr().out
@@ -191,7 +187,8 @@ def test_loaded_embeddings_and_pca_stand_in_for_shallow_ones(data: Data) -> None
     assert sorted(meta["cluster_sizes"].values())[1:] in ([30, 30, 30], [30, 30, 31])
 
 
-def test_loaded_embeddings_of_another_input_are_refused(data: Data) -> None:
+def test_an_unknown_order_and_embeddings_of_another_input_are_refused(data: Data) -> None:
+    assert "E-CURATION-ORDER" in data.refused("--order", "best")
     np.save(data.directory / "deep.npy", np.zeros((119, 4), np.float32))
     flags = ("--load-embeddings", str(data.directory / "deep.npy"))
     printed = data.refused(*flags)
@@ -301,8 +298,7 @@ def test_a_window_without_an_order_gets_the_best_of_those_that_auto_tries(
 
 def killed_at(data: Data, failpoint: str = "") -> int:
     """Curate in a process of its own, killed at the failpoint if one is named."""
-    script = "import sys; from nmoe_core.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "curate", "--n-clusters", "3", "--seq-len", "200"]
+    command = [sys.executable, "-m", "nmoe_core", "curate", "--n-clusters", "3", "--seq-len", "200"]
     command += ["--input", data.path.name, "--output", data.made(".jsonl").name]
     command += ["--model-dir", str(data.model)]
     env = os.environ | {"NMOE_FAILPOINT": f"{failpoint}:kill" if failpoint else ""}

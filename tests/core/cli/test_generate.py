@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.project import json_lines, read_rows
+from tests.project import failing, json_lines, read_rows
 
 torch = pytest.importorskip("torch")
 
@@ -214,15 +213,11 @@ def test_a_bad_prompt_or_option_is_one_line_and_nothing_is_written(
     assert [path.name for path in work.directory.iterdir()] == ["prompts.jsonl"]
 
 
-@pytest.mark.parametrize("failing", ["write:1:ENOSPC", "write:2:ENOSPC", "write:9:EIO"])
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    work: Work, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+@pytest.mark.parametrize("failpoint", ["write:1:ENOSPC", "write:2:ENOSPC", "write:9:EIO"])
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(work: Work, failpoint: str) -> None:
     whole = work.complete()
     work.forget()
-    with monkeypatch.context() as failure:
-        failure.setattr("nmoe_core.base.atomic._steps", Counter())
-        failure.setenv("NMOE_FAILPOINT", failing)
+    with failing(failpoint):
         work.refused(code="E-IO]")
     assert whole.startswith(work.output.read_bytes())
     assert work.complete() == whole

@@ -22,7 +22,7 @@ from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.shards.verify import verify_manifest
 from tests.core.curate.corpus import shard_manifest
-from tests.project import contents
+from tests.project import contents, failing
 from tests.refusals import refused
 
 
@@ -178,15 +178,12 @@ def test_missing_damaged_and_other_inputs_are_refused(graded, code, pattern, dam
     assert not contents(graded.curated)
 
 
-def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded, monkeypatch):
+def test_a_failed_run_leaves_the_old_shard_and_the_next_one_cleans_up(graded):
     graded.curate(0)
     before = contents(graded.curated)
-    monkeypatch.setattr("nmoe_core.base.atomic._steps", Counter())
-    monkeypatch.setenv("NMOE_FAILPOINT", "write:20:ENOSPC")
-    with pytest.raises(OSError, match="No space"):
+    with failing("write:20:ENOSPC"), pytest.raises(OSError, match="No space"):
         graded.curate(0, order="shuffle")
     assert contents(graded.curated) == before
-    monkeypatch.delenv("NMOE_FAILPOINT")
     train = graded.curated / "web" / "train"
     (train / ".shard_0000.tmp.old").mkdir()
     assert not graded.curate(0).facts["changed"]

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import load_topic_model, nearest_topics, save_tensors
 from nmoe_core.shards.manifest import documents_digest
 from tests.core.curate.corpus import shard_manifest
+from tests.project import failing
 from tests.refusals import refused
 
 
@@ -90,17 +90,14 @@ def test_damaged_labels_are_made_again(corpus):
         assert path.read_bytes() == whole
 
 
-def test_a_killed_relabelling_leaves_no_summary_of_other_labels(corpus, monkeypatch):
+def test_a_killed_relabelling_leaves_no_summary_of_other_labels(corpus):
     fitted, assigned = corpus.fit(), corpus.assign(0)
     refitted = corpus.fit(num_topics=4)
     assert refitted.facts["changed"]
     assert refitted.digest != fitted.digest
-    monkeypatch.setenv("NMOE_FAILPOINT", "rename:2:ENOSPC")
-    monkeypatch.setattr("nmoe_core.base.atomic._steps", Counter())
-    with pytest.raises(OSError, match="No space"):
+    with failing("rename:2:ENOSPC"), pytest.raises(OSError, match="No space"):
         corpus.assign(0)
     assert not corpus.shard(0).topics.with_name("summary.json").exists()
-    monkeypatch.delenv("NMOE_FAILPOINT")
     relabelled = {"documents": assigned.facts["documents"], "topics_used": 4, "changed": True}
     assert corpus.assign(0).facts == relabelled
 

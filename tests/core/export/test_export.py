@@ -20,7 +20,7 @@ from nmoe_core.cli import main
 from nmoe_core.export import mds, raw
 from nmoe_core.export.run import Form, export
 from nmoe_core.shards.documents import ShardFile, open_entry
-from tests.project import contents, json_lines
+from tests.project import contents, failing, json_lines
 from tests.refusals import refused, refused_line
 
 Documents = list[tuple[str, list[int]]]
@@ -213,17 +213,13 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(manifest: Path, tmp_
     assert (tmp_path / "big" / "web.idx").is_file()
 
 
-def test_a_disk_that_is_full_leaves_the_earlier_export(
-    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_leaves_the_earlier_export(manifest: Path, tmp_path: Path) -> None:
     export(manifest, tmp_path / "out", "megatron")
     before = contents(tmp_path / "out")
     summary = tmp_path / "out" / "export.json"
     summary.write_text(summary.read_text().replace('"export/1"', '"export/0"'))
-    monkeypatch.setenv("NMOE_FAILPOINT", "write:1:ENOSPC")
-    with pytest.raises(OSError, match="No space"):
+    with failing("write:1:ENOSPC"), pytest.raises(OSError, match="No space"):
         export(manifest, tmp_path / "out", "megatron")
-    monkeypatch.delenv("NMOE_FAILPOINT")
     assert contents(tmp_path / "out") == before | {summary.name: summary.read_bytes()}
     export(manifest, tmp_path / "out", "megatron")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
 from tests.core.prep.conftest import Web
+from tests.project import failing
 from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("frequent_commits")
@@ -141,16 +141,11 @@ def test_source_rewritten_with_its_old_times_is_seen(
         web.shards(existing="grow")
 
 
-def test_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_syncing_ends_the_pass_and_keeps_the_last_journal(web: Web) -> None:
     journal = web.interrupt()
     before = journal.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setenv("NMOE_FAILPOINT", "sync:1:EIO")
-        patch.setattr("nmoe_core.base.atomic._steps", Counter())
-        with pytest.raises(OSError, match="Input/output error"):
-            web.shards()
+    with failing("sync:1:EIO"), pytest.raises(OSError, match="Input/output error"):
+        web.shards()
     assert journal.read_bytes() == before
 
 

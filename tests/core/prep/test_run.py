@@ -149,25 +149,6 @@ def test_other_settings_and_shards_of_another_tool_are_refused_on_request(web: W
         write_manifest(web.settings, web.out)
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "says"),
-    [
-        (b'{"id": "x", "text": "to', "E-SOURCE-RECORD", r"part\.jsonl:1: not JSON"),
-        (b'{"text": "short"}\n{"text": "  "}\n', "E-SOURCE-EMPTY", "no document"),
-    ],
-)
-def test_source_that_cannot_be_prepared_leaves_nothing(
-    web: Web, tmp_path: Path, lines: bytes, code: str, says: str
-) -> None:
-    Path(web.source.files[0].path).write_bytes(lines)
-    web = web.at(tmp_path / "new" / "web" / "train")
-    with refused("E-TOKENIZER-DRIFT"):
-        web.with_(vocab_size=50257).shards()
-    with refused(code, says):
-        web.shards()
-    assert not (tmp_path / "new").exists()
-
-
 def test_content_hash_does_not_depend_on_the_time(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,17 +124,6 @@ def test_doubled_eos_is_counted_across_chunk_edges(
     assert len(seen.issues()) == 2
 
 
-@pytest.mark.parametrize("tokens", [[1, EOS, 2], [100]])
-def test_the_writer_refuses_tokens_that_would_break_the_format(
-    tmp_path: Path, tokens: list[int]
-) -> None:
-    writer = ShardWriter(tmp_path / "shard_0000", FORMAT)
-    with refused("E-SHARD-DOCUMENT"):
-        writer.add_document(np.asarray(tokens, np.uint32), "d", "h")
-    writer.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None:
     _write(tmp_path / "same_text", [[1, 2, 3], [40]], prefix="v")
     _write(tmp_path / "same_id", [[41]], prefix="d")

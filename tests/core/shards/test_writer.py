@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.shards.shard_file import IndexWriter, id_line, npy_header, regenerate_index
 from nmoe_core.shards.writer import ShardWriter
+from tests.project import contents
 from tests.refusals import refused
 
 EOS = 199_999
 FORMAT = ShardFormat("web", "v1", "o200k_harmony", 201_088, EOS, "f")
-
-
-def _files(directory: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != "manifest.json"}
 
 
 def _documents(lengths: list[int]) -> list[np.ndarray]:
@@ -61,7 +58,7 @@ def test_batches_documents_and_interrupted_writers_make_the_same_shard(
         writer = ShardWriter(tmp_path / "two", FORMAT, room, tmp_path / "staged", state)
         first = cut
     manifest = writer.finish({}, {})
-    assert _files(tmp_path / "one") == _files(tmp_path / "two")
+    assert contents(tmp_path / "one", "web-*") == contents(tmp_path / "two", "web-*")
     assert all(entry["num_tokens"] <= room for entry in manifest["shards"])
     assert sum(entry["num_tokens"] for entry in manifest["shards"]) == sum(lengths) + len(lengths)
 
@@ -80,10 +77,13 @@ def test_token_files_appear_with_their_shard_and_a_state_longer_than_them_is_ref
     assert [p.name for p in tmp_path.rglob("*.npy")] == ["web-v1-shard-000000.npy"]
 
 
-def test_a_document_longer_than_a_file_may_be_is_named(tmp_path: Path) -> None:
+def test_documents_too_long_for_a_file_or_against_the_format_are_refused(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "s", FORMAT, 10)
     with refused("E-SHARD-DOCUMENT", "d1"):
         _add_batch(writer, _documents([3, 12, 3]), 0)
+    for tokens in ([1, EOS, 2], [FORMAT.vocab_size]):
+        with refused("E-SHARD-DOCUMENT"):
+            writer.add_document(np.asarray(tokens, np.uint32), "d", "h")
     writer.discard()
     assert list(tmp_path.iterdir()) == []
 

@@ -239,10 +239,9 @@ def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_pat
 def test_kills_end_in_the_same_bytes(server: JudgeServer, tmp_path: Path, kills: int) -> None:
     count, out = 60 * kills, tmp_path / "out"
     server.behave = lambda d, nth: late(answers(d, nth), 0.02)
-    code = "import sys; from nmoe_core.cli import main; sys.exit(main(sys.argv[1:]))"
     for kill in range(kills):
         command = labelling(server.url, tmp_path, count)
-        process = subprocess.Popen([sys.executable, "-c", code, *command])
+        process = subprocess.Popen([sys.executable, "-m", "nmoe_core", *command])
         while server.answered.total() < 30 * (kill + 1):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
