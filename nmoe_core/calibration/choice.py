@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmoe_core.calibration.rows import CalibrationRows
-from nmoe_core.labels.agreement import bootstrap, spearman, spearman_interval
+from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import aggregate, rounded
 
 # A grader's rows of val, and of test where that is labelled.

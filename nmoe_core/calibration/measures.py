@@ -14,21 +14,18 @@ import numpy as np
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.calibration.thresholds import Thresholds, midpoint_above
 from nmoe_core.labels.agreement import (
-    Interval,
     agreement,
     auc,
     average_precision,
     baselines,
-    bootstrap,
     calibration_error,
     isotonic,
     quadratic_kappa,
     regression_line,
-    spearman,
-    spearman_interval,
     upper_bound,
     wilson,
 )
+from nmoe_core.labels.ranks import Interval, bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import aggregate, rounded
 
 NUM_BINS = 10

@@ -31,7 +31,8 @@ from nmoe_core.calibration.thresholds import (
     largest_certified,
     would_keep,
 )
-from nmoe_core.labels.agreement import Z975, Interval, auc, wilson
+from nmoe_core.labels.agreement import Z975, auc, wilson
+from nmoe_core.labels.ranks import Interval
 from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS, rounded
 
 MIN_TEST_DOCUMENTS = 3

@@ -13,16 +13,10 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import (
-    agreement,
-    baselines,
-    bootstrap,
-    read_noise,
-    spearman,
-    spearman_interval,
-)
+from nmoe_core.labels.agreement import agreement, baselines, read_noise
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, rounded
 
 MIN_DOCUMENTS = 3

@@ -1,10 +1,9 @@
 """Agreement of predictions with the oracle and of the oracle with itself, with intervals.
 
 A predictor that knows only a document's source, or only its length, is shown beside every head: a
-head that agrees no better has learned nothing about the text. Ranks, Spearman and AUC are written
-out, because scipy's and scikit-learn's take 4 to 80 times as long and every bootstrap calls them
-200 times. So are Wilson's interval, because scipy's takes no fractional counts, and the bootstrap,
-because scipy's takes no statistic that is undefined on some draws.
+head that agrees no better has learned nothing about the text. AUC is written out, because
+scikit-learn's takes many times as long and a bootstrap calls it 200 times. So is Wilson's interval,
+because scipy's takes no fractional counts.
 
 The oracle's own noise is measured on a sample that is labelled again into `relabelled/`, with the
 rubric's dimensions in reverse order (`Rubric.turned`). It bounds heads: one that predicted the
@@ -12,7 +11,7 @@ oracle's true opinion would correlate with one labelling at about the root of th
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ import numpy as np
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.oracle import Record, latest, read_records
+from nmoe_core.labels.ranks import Interval, bootstrap, mean_ranks, spearman, spearman_interval
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, aggregate, as_scores, rounded
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 RELABELLED_NAME = "relabelled"
 NUM_LENGTH_GROUPS = 10
-NUM_RESAMPLES = 200
 Z95 = 1.959963984540054
 Z975 = 2.241402727604947
-Interval = tuple[float, float]
 
 
 def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
@@ -62,58 +60,6 @@ def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
     from scipy.special import bdtr
 
     return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
-
-
-def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
-    """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
-
-    None where the statistic is undefined on most draws.
-    """
-    rng = np.random.default_rng(0)
-    draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
-    values = [v for draw in draws if (v := statistic(draw)) is not None]
-    if len(values) < NUM_RESAMPLES // 2:
-        return None
-    low, high = np.quantile(values, [0.025, 0.975])
-    return round(float(low), 6), round(float(high), 6)
-
-
-def mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; ties share their mean."""
-    return _ranks(_places(values))
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Rank correlation of two arrays `[N]`; None when one is constant or N is below 3."""
-    return _correlation(_places(a), _places(b))
-
-
-def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
-    """95 % bootstrap interval of the rank correlation; None when it is not defined.
-
-    Values are sorted once: a draw of rows is ranked by how often it has each of them.
-    """
-    a, b = _places(a), _places(b)
-    return bootstrap(lambda rows: _correlation(a[rows], b[rows]), len(a))
-
-
-def _places(values: np.ndarray) -> np.ndarray:
-    """Place of each value among the distinct ones: int64 `[N]`."""
-    return np.unique(values, return_inverse=True)[1]
-
-
-def _ranks(places: np.ndarray) -> np.ndarray:
-    counts = np.bincount(places)
-    return (np.cumsum(counts) - (counts + 1) / 2)[places]
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    if len(a) < 3:
-        return None
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else None
 
 
 def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import LabelError
-from nmoe_core.labels.agreement import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.files import SCORES_NAME, checked_digest
 from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scorer, read_records
+from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_vector, parse_scores, rounded
 
 ALL, AGGREGATE = "all", "aggregate"

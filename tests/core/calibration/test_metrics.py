@@ -18,11 +18,11 @@ from nmoe_core.labels.agreement import (
     lower_bound,
     quadratic_kappa,
     regression_line,
-    spearman,
     upper_bound,
     wilson,
     within_groups,
 )
+from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import DIMENSIONS
 
 TRIALS = settings(max_examples=60, derandomize=True)

@@ -15,7 +15,8 @@ from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.cli import main
 from nmoe_core.heads.student_file import load_student, token_table
-from nmoe_core.labels.agreement import spearman, upper_bound
+from nmoe_core.labels.agreement import upper_bound
+from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import aggregate, as_vector
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.text.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from sklearn.linear_model import Ridge
 from nmoe_core.heads import student as student_module
 from nmoe_core.heads.ngrams import NUM_COLUMNS, SCALAR_WEIGHT, TokenTable, ngrams, scalars
 from nmoe_core.heads.student import PENALTIES, Student, fit_student
-from nmoe_core.labels.agreement import spearman
+from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import aggregate
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.refusals import refused
