@@ -3,6 +3,8 @@
 import importlib.resources
 import os
 import shutil
+import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ import dagster as dg
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.names import named
 from nmoe_assets.component import build_definitions
-from nmoe_assets.ops.interrupts import interrupts_since
+from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import task_jobs
 from nmoe_assets.ops.pipeline import innermost_error
 from nmoe_core.base.errors import ConfigError
@@ -34,10 +36,11 @@ _ENVIRONMENT = {
 def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Execute the jobs of these tasks, or of all: the status, 1 where one failed and 130 after an
-    interrupt, and of each task `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds` and
-    `last_seconds` of the last run that was good. Raises ConfigError where there is no such task.
+    """Execute the jobs of these tasks, or of all: the status, and of each task `task`, `run_id`,
+    `is_good`, `seconds`, `cpu_seconds` and `last_seconds` of the last run that was good. Raises
+    ConfigError where there is no such task.
 
+    The status is 1 where one failed, 130 after an interrupt, and 143 after SIGTERM.
     `show` takes a task before it starts, and when it is made; its number from 1, and how many."""
     _set_up(run)
     tasks = [job.name for job in task_jobs(run, run_sources(run))]
@@ -59,9 +62,10 @@ def run_tasks(
             )
             try:
                 raise_if_interrupted()
-            except dg.DagsterExecutionInterruptedError:
-                print("interrupted", file=sys.stderr)
-                return 130, done
+            except ToldToStop as stopped:
+                is_term = stopped.signum == signal.SIGTERM
+                print("terminated" if is_term else "interrupted", file=sys.stderr)
+                return 128 + stopped.signum, done
             cost = watch.read()
             task |= {"run_id": outcome.run_id, "is_good": outcome.success}
             task |= {"seconds": round(cost.seconds, 3), "cpu_seconds": round(cost.cpu_seconds, 3)}
@@ -115,13 +119,26 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 
 
 def serve(run: Run, port: int) -> int:
-    """Become `dagster dev` of the project."""
+    """Become `dagster dev` of the project. Raises ConfigError: the port is taken
+    (E-CONFIG-PORT)."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            do = f"stop what listens there, or take another one: --port {port + 1}"
+            what = "the port is taken"
+            raise ConfigError(
+                what, where="nmoe ui", found=port, do=do, code="E-CONFIG-PORT"
+            ) from error
     _set_up(run)
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", "-p", str(port)]
     arguments = [*quiet, *arguments, "--log-level", "warning"]
     print(f"http://127.0.0.1:{port} in some seconds; Ctrl-C ends it", flush=True)
     os.chdir(run.base)
+    # A shell starts what runs in its background with SIGINT ignored; Dagster then ignores SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, *arguments])
 
 

@@ -13,6 +13,14 @@ from nmoe_core.base.interrupts import send_again_if_ignored
 _ASKED = {signal.SIGINT, signal.SIGTERM}
 
 
+class ToldToStop(dg.DagsterExecutionInterruptedError):
+    """The process was told to stop by this signal: SIGTERM, where both came."""
+
+    def __init__(self, signum: signal.Signals) -> None:
+        super().__init__("told to stop")
+        self.signum = signum
+
+
 def keep_ignored() -> None:
     """Send interrupts again that Python ignored: Dagster's handler raises wherever the run is."""
     send_again_if_ignored(dg.DagsterExecutionInterruptedError, signal.SIGINT)
@@ -24,7 +32,7 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
 
     A run that is executed in process holds interrupts back while Dagster does its own work, and
     forgets at its end those that came after its last step. So the run that executes it makes this
-    call afterwards. The call raises DagsterExecutionInterruptedError: SIGINT or SIGTERM came.
+    call afterwards. The call raises ToldToStop: SIGINT or SIGTERM came.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # only the main thread gets signals
@@ -38,8 +46,8 @@ def interrupts_since() -> Iterator[Callable[[], None]]:
             came = os.read(reader, 4096)
         except BlockingIOError:
             return
-        if _ASKED.intersection(came):
-            raise dg.DagsterExecutionInterruptedError("told to stop")
+        if asked := _ASKED.intersection(came):
+            raise ToldToStop(max(asked))
 
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:

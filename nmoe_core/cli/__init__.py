@@ -44,6 +44,12 @@ _GROUPS = {
 }
 
 
+_EXIT = (
+    "exit status: 0 done, 1 refused or failed with one line, 2 wrong usage, 130 interrupted,\n"
+    "  143 terminated"
+)
+
+
 class _Verbs:
     """Adds verbs, and keeps the line of help of each."""
 
@@ -81,7 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     for module in (*prepared, heads, generate, curate, run, remix):
         module.register(verbs)
     completion.register(verbs, parser)
-    parser.epilog = f"{verbs.listed()}\n\n{parser.epilog}\n\nnmoe COMMAND --help says more of each."
+    more = "nmoe COMMAND --help says more of each."
+    parser.epilog = "\n\n".join((verbs.listed(), str(parser.epilog), _EXIT, more))
     return parser
 
 

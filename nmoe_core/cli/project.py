@@ -189,8 +189,10 @@ def _show_report(report: dict[str, Any]) -> None:
     taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
     print(f"thresholds: {taus}")
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
-    if report["backbone"] == "tiny":
+    if report["backbone"] == "tiny" and report["grader"] != "student":
         print("(both stand in for large models: the figures show the machinery, not the text)")
+    elif report["oracle"].startswith("heuristic/"):
+        print("(the oracle stands in for a large model: the student learned text statistics)")
     plan = report["plan"]
     print(
         f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import dagster as dg
 import psutil
 import pytest
 
-from nmoe_assets.ops.interrupts import interrupts_since
+from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from tests.assets.small_project import append, command, environment, execute
 from tests.core.prep.conftest import tree_digest
 from tests.project import output_of
@@ -78,8 +77,26 @@ def _kept_handlers() -> Iterator[None]:
 def test_an_interrupt_is_known_of_though_its_handler_kept_silent(asked: signal.Signals) -> None:
     with interrupts_since() as raise_if_interrupted:
         os.kill(os.getpid(), asked)
-        with pytest.raises(dg.DagsterExecutionInterruptedError):
+        with pytest.raises(ToldToStop) as stopped:
             raise_if_interrupted()
+        assert stopped.value.signum == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "terminated\n")]
+)
+def test_a_run_that_is_told_to_stop_says_by_what_in_a_line_and_in_its_status(
+    asked: signal.Signals, said: str, own_project: Path
+) -> None:
+    command = [sys.executable, "-m", "nmoe_core", "run", "--config", "run.toml", "verify", "verify"]
+    running = subprocess.Popen(
+        command, cwd=own_project, env=environment(own_project), stdout=-1, stderr=-1, text=True
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "verify (1 of 2)\n"
+    running.send_signal(asked)
+    _, errors = running.communicate(timeout=120)
+    assert (running.returncode, errors) == (128 + asked, said)
 
 
 @pytest.mark.usefixtures("_kept_handlers")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -121,6 +122,18 @@ def test_without_text_or_a_project_a_command_is_refused_in_one_line(
     for verb in ("report", "run", "ui", "plan"):
         assert "nmoe init" in refused_line(capsys, verb, code="E-CONFIG-MISSING")
     assert not (here / "nmoe.toml").exists()
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_started(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("dagster")
+    write(here / "a.jsonl")
+    assert main(["init"]) == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "--port" in refused_line(capsys, "ui", "--port", str(port), code="E-CONFIG-PORT")
+    assert not (here / ".dagster").exists()
 
 
 def test_a_section_and_a_file_of_mixtures_are_refused_together(here: Path) -> None:
