@@ -5,12 +5,13 @@ the heads were trained on and those whose text comes again, since the corpus has
 figure of quality leaves those out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.drift import score_bins
 from nmoe_core.calibration.measures import (
     Aggregates,
     decision_agreement,
@@ -92,6 +93,7 @@ def summarise(
         **score_reliability(a, b, proof_keeps, oracle_keeps),
         "heads": head_agreement(proof, shown, weights),
         "keep_curve": keep_curve(b.deployed(taus)),
+        "score_bins": _score_bins((fit, report), weights, taus),
         **_untouched(proof, test, weights, taus, oracle_tau),
     }
 
@@ -202,6 +204,15 @@ def _independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
     copies = np.unique(keys, return_counts=True)[1].astype(float)
     count = float(copies.sum() ** 2 / (copies**2).sum())
     return float(hits.mean()) * count, count
+
+
+def _score_bins(
+    halves: Sequence[CalibrationRows], weights: Mapping[str, float], taus: Thresholds
+) -> dict[str, Any]:
+    """What scores of shards are compared with: the deployed scores of all val documents."""
+    scores = [Aggregates.of(half, weights).deployed(taus) for half in halves]
+    sources = np.concatenate([half.sources for half in halves])
+    return score_bins(sources, np.concatenate(scores))
 
 
 def _untouched(

@@ -209,6 +209,7 @@ class ChecksTable(StrictModel):
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Least and greatest number of a column, by `attribute.column`."""
     max_drift: float = Field(default=0.1, ge=0, le=1)
+    max_psi: float = Field(default=0.25, ge=0)
 
 
 Mode = Literal["off", "follow", "make"]

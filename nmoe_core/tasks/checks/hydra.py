@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loader.files.format import load_manifest
@@ -187,10 +187,11 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`counts`: every document of the shard as it is now has one decision; `keep_rate`."""
+    """`counts`: every document of the shard as it is now has one decision; `keep_rate`; and
+    `score_drift`: scores are as those of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
-    wrong, kept, total = [], 0, 0
+    buckets, wrong, kept, total = list(buckets), [], 0, 0
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
         try:
@@ -215,7 +216,32 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         "keep_rate": share_within(kept / total, table.min_keep_rate, table.max_keep_rate)
         if total
         else Verdict(True, "no documents"),
+        "score_drift": _score_drift(run, source, [] if wrong else buckets),
     }
+
+
+def _score_drift(run: Run, source: str, buckets: Sequence[int]) -> Verdict:
+    import numpy as np
+
+    from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_drift
+    from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.calibration.graded import read_graded
+
+    bins = read_calibration(run.tree.calibration_summary).get("score_bins", {}).get(source)
+    if bins is None:
+        return Verdict(True, f"val has fewer than {MIN_DOCUMENTS} graded documents of {source}")
+    found = []
+    for bucket in buckets:
+        shard = run.tree.shard(source, bucket)
+        rows = read_graded(shard.graded).rows()
+        scores = np.array([-1.0 if r["early_exit"] else r["aggregated"] for r in rows])
+        if len(scores):
+            found.append((score_drift(bins, scores), shard.name))
+    if not found:
+        return Verdict(True, "no documents")
+    (psi, ks), name = max(found)
+    said = f"{name} is the farthest from val: PSI {psi:.3f}, KS {ks:.3f}"
+    return Verdict(psi <= run.config.checks.max_psi, said, {"psi": psi, "ks": ks})
 
 
 def check_regrade(run: Run, plan: RegradePlan) -> Verdicts:

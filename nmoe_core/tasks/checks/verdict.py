@@ -30,6 +30,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "false_drops": ("block", "Few of the dropped documents are the oracle's own top."),
     "counts": ("block", "Every document of the shard as it is now has one decision."),
     "keep_rate": ("warn", "The share kept is in the configured interval."),
+    "score_drift": ("warn", "Scores of each shard are as those of the source's val documents."),
     "flips": ("warn", "A regrade would change few enough decisions."),
     "rows": ("block", "Every document of the shard as it is now has its row, and rows are whole."),
     "ranges": ("block", "Numbers are finite and in the range of their column."),

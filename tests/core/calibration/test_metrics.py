@@ -8,6 +8,7 @@ from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error, r2_score, roc_auc_score
 
+from nmoe_core.calibration.drift import score_bins, score_drift
 from nmoe_core.labels.agreement import (
     agreement,
     auc,
@@ -117,3 +118,22 @@ def test_the_report_of_a_head_is_made_of_these_figures() -> None:
     expected = sum(stats.spearmanr(a[m], b[m]).statistic * m.sum() for m in parts) / 37
     assert report["spearman_within_source"] == pytest.approx(expected, abs=1e-6)
     assert within_groups(a, np.ones(37), sources) is None
+
+
+def test_drift_is_near_zero_for_new_documents_and_large_for_others() -> None:
+    rng = np.random.default_rng(0)
+    val = rng.normal(0.5, 0.1, 400).round(6)
+    sources = np.repeat(["few", "web"], [40, 360])
+    bins = score_bins(sources, val)
+    assert bins.keys() == {"web"}
+    assert sum(bins["web"]["counts"]) == 360
+    alike = [score_drift(bins["web"], rng.normal(0.5, 0.1, 300)) for _ in range(200)]
+    assert max(drift.psi for drift in alike) < 0.25
+    assert sum(drift.psi > 0 for drift in alike) <= 2
+    shifted = rng.normal(0.6, 0.1, 300)
+    drift = score_drift(bins["web"], shifted)
+    exact = stats.ks_2samp(val[40:], shifted).statistic
+    assert exact - 0.1 < drift.ks <= exact
+    assert drift.psi > 0.5
+    tied = score_bins(np.full(100, "web"), np.full(100, 0.5))["web"]
+    assert score_drift(tied, np.full(9, 0.5)) == (0.0, 0.0)

@@ -14,10 +14,12 @@ from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.cli import main
+from nmoe_core.config.run import Run
 from nmoe_core.heads.student_file import load_student, token_table
 from nmoe_core.labels.agreement import upper_bound
 from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import aggregate, as_vector
+from nmoe_core.tasks.checks import LEVELS, check_grades
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, read_rows, said, write_project
@@ -149,6 +151,23 @@ def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_
         assert found[name]["at_least"] <= found[name]["worth_keeping"] <= found[name]["at_most"]
     less = {row["decision"]: row["asked"] for row in said(capsys, *words, "--documents", 3)}
     assert less == {"kept": 3, "dropped": 3}
+
+
+def test_a_shard_whose_scores_are_not_as_those_of_val_fails_its_check(
+    project: Project, tmp_path: Path
+) -> None:
+    nmoe(project, "hydra grade")
+    path, moved = project.run.tree.calibration_summary, tmp_path / "moved"
+    assert check_grades(project.run, "web", (0, 1))["score_drift"].passed
+    summary = read_calibration(path)
+    bins = {"edges": [0.9], "counts": [5, 45]}  # val had better documents
+    moved.mkdir()
+    (moved / path.name).write_text(json.dumps(sealed(summary | {"score_bins": {"web": bins}})))
+    other = Run(project.config, roots={"calibration": moved})
+    found = check_grades(other, "web", (0, 1))["score_drift"]
+    assert not found.passed
+    assert found.facts["psi"] > 1
+    assert LEVELS["score_drift"] == "warn"
 
 
 def test_without_the_oracle_s_own_threshold_an_audit_is_refused(

@@ -1,0 +1,61 @@
+"""Drift: how far the scores of a shard lie from those of val documents of the same source.
+
+Thresholds hold for documents like those they were fitted on. Both are compared in ten bins of equal
+count in val: PSI, the population stability index, and KS, the largest difference of the cumulative
+shares at the bins' edges. PSI above 0.25 is commonly read as another population (Siddiqi 2006).
+Between samples of n and m documents of one population, PSI has the law of (1 / n + 1 / m) times
+chi-square with a degree of freedom less than bins; its 99.9 % quantile is taken off.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NUM_BINS = 10
+MIN_DOCUMENTS = 50  # of a source, to be a reference for its shards
+
+
+class ScoreDrift(NamedTuple):
+    """`psi` above what chance gives, not below 0; `ks` in 0..1."""
+
+    psi: float
+    ks: float
+
+
+def score_bins(sources: np.ndarray, scores: np.ndarray) -> dict[str, dict[str, list[Any]]]:
+    """The reference of each source with enough documents: `edges` between bins, `counts` in them.
+
+    `sources` are texts `[N]`, `scores` float `[N]`, those of early exits -1.
+    """
+    found = {}
+    for source in np.unique(sources).tolist():
+        own = scores[sources == source]
+        if len(own) >= MIN_DOCUMENTS:
+            # Tied scores are in one bin.
+            edges = np.unique(np.quantile(own, np.arange(1, NUM_BINS) / NUM_BINS, method="higher"))
+            found[source] = {"edges": edges.tolist(), "counts": _counts(own, edges).tolist()}
+    return found
+
+
+def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> ScoreDrift:
+    """Drift of scores `[N]`, at least one, from the reference of their source."""
+    before = np.asarray(reference["counts"], float)
+    now = _counts(scores, np.asarray(reference["edges"], float)).astype(float)
+    # Half a document in each bin keeps the logarithm finite.
+    p, q = ((counts + 0.5) / (counts + 0.5).sum() for counts in (before, now))
+    chance = _quantile(len(before) - 1) * (1 / before.sum() + 1 / now.sum())
+    psi = ((q - p) * np.log(q / p)).sum() - chance
+    ks = np.abs(np.cumsum(before / before.sum()) - np.cumsum(now / now.sum())).max()
+    return ScoreDrift(max(0.0, float(psi)), float(ks))
+
+
+def _quantile(degrees: int) -> float:
+    """Of chi-square, which a share of 99.9 % does not exceed; 0 of a single bin."""
+    from scipy.special import chdtri
+
+    return float(chdtri(degrees, 0.001)) if degrees else 0.0
+
+
+def _counts(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    return np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
