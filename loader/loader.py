@@ -202,7 +202,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         }
 
     def lr_scale(self, step: int | None = None) -> float:
-        """The learning rate's factor at a step; the next one when left out."""
+        """The learning rate's factor at a step; without one, at the next step to be read."""
         n = self._next if step is None else step * self.plan.batch_size
         return self._open_stream().schedule.lr_scale(n)
 

@@ -59,7 +59,7 @@ class TokenFiles:
             found = self._map(file)
             while len(self._mapped) >= self._max_mapped:
                 del self._mapped[next(iter(self._mapped))]
-        self._mapped[file] = found  # last in, so that the first is the longest unused
+        self._mapped[file] = found  # now last: the first one is unused for longest
         return found
 
     def _map(self, file: int) -> np.ndarray:

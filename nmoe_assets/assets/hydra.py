@@ -138,7 +138,7 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="json",
-        text="Thresholds that make drop, band or keep of the grader's scores, and their weights.",
+        text="Thresholds that turn the grader's scores into drop, band or keep, and their weights.",
         facts=(
             *("tau_drop, tau_keep", "tau_probe", "achieved_keep, achieved_band, achieved_drop"),
             *("count", "grader", "backbone_tokens"),

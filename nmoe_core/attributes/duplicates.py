@@ -224,8 +224,8 @@ def _marked(bands, exact, twice, shift):
 def _decide(sketches, digests, groups, least_equal, found, equal):
     """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal.
 
-    The most similar one counts, the first of equally similar ones; `kept` holds those of each
-    bucket, from its first slot on.
+    Of several, the most similar counts, and of equally similar ones the first. `kept` holds the
+    candidates of each bucket from its first slot on.
     """
     bounds, buckets, first_slots = groups
     kept = np.empty(len(buckets), np.int64)

@@ -30,7 +30,7 @@ class Meter:
         self.say(self.line)
 
     def say(self, line: Callable[[float], str]) -> None:
-        """Log a line, made from the seconds so far, where it is time for one."""
+        """Log `line(seconds since the start)`, unless the last line was logged too recently."""
         now = time.monotonic()
         if now >= self._next:
             seconds = now - self._started

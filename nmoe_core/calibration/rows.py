@@ -118,8 +118,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
 
     Lines have `doc_id` and `scores`, or `aggregated` in [0, 1] alone; `probe_scores` or `q_probe`
     where the heads triage. `summary.json` beside the file names the heads. Raises CalibrationError:
-    the file is missing or a row is not a prediction, left at the probe, or comes twice
-    (E-CALIBRATION-PREDICTIONS).
+    the file is missing, or a row is no prediction, is of a document that left at the probe, or
+    names a document again (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
     shape = len(labels.doc_ids), len(DIMENSIONS)

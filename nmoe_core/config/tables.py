@@ -45,7 +45,7 @@ PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), IS_LOCAL]
 
 
 class ShardKeys(StrictModel):
-    """Keys of `[prep]` that the shards of every split are made by."""
+    """Keys of `[prep]` that decide what the shards of every split hold."""
 
     num_shards: int = Field(default=64, ge=1, le=9999)
     """Shards of the training split."""

@@ -1,9 +1,9 @@
 """The oracle asked about documents that grading kept and dropped: the error of a run's decisions.
 
-Documents are drawn from the test split, on which nothing is fitted: of each source so many kept and
-so many dropped ones, those whose ids have the lowest hashes. Labels of the same texts are taken
-over, and a larger draw asks only about what it adds. The rows of `all` are of the lowest hashes in
-all sources, so they are a plain sample of the corpus and cost no further question.
+Documents are drawn from the test split, on which nothing is fitted: from each source a number of
+kept and a number of dropped ones, those whose ids have the lowest hashes. Labels of the same texts
+are taken over, and a larger draw asks only about what it adds. The rows of `all` are of the lowest
+hashes in all sources, so they are a plain sample of the corpus and cost no further question.
 """
 
 import hashlib

@@ -61,8 +61,8 @@ class Grader:
         cls, scorer: Scorer, calibration_dir: Path, early_exit: bool = True, *, compat: bool = False
     ) -> Grader:
         """Load the calibration for a scorer; `compat` accepts one that names none. Raises
-        CalibrationError: as `load_calibration`, or it was fitted for another one
-        (E-CALIBRATION-HEADS)."""
+        CalibrationError as `load_calibration` does, and if the calibration was fitted for another
+        scorer (E-CALIBRATION-HEADS)."""
         calibration = load_calibration(calibration_dir)
         calibration.require_heads(scorer.digest, compat=compat)
         return cls(scorer, calibration, early_exit and scorer.kind != "student")

@@ -121,7 +121,7 @@ class Scorer(Protocol):
 
     @property
     def max_ctx(self) -> int:
-        """Tokens of a document that it reads."""
+        """How many tokens of a document it reads."""
         ...
 
     @property

@@ -60,7 +60,7 @@ def second_labels(job: LabelJob) -> tuple[Documents, Path]:
 
 
 def oracles_of(run: Run) -> Oracles:
-    """The run's oracle for a rubric, opened once for each."""
+    """The run's oracle for a rubric, opened once per rubric."""
     return functools.cache(lambda rubric: make_oracle(run.config.oracle, rubric, run.resolve))
 
 

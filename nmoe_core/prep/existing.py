@@ -113,8 +113,9 @@ def directory_beside(split_dir: Path) -> Path:
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Remove the version that a killed swap left, and finish a replacement that was half done. A
-    pass that can be resumed stays. Raises LockedError: another process makes the new version."""
+    """Remove the version that a killed swap left, and finish a replacement that was half done. The
+    files of a pass that can be resumed are kept. Raises LockedError: another process makes the new
+    version."""
     beside = directory_beside(split_dir)
     if beside.exists() and not (beside / STAGING_NAME).is_dir():
         with output_lock(split_dir):

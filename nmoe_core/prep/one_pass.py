@@ -176,7 +176,7 @@ class Pass:
         )
 
     def _num_documents(self) -> dict[int, int]:
-        """Documents so far in each shard whose lines are kept."""
+        """How many documents each shard has so far, for shards that keep keys of lines."""
         source = self.plan.split.source
         if source.reading.kept or not isinstance(source, JsonlSource):
             return {}

@@ -1,4 +1,4 @@
-"""What the sources of a new project hold, from as much of each as a few seconds read.
+"""What the sources of a new project hold, as far as each can be read in a few seconds.
 
 Up to 64 MB of text of a source is read and up to 400 of its documents are tokenised; what goes on
 beyond that is estimated by its size as stored. Every figure is None where it would be a guess.

@@ -19,7 +19,7 @@ UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
 
 def readable_manifest(path: Path) -> Manifest | None:
-    """A manifest; None where there is none, or it is damaged, which the page says."""
+    """A manifest; None if it is missing or damaged, which the page then says."""
     try:
         return load_manifest(path)
     except UNREADABLE:

@@ -35,7 +35,7 @@ def placed_keys(keys: np.ndarray, places: Iterable[str]) -> np.ndarray:
 
 
 def read_lines(manifest: Manifest) -> np.ndarray | None:
-    """The rows of a shard, LINE_ROW `[documents]`; None where they are not those of its files."""
+    """The rows of a shard, LINE_ROW `[documents]`; None without them, or if its files changed."""
     path = manifest.path.parent / LINES_NAME
     if not path.is_file():
         return None

@@ -2,7 +2,7 @@
 
 An engine turns UTF-8 into ids. A tokenizer that its package does not take, or is known to get
 wrong, is refused here with the reason; `proof` shows that the engine is exact for the others. The
-packages take text that spells a special token for that token. So special tokens are left out of
+packages read text that spells a special token as that token. So special tokens are left out of
 what they load, or listed in `is_split_on`: texts that spell one go to the reference.
 """
 

@@ -114,8 +114,8 @@ def select_documents(
 ) -> Selection:
     """Choose documents by decision, and by `keep`, bool `[N]`, where that is given, checking that
     the quality rows are those of `doc_ids`, one by one. Raises CurationError: a row names another
-    document, or there are more rows than documents or fewer (E-CURATION-MISMATCH); a row has no
-    known decision (E-CURATION-QUALITY)."""
+    document, or there are not as many rows as documents (E-CURATION-MISMATCH); a row has no known
+    decision (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []

@@ -44,7 +44,7 @@ Taken = dict[int, tuple[int, Request]]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A pass whose tokens are not yet known on the host: one per sequence, for place `places`."""
+    """A pass whose tokens the host does not know yet: one token per sequence, for its `places`."""
 
     ids: Arriving
     sequences: list[Running]

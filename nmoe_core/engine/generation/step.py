@@ -120,7 +120,7 @@ class StepBatch:
         return self._pages if window is None else self._rings
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Note where the keys of the chunks of one token lie, `lengths` of them each."""
+        """Note where each sequence that adds one token has its keys; `lengths` says how many."""
         cache = self.cache
         pages = cache.tables[slots, : cache.pages_for(int(lengths.max()))]
         self._pages.taken = self._rows(pages.astype(np.int64))

@@ -77,7 +77,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
 
 
 def _range(attribute: str, column: str) -> tuple[float, float]:
-    """What the numbers of a column lie in: of an attribute of your own, all finite ones."""
+    """The range that a column must keep to; of an attribute of your own, any finite number."""
     most = sys.float_info.max
     if attribute not in BUILT_IN:
         return -most, most

@@ -59,9 +59,9 @@ def suspects_of(
 
 
 def find_causes(num_suspects: int, is_gone: Callable[[list[int]], bool]) -> list[int]:
-    """Suspects, by number, whose masking makes the symptom go, and none of which can be left out.
-    Raises PlanError where it is not there without a mask, stays with all of them masked, or comes
-    and goes (E-BISECT)."""
+    """Suspects, by number, whose masking removes the symptom; none of them can be left out. Raises
+    PlanError if the symptom is missing without a mask, is still there when all suspects are masked,
+    or comes and goes (E-BISECT)."""
     causes: list[int] = []
     high, was_gone, was_there = num_suspects, False, False
     while not causes or not is_gone(causes):
@@ -141,7 +141,7 @@ class Replays:
 def bisect(
     plan: LoaderPlan, suspects: Sequence[Document], value: Value, above: float
 ) -> list[Document]:
-    """The suspects that cause the symptom: `value` of a plan is above a threshold, or no number.
+    """The suspects that cause the symptom: `value` of a plan is above a threshold or NaN.
     Raises PlanError as `find_causes` does."""
 
     def is_gone(masked: list[int]) -> bool:
