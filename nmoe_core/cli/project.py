@@ -136,7 +136,7 @@ def run_tasks(arguments: argparse.Namespace) -> int:
         print_json({"tasks": made, "status": status})
     elif status == 0:
         total = duration(sum(task["seconds"] for task in made))
-        print(f"all is current after {total}; look: nmoe report, nmoe ui")
+        print(f"all is current after {total}; look: nmoe report [--html FILE], nmoe ui")
     return status
 
 

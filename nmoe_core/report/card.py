@@ -12,7 +12,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.report.corpus import UNREADABLE, Corpus, readable_manifest
 from nmoe_core.report.origins import facts, origin
 from nmoe_core.report.sections import head_headers, language_shares
-from nmoe_core.tasks.selection.outcome import left_out
+from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 MADE_BY = "# Written by nmoe report: it is replaced by the next one."
 _LEAST_SHARE = 0.01  # of a language that the card names
@@ -107,8 +107,7 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
         yield f"| {source.name} | {_plain(origin(source.spec))} | {' | '.join(cells)} |"
     if all(path.is_file() for path in corpus.outcomes()):
         yield "\n## What was left out\n"
-        rule = run.config.curation
-        yield f"Kept is a document of which this is true: `{rule.where or rule.include}`\n"
+        yield f"Kept is a document of which this is true: `{rule_of(run)}`\n"
         try:
             for reason, count in left_out(run, corpus.sources).items():
                 yield f"* {count:,} documents: {_plain(reason)}"

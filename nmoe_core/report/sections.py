@@ -19,7 +19,7 @@ from nmoe_core.report.html import Html, element, note, paragraph, pictures, tabl
 from nmoe_core.report.samples import Sample, samples
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
-from nmoe_core.tasks.selection.outcome import left_out
+from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 _SAMPLES = 5
 _SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
@@ -144,9 +144,8 @@ def _duplicates(corpus: Corpus) -> Iterator[object]:
 
 
 def _left_out(corpus: Corpus) -> Iterator[object]:
-    rule = corpus.run.config.curation
-    shown = rule.where or f"decision in {tuple(rule.include)}"
-    yield paragraph("Kept is a document of which this is true: ", element("code", shown))
+    rule = element("code", rule_of(corpus.run))
+    yield paragraph("Kept is a document of which this is true: ", rule)
     reasons = left_out(corpus.run, corpus.sources)
     if not reasons:
         yield paragraph("No document was left out.")

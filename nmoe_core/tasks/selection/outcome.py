@@ -28,6 +28,12 @@ class Outcome(NamedTuple):
     """The first one has number 1."""
 
 
+def rule_of(run: Run) -> str:
+    """The condition that kept documents fulfil, as SQL."""
+    names = ", ".join(f"'{name}'" for name in run.config.curation.include)
+    return run.config.curation.where or f"decision in ({names})"
+
+
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
     """What the run's `where`, or `include`, says of the documents of a shard. Raises FormatError:
     the shard is not selected, or not graded, yet."""

@@ -179,6 +179,7 @@ def test_the_card_and_croissant_name_sources_sizes_and_files(hostile: Run) -> No
     manifests = [load_manifest(shard.manifest) for shard in hostile.tree.shards("web", 2)]
     dropped = sum(manifest.total_documents // 2 for manifest in manifests)
     assert f"* {dropped} documents: judged" in body
+    assert "`decision in ('keep')`" in body
     described = json.loads(Path("report/croissant.json").read_text())
     assert described["conformsTo"] == "http://mlcommons.org/croissant/1.0"
     for one in described["distribution"]:
