@@ -29,6 +29,7 @@ from nmoe_core.cli import (
     stores,
     versions,
 )
+from nmoe_core.cli.flags import take_project
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
@@ -95,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
+    take_project(arguments)
     signal.signal(signal.SIGTERM, terminate)  # clean up as after Ctrl-C
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)

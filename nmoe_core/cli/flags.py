@@ -16,6 +16,8 @@ from nmoe_core.config.schema import Key, run_keys, setting
 
 # A name may stand for the file: that of the package.
 _NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
+_FILES = ("input_docids", "input_jsonl", "out", "predictions")
+_FILES += ("labels", "labels_val", "labels_test")
 MODEL_KEYS = ("checkpoint", "device", "dtype", "experts")
 _ROOTS = {
     "data": "directory of token shards",
@@ -91,6 +93,16 @@ def run_of(
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
     roots = {root: path for root, path in given.items() if path is not None}
     return Run(config, settings, roots)
+
+
+def take_project(arguments: argparse.Namespace) -> None:
+    """Let a task of a run work on the project of the working directory, where the command line
+    names no configuration, no directory, and no file of documents or labels."""
+    is_task = getattr(arguments, "is_task", False)
+    if is_task and arguments.config is None and Path(PROJECT_FILE).is_file():
+        named = (*arguments.roots, *_FILES)
+        if all(getattr(arguments, name, None) is None for name in named):
+            arguments.config = PROJECT_FILE
 
 
 def project_file() -> Path:

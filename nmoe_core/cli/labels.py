@@ -63,6 +63,7 @@ def register(parts: Any) -> None:
 
     text = "PENDING, RUNNING or DONE of each label shard"
     status = add_verb(parts, "status", find_status, text, _show_status)
+    status.set_defaults(is_task=True)
     add_run_flags(status, roots={"labels": "labels", "slices": "slices"})
 
 
@@ -74,7 +75,9 @@ def add_task(
     def facts_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         return {output: made.facts for output, made in task(arguments).items()}
 
-    return add_verb(parts, name, facts_of, text, show or show_outputs)
+    verb = add_verb(parts, name, facts_of, text, show or show_outputs)
+    verb.set_defaults(is_task=True)
+    return verb
 
 
 def add_file_flags(parser: argparse.ArgumentParser) -> None:

@@ -153,6 +153,24 @@ def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_
     assert less == {"kept": 3, "dropped": 3}
 
 
+def test_a_task_works_on_the_project_of_the_working_directory_unless_a_path_is_named(
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(project.directory, own)
+    shutil.rmtree(own / "out" / "quality", ignore_errors=True)
+    monkeypatch.chdir(own)
+    refused_line(capsys, "hydra", "grade", code="E-CONFIG")
+    shutil.copy(project.config, "nmoe.toml")
+    assert main(["hydra", "grade"]) == 0
+    assert len(read_rows(*own.rglob("quality_scores.jsonl"))) == 500
+    for words in (["--calibration", "other"], ["--input-jsonl", "in/web.jsonl"]):
+        refused_line(capsys, "hydra", "grade", *words, code="E-CONFIG")
+
+
 def test_a_shard_whose_scores_are_not_as_those_of_val_fails_its_check(
     project: Project, tmp_path: Path
 ) -> None:
