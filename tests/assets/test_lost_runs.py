@@ -18,14 +18,14 @@ def test_runs_that_a_power_cut_ended_are_failed_and_done_again(
     dagster: Dagster, own_project: Path
 ) -> None:
     quality = own_project / "out" / "quality"
-    before = file_digests(quality)
+    before = _grades(quality)
     run_id = _grade_until_it_works(dagster, quality)
     dagster.cut_power()
     dagster.open()
     dagster.wait(lambda: dagster.status(run_id) == "FAILURE", 180, "the lost run is failed")
     again = dagster.wait(lambda: _retry_of(dagster, run_id), 120, "it is started again")
     dagster.wait(lambda: dagster.status(again) == "SUCCESS", 300, "it is done")
-    assert file_digests(quality) == before
+    assert _grades(quality) == before
     told, log = f"it is started again (run {run_id})", own_project / "dagster-daemon.log"
     dagster.wait(lambda: told in log.read_text(), 120, "it is told that it is done again")
     for source in SOURCES:
@@ -36,7 +36,7 @@ def test_a_terminated_run_leaves_no_process_and_no_temporary_file_and_is_gone_on
     dagster: Dagster, own_project: Path
 ) -> None:
     quality = own_project / "out" / "quality"
-    before = file_digests(quality)
+    before = _grades(quality)
     run_id = _grade_until_it_works(dagster, quality)
     workers = _workers(dagster)
     assert workers, "two processes grade"
@@ -47,7 +47,13 @@ def test_a_terminated_run_leaves_no_process_and_no_temporary_file_and_is_gone_on
     assert not [p for p in quality.rglob("*.tmp.*") if p.name.rpartition(".")[2].isdecimal()]
     assert _retry_of(dagster, run_id) is None, "what a person ended stays ended"
     assert dagster.launch("grade", **ALL) == "SUCCESS"
-    assert file_digests(quality) == before
+    assert _grades(quality) == before
+
+
+def _grades(quality: Path) -> dict[str, str]:
+    """Digests of the grades; a kill may leave a lock, or come before the note for a later reuse."""
+    found = file_digests(quality)
+    return {name: found[name] for name in found if not Path(name).name.startswith(".")}
 
 
 def _grade_until_it_works(dagster: Dagster, quality: Path) -> str:
