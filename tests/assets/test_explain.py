@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loader import build_loader
+from loader.files.sealed import sealed
 from nmoe_core.base.errors import CurationError, FormatError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
@@ -114,7 +115,7 @@ def test_scores_of_another_version_and_an_id_of_two_documents_are_refused(
     for path in copy.tree.quality.rglob("summary.json"):
         value = json.loads(path.read_text())
         value["fingerprints"]["shard"] = "0" * 64
-        path.write_text(json.dumps(value))
+        path.write_text(json.dumps(sealed(value)))
     with pytest.raises(CurationError, match="another version of this shard"):
         explain_document(copy, document["doc_id"])
     ids = next(copy.tree.data.glob("docs/train/shard_0000/*.ids.jsonl"))
