@@ -18,14 +18,11 @@ from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks import attributes, curate, hydra
+from nmoe_core.tasks import attributes, hydra
 
 ShardTask = str
 """`grade`, `topics`, `select`, `curate`, or `attributes/` and the name of an attribute."""
-_TASKS: dict[str, Callable[[Run, str, Iterable[int]], dict[int, Result]]] = {
-    "grade": hydra.grade_shards,
-    "topics": curate.assign_shard_topics,
-}
+_Work = Callable[[Run, str, Iterable[int]], dict[int, Result]]
 _log = logging.getLogger(__name__)
 
 
@@ -148,15 +145,27 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     return Attempt(key, result, failed, seconds, cpu_seconds)
 
 
+def _work_of(task: ShardTask, picture: bool) -> _Work:
+    """What makes the results of a task; what only it needs is imported here."""
+    name = task.partition("/")[2]
+    if name:
+        return partial(attributes.make_attributes, name)
+    if task == "grade":
+        return hydra.grade_shards
+    if task == "select":
+        from nmoe_core.tasks.selection.rule import select_shards
+
+        return select_shards
+    from nmoe_core.tasks import curate
+
+    if task == "topics":
+        return curate.assign_shard_topics
+    return partial(curate.curate_shards, picture=picture)
+
+
 def _shard(run: Run, task: ShardTask, source: str, picture: bool, key: str) -> Attempt:
     bucket = int(key)
-    room, _, name = task.partition("/")
-    if task == "select":  # which needs packages that no other task does
-        from nmoe_core.tasks.selection.rule import select_shards as work
-    elif task == "curate":
-        work = partial(curate.curate_shards, picture=picture)
-    else:
-        work = partial(attributes.make_attributes, name) if name else _TASKS[room]
+    work = _work_of(task, picture)
     done = attempt(key, lambda key: work(run, source, [bucket])[bucket])
     if done.result is not None:
         documents = done.result.facts.get("documents", 0)
