@@ -6,6 +6,7 @@ main(["prep-mixture", "--config", str(project.config)])
 
 import json
 import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +113,14 @@ def serving(handler: Callable[..., object]) -> Iterator[tuple[str, Callable[[], 
         yield f"127.0.0.1:{server.server_port}", stop
     finally:
         stop()
+
+
+def in_foreground(*arguments: object) -> list[str]:
+    """A command of `nmoe` that is not deaf to Ctrl-C: what a shell starts in its background, and
+    tests in that, inherit an ignored SIGINT."""
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "runpy.run_module('nmoe_core', run_name='__main__')"
+    return [sys.executable, "-c", code, *map(str, arguments)]
 
 
 def jsonl_source(name: str, rows: Iterable[Mapping[str, Any]], **keys: Any) -> Source:

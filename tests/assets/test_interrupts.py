@@ -15,7 +15,7 @@ import pytest
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from tests.assets.small_project import append, command, environment, execute
 from tests.core.prep.conftest import tree_digest
-from tests.project import output_of
+from tests.project import in_foreground, output_of
 
 pytestmark = pytest.mark.timeout(600)
 COMPUTE = "[compute]\nworkers = 2\n"
@@ -88,7 +88,7 @@ def test_an_interrupt_is_known_of_though_its_handler_kept_silent(asked: signal.S
 def test_a_run_that_is_told_to_stop_says_by_what_in_a_line_and_in_its_status(
     asked: signal.Signals, said: str, own_project: Path
 ) -> None:
-    command = [sys.executable, "-m", "nmoe_core", "run", "--config", "run.toml", "verify", "verify"]
+    command = in_foreground("run", "--config", "run.toml", "verify", "verify")
     running = subprocess.Popen(
         command, cwd=own_project, env=environment(own_project), stdout=-1, stderr=-1, text=True
     )

@@ -13,7 +13,15 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import ingest_ids
-from tests.project import Source, contents, json_lines, jsonl_source, said, write_project
+from tests.project import (
+    Source,
+    contents,
+    in_foreground,
+    json_lines,
+    jsonl_source,
+    said,
+    write_project,
+)
 from tests.refusals import refused_line
 
 ROWS = [{"key": f"k{i}", "text": f"row {i} " + "some words " * (i % 9 + 6)} for i in range(400)]
@@ -324,13 +332,12 @@ def test_a_signal_while_modules_are_imported_is_one_line(
 ) -> None:
     (project / "numpy.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
     environment = os.environ | {"PYTHONPATH": str(project)}
-    # Tests that run in the background of a shell inherit an ignored SIGINT.
-    code = "import runpy, signal, sys; sys.argv = ['nmoe', 'info', 'out']; "
-    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "runpy.run_module('nmoe_core', run_name='__main__')"
-    command = [sys.executable, "-c", code]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        in_foreground("info", "out"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "importing\n"
