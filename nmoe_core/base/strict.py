@@ -14,9 +14,7 @@ from nmoe_core.base.errors import ConfigError
 class StrictModel(BaseModel):
     """A frozen table that refuses unknown keys, values of another type, and infinities."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 Model = TypeVar("Model", bound=StrictModel)

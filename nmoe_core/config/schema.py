@@ -1,7 +1,11 @@
 """The keys of the run configuration, as flags and `--set key=value` name them."""
 
+import ast
 import contextlib
 import functools
+import inspect
+import itertools
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -116,4 +120,31 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]
         is_path = IS_LOCAL in (*marks, *field.metadata)
         default = field.get_default(call_default_factory=True)
-        yield Key(prefix + name, field.annotation, default, field.description or "", is_path)
+        yield Key(prefix + name, field.annotation, default, _text_below(model, name), is_path)
+
+
+def _text_below(model: type[BaseModel], name: str) -> str:
+    """The text below a field where its class declares it.
+
+    pydantic can read it too, but for every model when its class is made: a tenth of a second that
+    each worker would pay, for help that only the command line shows.
+    """
+    owner = next(kind for kind in model.__mro__ if name in vars(kind).get("__annotations__", ()))
+    return _texts_of(owner.__module__).get((owner.__name__, name), "")
+
+
+@functools.cache
+def _texts_of(module: str) -> dict[tuple[str, str], str]:
+    """The texts below the fields of a module's classes, by class and field."""
+    found = {}
+    classes = ast.parse(inspect.getsource(sys.modules[module])).body
+    for node in (node for node in classes if isinstance(node, ast.ClassDef)):
+        for field, text in itertools.pairwise(node.body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                found[node.name, field.target.id] = inspect.cleandoc(str(text.value.value))
+    return found
