@@ -15,14 +15,17 @@ KEY = dg.AssetKey(["mixture", "published_plan"])
 
 
 def test_the_plan_of_a_run_is_published_and_explained_by_its_url(
-    own_project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_project: Path,
+    in_memory: dg.DagsterInstance,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config, url = str(own_project / "run.toml"), f"file://{tmp_path}/store"
     assert not build_definitions(Run(config)).resolve_asset_graph().has(KEY)
     job = build_definitions(Run(config, {"publish.url": url})).resolve_job_def("publish")
-    made, instance = [], dg.DagsterInstance.ephemeral()
+    made = []
     for _ in range(2):
-        done = job.execute_in_process(instance=instance)
+        done = job.execute_in_process(instance=in_memory)
         (event,) = done.get_asset_materialization_events()
         made.append({k: v.value for k, v in event.materialization.metadata.items()})
     assert made[0]["files_sent"] == made[0]["files"] > made[1]["files_sent"] == 0
