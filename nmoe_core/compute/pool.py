@@ -8,6 +8,7 @@ Arrays that forked workers return come through shared memory (`compute.slots`).
 """
 
 import ctypes
+import gc
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
@@ -209,4 +210,5 @@ def _start_worker(
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
     worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
+    gc.freeze()  # a collection would copy the pages that are shared with the parent
     _worker, _slots = Worker(initializer), slots

@@ -51,19 +51,19 @@ def _read_lines(
         wanted[match.lines] = False
     numbers = np.flatnonzero(wanted).tolist()
     records: list[Record | BadRecord] = []
-    at, placed, replaced = list[int](), list[int](), list[int]()
+    at, placed, replaced = list[int](), dict[int, str](), list[int]()
     for i in numbers:
         if (record := block.record(i, lines[i])) is None:
             continue
         if isinstance(record, Record):
             if record.is_placed:
-                placed.append(len(records))
+                placed[len(records)] = record.id
             if record.is_replaced:
                 replaced.append(len(records))
         at.append(i)
         records.append(record)
     keys = keys[at]
-    keys[placed] = placed_keys(keys[placed], [block.place(at[k]) for k in placed])
+    keys[[*placed]] = placed_keys(keys[[*placed]], placed.values())
     keys[replaced] = 0  # such a record is counted, which a known line is not
     return BlockRecords(records, keys, match=match)
 

@@ -191,8 +191,12 @@ def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[np.ndarray
     tokenizer, integers = worker.tokenizer, worker.integers
     eos = np.array([tokenizer.eos_token_id], integers).tobytes()
     has_bos = tokenizer.bos_token_id is not None
-    bos = np.array([tokenizer.bos_token_id], integers).tobytes() if has_bos else b""
-    payload = b"".join([part for one in stored for part in (bos, one.tokens.data, eos)])
+    if has_bos:
+        bos = np.array([tokenizer.bos_token_id], integers).tobytes()
+        parts = [part for one in stored for part in (bos, one.tokens, eos)]
+    else:
+        parts = [part for one in stored for part in (one.tokens, eos)]
+    payload = b"".join(parts)
     tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
@@ -209,13 +213,14 @@ def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> C
     """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
     num_shards = worker.settings.num_shards
     are_read = np.array([isinstance(record, Record) for record in records], np.bool_)
+    good = [record for record in records if isinstance(record, Record)]
     buckets = np.full(len(records), -1, np.int32)
-    buckets[are_read] = buckets_of((r.id for r in records if isinstance(r, Record)), num_shards)
+    buckets[are_read] = buckets_of([record.id for record in good], num_shards)
     outcomes = np.where(buckets < 0, BAD, KEPT).astype(np.uint8)
     if not worker.count_all and len(worker.buckets) < num_shards:
         outcomes[(buckets >= 0) & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
-    replaced = [isinstance(r, Record) and r.is_replaced for r in records]
-    are_replaced = np.array(replaced, np.bool_)
+    are_replaced = np.zeros(len(records), np.bool_)
+    are_replaced[are_read] = [record.is_replaced for record in good]
     rows = np.fromiter((record.row for record in records), np.int64, len(records))
     zeros = np.zeros(len(records), np.int64)
     return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1)
@@ -236,42 +241,40 @@ def _tokenize(
     """Tokenise one batch into columns and documents; return the bytes of its texts, and how many
     were known."""
     texts, encoded = normalize_batch([record.text for _, record in batch])
-    documents = [
-        (i, record.id, hashlib.sha256(payload).hexdigest(), len(payload))
-        for (i, record), payload in zip(batch, encoded)
-    ]
+    names = [record.id for _, record in batch]
+    numbers = np.array([i for i, _ in batch])
     batch.clear()
-    num_bytes = sum(map(len, encoded))
-    known = _known(worker, documents)
+    digests = [hashlib.sha256(payload).hexdigest() for payload in encoded]
+    text_bytes = np.array([len(payload) for payload in encoded])
+    known = _known(worker, digests)
     if known:
         new = [place for place in range(len(texts)) if place not in known]
         texts, encoded = [texts[place] for place in new], [encoded[place] for place in new]
+    encoded_ids = _encode(worker, texts, encoded)
+    ids = [known[k] if k in known else next(encoded_ids) for k in range(len(names))]
+    lengths = np.array([len(one) for one in ids])
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
-    encoded_ids = iter(_encode(worker, texts, encoded))
+    outcomes = np.where(lengths > most, TRUNCATED, KEPT)
+    outcomes[lengths < least] = FILTERED
+    outcomes[text_bytes == 0] = EMPTY
+    columns.outcomes[numbers] = outcomes
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
-    for place, (i, ingest_id, digest, text_bytes) in enumerate(documents):
-        ids = known[place] if place in known else next(encoded_ids)
-        if not text_bytes or len(ids) < least:
-            columns.outcomes[i] = FILTERED if text_bytes else EMPTY
-            continue
-        if len(ids) > most:
-            columns.outcomes[i], ids = TRUNCATED, ids[:most]
-        columns.num_tokens[i] = len(ids) + num_ends
-        bucket = int(columns.buckets[i])
-        if bucket in worker.buckets:
-            line = id_line(ingest_id, digest)
-            columns.id_bytes[i] = len(line)
-            stored.append(_Stored(bucket, ids, line, i, text_bytes))
-    return num_bytes, len(known)
+    is_kept, buckets = outcomes <= TRUNCATED, columns.buckets[numbers]
+    columns.num_tokens[numbers] = (np.minimum(lengths, most) + num_ends) * is_kept
+    here = np.flatnonzero(is_kept & np.isin(buckets, list(worker.buckets)))
+    lines = [id_line(names[k], digests[k]) for k in here.tolist()]
+    columns.id_bytes[numbers[here]] = [len(line) for line in lines]
+    rows = (one[here].tolist() for one in (buckets, numbers, text_bytes))
+    for k, line, bucket, number, size in zip(here.tolist(), lines, *rows):
+        stored.append(_Stored(bucket, ids[k][:most], line, number, size))
+    return int(text_bytes.sum()), len(known)
 
 
-def _known(
-    worker: BlockTokenizer, documents: Sequence[tuple[int, str, str, int]]
-) -> dict[int, np.ndarray]:
+def _known(worker: BlockTokenizer, digests: Sequence[str]) -> dict[int, np.ndarray]:
     """Tokens of the texts that the split holds already, by their place in the batch."""
     if worker.known is None:
         return {}
-    found = worker.known.find_texts([sha256 for _, _, sha256, _ in documents])
+    found = worker.known.find_texts(digests)
     return {place: ids.astype(worker.integers, copy=False) for place, ids in found.items()}
 
 

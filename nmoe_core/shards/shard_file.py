@@ -34,7 +34,8 @@ def npy_header(num_tokens: int, integers: np.dtype = _U4) -> bytes:
 
 def id_line(ingest_id: str, text_sha256: str) -> bytes:
     """A document's line of the `.ids.jsonl` file."""
-    return orjson.dumps({"id": ingest_id, "text_sha256": text_sha256}) + b"\n"
+    row = {"id": ingest_id, "text_sha256": text_sha256}
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def seal_file(path: Path) -> str:

@@ -98,7 +98,8 @@ class LinesBlock(Block):
             id_ = fields.get(reading.id_field or "id")
             if type(id_) is not str or not id_ or not id_.isascii():
                 place = self.place(i)
-                id_ = id_of(fields, reading.id_field, place)
+                has_none = id_ is None and reading.id_field is None
+                id_ = place if has_none else id_of(fields, reading.id_field, place)
                 is_placed = id_ == place
             kept = ()
             if reading.kept:

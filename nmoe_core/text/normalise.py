@@ -92,7 +92,7 @@ def _holders(
     if not len(found):
         return set()
     bounds = np.fromiter(accumulate(map(len, payloads)), np.int64, len(payloads))
-    return {indices[k] for k in np.unique(np.searchsorted(bounds, found, side="right")).tolist()}
+    return {indices[k] for k in np.searchsorted(bounds, found, side="right").tolist()}
 
 
 def _ascii_controls(payload: bytes) -> np.ndarray:

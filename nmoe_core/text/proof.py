@@ -85,8 +85,8 @@ class Suspects:
             first = np.flatnonzero(view[:-1] >= self._least_byte)
             pairs = view[first] | view[first + 1].astype(np.uint16) << 8
             places.append(first[self._pairs[pairs]] + start)
-        held = np.unique(np.searchsorted(ends, np.concatenate(places), side="right"))
-        return [other[k] for k in held.tolist()]
+        held = set(np.searchsorted(ends, np.concatenate(places), side="right").tolist())
+        return [other[k] for k in held]
 
 
 class Proven:
