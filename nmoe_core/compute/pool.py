@@ -4,7 +4,7 @@ A process of one thread forks its workers, which share what it has loaded; one w
 (Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
 never outlive a pool: when it is left by an error or an interrupt, they are told to stop, clean up
 after themselves, and are killed if they do not. What they log is handled here (`compute.logs`).
-Arrays that forked workers return come through shared memory (`compute.slots`).
+Items and results of forked workers go through shared memory (`compute.slots`).
 """
 
 import ctypes
@@ -118,7 +118,7 @@ def _map(
     try:
         for item in items:
             slot = slots.take()
-            pending.append((submit(_run, fn, item, slot), slot))
+            pending.append((submit(_run, fn, slots.pack(slot, item), slot), slot))
             if len(pending) >= _most(workers):
                 yield next_result()
         while pending:
@@ -173,11 +173,11 @@ _worker: Worker
 _slots: Slots
 
 
-def _run(fn: Callable[..., Any], item: Any, slot: int | None) -> Parcel:
+def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
     global _is_busy
     try:
         _is_busy = True
-        return _slots.pack(slot, _worker.run(fn, item))
+        return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
     except _Terminated:  # by here `fn` has cleaned up
         os._exit(_EXIT_TERMINATED)
     finally:

@@ -1,9 +1,9 @@
-"""Arrays in the results of forked workers, through memory that they share with their parent.
+"""Items and results of forked workers, through memory that they share with their parent.
 
-A pipe copies a result four times, 64 KiB at a time. Here a worker copies the arrays of a result
-into a slot and the parent copies them out; the rest of the result goes through the pipe. A slot is
-anonymous memory, taken up as it is written to, and ends with the last process that has it. Only
-this pool's own workers write what is unpickled here.
+A pipe copies a value four times, 64 KiB at a time. Here the sender copies it into a slot and the
+receiver copies it out: an item first, then, in the same slot, its result. A slot is anonymous
+memory, taken up as it is written to, and ends with the last process that has it. Only this pool's
+own processes write what is unpickled here.
 """
 
 import mmap
@@ -18,7 +18,7 @@ SLOT_BYTES = 8 * 2**20
 
 
 class Parcel(NamedTuple):
-    """A result under way: its pickle, and the sizes of the arrays that lie in its slot in turn."""
+    """A value under way: its pickle, or the sizes of its pickle and its arrays in a slot."""
 
     payload: bytes
     num_bytes: list[int]
@@ -40,25 +40,25 @@ class Slots:
         if number is not None:
             future.add_done_callback(lambda _: self._free.append(number))
 
-    def pack(self, number: int | None, result: Any) -> Parcel:
-        """Called by a worker: a result whose arrays lie in the slot, if they fit it."""
+    def pack(self, number: int | None, value: Any) -> Parcel:
+        """Put an item or a result into a slot, if it fits; its sender calls this."""
         buffers: list[pickle.PickleBuffer] = []
-        payload = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
-        views = [buffer.raw() for buffer in buffers]
+        payload = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        views = [memoryview(payload), *(buffer.raw() for buffer in buffers)]
         num_bytes = [view.nbytes for view in views]
         if number is None or sum(num_bytes) > SLOT_BYTES:
-            return Parcel(pickle.dumps(result, protocol=5), [])
+            return Parcel(pickle.dumps(value, protocol=5) if buffers else payload, [])
         for (start, stop), view in zip(_spans(num_bytes), views):
             self._slots[number][start:stop] = view
-        return Parcel(payload, num_bytes)
+        return Parcel(b"", num_bytes)
 
     def unpack(self, number: int | None, parcel: Parcel) -> Any:
-        """Called by the parent: the result, which owns its arrays."""
+        """The value, which owns its arrays; its receiver calls this."""
         if number is None or not parcel.num_bytes:
             return pickle.loads(parcel.payload)
         with memoryview(self._slots[number]) as view:
-            buffers = [bytearray(view[start:stop]) for start, stop in _spans(parcel.num_bytes)]
-        return pickle.loads(parcel.payload, buffers=buffers)
+            payload, *buffers = (bytearray(view[slice(*span)]) for span in _spans(parcel.num_bytes))
+        return pickle.loads(payload, buffers=buffers)
 
 
 def _spans(num_bytes: list[int]) -> Iterator[tuple[int, int]]:

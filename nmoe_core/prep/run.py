@@ -158,6 +158,8 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     known = KnownDocuments(journal.directory / KNOWN_NAME)
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
     load_tokenizer(plan.settings.chosen).load()
+    if plan.settings.columns:
+        import nmoe_core.attributes.columns  # noqa: F401  (forked workers share it)
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:
