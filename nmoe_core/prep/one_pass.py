@@ -29,7 +29,6 @@ from nmoe_core.shards.lines import LINES_NAME, StagedLines
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.shards.writer import ShardWriter
-from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import START, Block, Position
 from nmoe_core.text.normalise import NORMALIZER
 
@@ -138,8 +137,7 @@ class Pass:
         for bucket, checksums in self._checksums.items():
             old_dir = self.plan.old_dir / shard_dir_name(bucket)
             writer = self.writers[bucket]
-            if self.lines.are_kept:
-                writer.add_file(LINES_NAME, self.lines.sealed(bucket, checksums))
+            writer.add_file(LINES_NAME, self.lines.sealed(bucket, checksums))
             writer.commit(checksums, self.plan.fingerprints, self._source_info(bucket), old_dir)
 
     def entry(self) -> dict[str, Any]:
@@ -176,10 +174,7 @@ class Pass:
         )
 
     def _num_documents(self) -> dict[int, int]:
-        """How many documents each shard has so far, for shards that keep keys of lines."""
-        source = self.plan.split.source
-        if source.reading.kept or not isinstance(source, JsonlSource):
-            return {}
+        """How many documents each shard has so far."""
         return {b: sum(n for _, n, _ in writer.state) for b, writer in self.writers.items()}
 
     def _blocks(self) -> Iterator[Block]:

@@ -1,4 +1,7 @@
-"""The records of a block that are to be tokenised; known lines are not parsed."""
+"""The records of a block that are to be tokenised: those that no shard of the split holds already.
+
+A JSON line without kept columns is known by its bytes, unparsed; another record by id and raw text.
+"""
 
 from typing import NamedTuple
 
@@ -6,6 +9,7 @@ import numpy as np
 
 from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
 from nmoe_core.shards.lines import line_keys, placed_keys
+from nmoe_core.sources.files import BLOCK_BYTES
 from nmoe_core.sources.jsonl import LinesBlock
 from nmoe_core.sources.kept import Kept
 from nmoe_core.sources.records import BadRecord, Block, Record, Rows
@@ -18,24 +22,32 @@ class BlockRecords(NamedTuple):
     keys: np.ndarray
     """uint64 `[records, 2]`: of their lines, zero where that says too little."""
     kept: Kept | None = None
+    """Of all records of the block, those that are copied whole included."""
     match: LineMatch | None = None
     """Documents of the block that are copied whole."""
 
 
 def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockRecords:
-    """The records of a block that belong to the split; of its lines, those that are not known."""
+    """The records of a block that belong to the split and are not known."""
     if not rows.overlaps(block.start.row, block.end.row):
-        return BlockRecords([], _no_keys(0))
+        return BlockRecords([], np.zeros((0, 2), np.uint64))
     has_columns = bool(block.reading.kept)  # which are taken from parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known)
-    records = list(block.records())
+    records, match = list(block.records()), None
     kept = block.kept(records) if has_columns else None
     if rows != Rows():
         wanted = [i for i, record in enumerate(records) if record.row in rows]
         records = [records[i] for i in wanted]
         kept = kept and kept.take(wanted)
-    return BlockRecords(records, _no_keys(len(records)), kept)
+    keys = _record_keys(records)
+    if known is not None and known.has_lines:
+        match = known.find_lines(keys)
+        new = np.delete(np.arange(len(keys)), match.lines)
+        row_numbers = np.array([record.row for record in records], np.int64)
+        match = match._replace(lines=row_numbers[match.lines] - block.start.row)
+        records, keys = [records[i] for i in new.tolist()], keys[new]
+    return BlockRecords(records, keys, kept, match)
 
 
 def _read_lines(
@@ -77,5 +89,14 @@ def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> 
     return LineMatch(*map(np.concatenate, zip(own, placed)))
 
 
-def _no_keys(num_records: int) -> np.ndarray:
-    return np.zeros((num_records, 2), np.uint64)
+def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
+    """The keys of records by id and raw text; zero for those that a key would not stand for."""
+    keys = np.zeros((len(records), 2), np.uint64)
+    chosen = [
+        (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))
+        for i, record in enumerate(records)
+        # A replaced record is counted; of a long text no more copies are made.
+        if isinstance(record, Record) and not record.is_replaced and len(record.text) <= BLOCK_BYTES
+    ]
+    keys[[i for i, _ in chosen]] = line_keys(payload for _, payload in chosen)
+    return keys

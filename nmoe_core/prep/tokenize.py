@@ -154,6 +154,10 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_text_bytes += int(match.text_bytes[is_here].sum())
         num_known += int(is_here.sum())
         columns = columns.merged(whole)
+    kept = read.kept
+    if kept is not None:
+        held = np.flatnonzero(columns.id_bytes)
+        kept = kept.take(held[np.argsort(columns.buckets[held], kind="stable")].tolist())
     return TokenizedBlock(
         start=block.start,
         end=block.end,
@@ -166,7 +170,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_known=num_known,
         num_text_bytes=num_text_bytes,
         bad=bad,
-        kept=read.kept and read.kept.take(order),
+        kept=kept,
     )
 
 
@@ -191,12 +195,8 @@ def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[np.ndarray
     tokenizer, integers = worker.tokenizer, worker.integers
     eos = np.array([tokenizer.eos_token_id], integers).tobytes()
     has_bos = tokenizer.bos_token_id is not None
-    if has_bos:
-        bos = np.array([tokenizer.bos_token_id], integers).tobytes()
-        parts = [part for one in stored for part in (bos, one.tokens, eos)]
-    else:
-        parts = [part for one in stored for part in (one.tokens, eos)]
-    payload = b"".join(parts)
+    bos = [np.array([tokenizer.bos_token_id], integers).tobytes()] if has_bos else []
+    payload = b"".join([part for one in stored for part in (*bos, one.tokens.data, eos)])
     tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))

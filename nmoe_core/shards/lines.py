@@ -1,9 +1,10 @@
-"""The keys of the lines that the documents of a shard were made from: `.lines` in its directory.
+"""The keys of the records that the documents of a shard were made from: `.lines` in its directory.
 
-A pass over a source that grew takes over a document whose line it knows without parsing the line. A
-key is the XXH3-128 of the line; where the document's id is its place, the place is hashed too. The
-file saves work and is no part of the shard: no manifest names it, but it names the files of its
-shard by their checksums. Without it, lines are parsed.
+A pass over a source that grew takes over a document whose record it knows. The key of a JSON line,
+which is not parsed then, is its XXH3-128; where the document's id is its place, the place is hashed
+too. The key of another record is that of its id and raw text. The file saves work and is no part of
+the shard: no manifest names it, but it names the files of its shard by their checksums. Without it,
+all text is read and normalised.
 """
 
 import hashlib
@@ -66,10 +67,9 @@ class StagedLines:
 
     def add(self, bucket: int, rows: np.ndarray) -> None:
         """Append the rows of documents to a shard."""
-        if self._files:
-            with named_errors(self._path(bucket)):
-                failpoint("write")
-                self._files[bucket].write(rows.tobytes())
+        with named_errors(self._path(bucket)):
+            failpoint("write")
+            self._files[bucket].write(rows.tobytes())
 
     def sealed(self, bucket: int, checksums: Sequence[str]) -> Iterator[bytes]:
         """The file of a shard; `checksums` are those of its token, index and ids files."""
@@ -88,10 +88,6 @@ class StagedLines:
         """Close the files and keep them."""
         for file in self._files.values():
             file.close()
-
-    @property
-    def are_kept(self) -> bool:
-        return bool(self._files)
 
     def _path(self, bucket: int) -> Path:
         return self.directory / f"{shard_dir_name(bucket)}.lines"

@@ -101,7 +101,7 @@ except BlockingIOError:
 """
 
 
-# Arrays of forked workers come through slots; too large a result through the pipe.
+# Arrays go to forked workers and back through slots; what is too large goes through the pipe.
 ARRAYS = """
 import time
 import numpy as np
@@ -109,35 +109,38 @@ from nmoe_core.compute.api import open_pool
 from nmoe_core.compute.slots import SLOT_BYTES
 from nmoe_core.config.tables import ComputeTable
 
+def item(number, size, seconds=0.0):
+    return number, size, seconds, np.full(size, number, np.uint16)
+
 def make(item):
-    number, size, seconds = item
+    number, size, seconds, array = item
     time.sleep(seconds)
-    return number, np.full(size, number, np.uint16), b"x" * number, np.arange(number)[::2]
+    return number, array, b"x" * number, np.arange(number)[::2]
 
 def is_whole(item, found):
-    number, size, _ = item
+    number, size, *_ = item
     values = np.full(size, number), np.arange(number)[::2]
     same = [np.array_equal(a, b) for a, b in zip((found[1], found[3]), values)]
     return found[0] == number and found[2] == b"x" * number and all(same)
 
 sizes = [0, 1, SLOT_BYTES // 4, SLOT_BYTES // 2 - 300, SLOT_BYTES // 2, SLOT_BYTES]
-items = [(i, sizes[i % 6], 0.0) for i in range(30)]
+items = [item(i, sizes[i % 6]) for i in range(30)]
 with open_pool(ComputeTable(workers=3), None) as pool:
     kept = list(pool(make, items))
     print(all(map(is_whole, items, kept)))
     kept[1][1][:] = 7
     # An item that is left behind writes to its slot while results of the next map wait in theirs.
-    late = [(99, SLOT_BYTES // 4, 0.4 * (i == 1)) for i in range(6)]
+    late = [item(99, SLOT_BYTES // 4, 0.4 * (i == 1)) for i in range(6)]
     left = pool(make, late)
     print(is_whole(late[0], next(left)))
     left.close()
-    items[0] = (0, 0, 0.8)
+    items[0] = item(0, 0, 0.8)
     print(all(map(is_whole, items, pool(make, items))))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
-def test_arrays_of_any_size_come_whole_and_stay_so_while_later_items_run() -> None:
+def test_arrays_of_any_size_go_and_come_whole_and_stay_so_while_later_items_run() -> None:
     assert output_of(sys.executable, "-c", ARRAYS, timeout=240).splitlines() == ["True"] * 3
 
 

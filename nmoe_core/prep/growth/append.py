@@ -71,6 +71,7 @@ class Appender:
             last = first + int(np.searchsorted(stored[first:last], stop))
             if last == first:
                 continue
+            self._columns.add(bucket, block.kept, first, last)
             if not is_new[first]:
                 size = all_ends[last] - all_ends[first]
                 self._wait(bucket, _Waiting(int(numbers[first]), last - first, size))
@@ -84,7 +85,6 @@ class Appender:
                 block.lines[new_ends[first] : new_ends[last]],
             )
             self._append(bucket, new)
-            self._columns.add(bucket, block.kept, first, last)
 
     def copy_all(self) -> None:
         """Copy the documents that wait."""

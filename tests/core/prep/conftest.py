@@ -16,6 +16,7 @@ import pytest
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
+from nmoe_core.sources.files import FileSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Reading, Split
 from nmoe_core.sources.storage import SourceFile
@@ -31,7 +32,7 @@ WORDS = [
 class Web:
     """A source of 300 documents, how it is prepared, and where."""
 
-    source: JsonlSource
+    source: FileSource[Any]
     settings: PrepSettings
     out: Path
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,44 @@ import pytest
 
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
+from nmoe_core.sources.arrow import ParquetSource
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.storage import SourceFile
+from nmoe_core.text.normalise import normalize_batch
 from tests.core.prep.conftest import WORDS, Web
 from tests.project import json_lines
 from tests.refusals import refused
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 Rows = list[dict[str, str]]
 
 
 def _write(web: Web, rows: Rows) -> None:
-    Path(web.source.files[0].path).write_text(json_lines(rows), encoding="utf-8")
+    path = Path(web.source.files[0].path)
+    if path.suffix == ".parquet":
+        schema = pa.schema([(name, pa.string()) for name in ("id", "text", "url")])
+        pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=40)
+    else:
+        path.write_text("\n" + json_lines(rows), encoding="utf-8")  # a blank line is a row
+
+
+def _of_kind(web: Web, kind: str, columns: tuple[str, ...]) -> Web:
+    """The source as a file of another kind, whose fields are kept as columns."""
+    path = Path(web.source.files[0].path).with_suffix(f".{kind}")
+    reading = web.source.reading._replace(kept=columns, id_field="id" if kind != "jsonl" else None)
+    source = ParquetSource if kind == "parquet" else JsonlSource
+    there = replace(web, source=source(reading, [SourceFile(path, path.name)]))
+    return there.with_(columns=columns, needs_columns=False)
+
+
+KINDS = [("jsonl", ()), ("jsonl", ("url",)), ("parquet", ()), ("parquet", ("url",))]
 
 
 def _fresh(web: Web, place: Path) -> dict[str, str]:
     """The digest of the same, made where nothing was."""
-    web = web.at(place)
+    web = web.at(place / web.out.parent.name / web.out.name)  # which ids of columns begin with
     web.prep()
     return web.digest()
 
@@ -50,14 +75,18 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_bytes_after_random_changes_are_those_of_a_fresh_run(
     web: Web, tmp_path: Path, documents: Rows, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 8192)
+    web = _of_kind(web, *KINDS[seed % 4])
     rng, rows, now = random.Random(seed), documents, web
+    for row in rng.sample(rows, 200):
+        row["url"] = f"https://{rng.random()}"
     for row in rng.sample(rows, 100 * (seed % 3)):
         del row["id"]
+    _write(web, rows)
     for step in range(4):
         # Known lines are copied whole under the settings of then only.
         now = web.with_(**rng.choice(SETTINGS)) if step % 2 == 0 else now
@@ -76,6 +105,58 @@ def test_only_new_and_changed_text_is_tokenised(web: Web, tmp_path: Path, docume
     _write(web, [*documents[:10], *moved, *documents[25:], *new])
     report = web.prep(existing="grow")
     assert (report.documents_tokenized, report.documents_reused) == (4, 292)
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_text_of_known_records_is_not_normalised_again(
+    web: Web, tmp_path: Path, documents: Rows, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def normalize(texts: list[str]) -> tuple[list[str], list[bytes]]:
+        read.extend(texts)
+        return normalize_batch(texts)
+
+    web = _of_kind(web, *KINDS[number])
+    documents[0]["url"] = "https://0"
+    _write(web, documents)
+    web.prep()
+    documents[7]["text"] += " changed"
+    documents[8]["url"] = "https://8"
+    documents[9]["id"] += "-other"
+    _write(web, documents)
+    monkeypatch.setattr("nmoe_core.prep.tokenize.normalize_batch", normalize)
+    web.prep(existing="grow")
+    parsed = [7, 9] if number else [7, 8, 9]  # a JSON line is known as a whole
+    assert read == [documents[i]["text"] for i in parsed]
+    monkeypatch.undo()
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+def test_a_record_is_known_by_id_and_text(web: Web, tmp_path: Path, documents: Rows) -> None:
+    web = _of_kind(web, "parquet", ())
+    _write(web, documents)
+    web.prep()
+    row = documents[5]
+    row["id"], row["text"] = row["id"] + row["text"][0], row["text"][1:]
+    _write(web, documents)
+    assert web.prep(existing="grow").documents_tokenized == 1
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("columns", [(), ("url",)])
+def test_records_with_replaced_bytes_are_counted_again(
+    web: Web, tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    web = _of_kind(web, "jsonl", columns).with_(on_error="replace")
+    web.source.reading = web.source.reading._replace(on_error="replace")
+    lines = (path := Path(web.source.files[0].path)).read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"the", b"th\xff")
+    for changed in (b"token", b"tokens"):
+        lines[8] = lines[8].replace(b"token", changed)
+        path.write_bytes(b"".join(lines))
+        assert web.prep(existing="grow").num_replaced == 1
     assert web.digest() == _fresh(web, tmp_path / "fresh")
 
 
