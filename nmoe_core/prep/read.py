@@ -64,9 +64,7 @@ def _read_lines(
     numbers = np.flatnonzero(wanted).tolist()
     records: list[Record | BadRecord] = []
     at, placed, replaced = list[int](), dict[int, str](), list[int]()
-    for i in numbers:
-        if (record := block.record(i, lines[i])) is None:
-            continue
+    for i, record in block.parse((i, lines[i]) for i in numbers):
         if isinstance(record, Record):
             if record.is_placed:
                 placed[len(records)] = record.id
@@ -84,7 +82,7 @@ def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> 
     """The known lines of a block, first those whose documents have ids of their own."""
     own = known.find_lines(keys)
     others = np.delete(np.arange(len(keys)), own.lines)
-    placed = known.find_lines(placed_keys(keys[others], map(block.place, others.tolist())))
+    placed = known.find_lines(placed_keys(keys[others], block.places(others.tolist())))
     placed = placed._replace(lines=others[placed.lines])
     return LineMatch(*map(np.concatenate, zip(own, placed)))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from nmoe_core.base.jsonl import (
     as_object,
@@ -72,43 +73,55 @@ class LinesBlock(Block):
         lines = self._unmarked(payload).split(b"\n")
         return lines if lines[-1] else lines[:-1]
 
-    def place(self, i: int) -> str:
-        """The id of a line's document that has none of its own."""
-        return encodable(f"{self.reading.source}/{self.file.name}:{self.start.line + i}")
+    def places(self, numbers: Iterable[int]) -> list[str]:
+        """The ids of those lines' documents that have none of their own."""
+        prefix, first = self._prefix(), self.start.line
+        return [f"{prefix}{first + i}" for i in numbers]
+
+    def _prefix(self) -> str:
+        return encodable(f"{self.reading.source}/{self.file.name}:")
 
     def _unmarked(self, payload: _Payload) -> _Payload:
         is_marked = self.start.offset == 0 and payload[:3] == codecs.BOM_UTF8
         return payload[3:] if is_marked else payload
 
     def _records(self, lines: Iterable[bytes | memoryview]) -> Iterator[Record | BadRecord]:
-        for i, raw in enumerate(lines):
-            if (record := self.record(i, raw)) is not None:
-                yield record
+        return (record for _, record in self.parse(enumerate(lines)))
 
-    def record(self, i: int, raw: bytes | memoryview) -> Record | BadRecord | None:
-        """Parse a line of the block, of which `i` come before it; a blank one holds no record."""
-        reading, row, is_placed = self.reading, self.start.row + i, False
-        try:
-            value, is_replaced = parse_json(raw, replace=reading.on_error == "replace")
-            fields = value if type(value) is dict else as_object(value)
-            # Nearly all records need no rule: two calls less, a fifth of the time.
-            text = fields.get(reading.text_field)
-            if type(text) is not str:
-                text = text_of(fields, reading.text_field)
-            id_ = fields.get(reading.id_field or "id")
-            if type(id_) is not str or not id_ or not id_.isascii():
-                place = self.place(i)
-                has_none = id_ is None and reading.id_field is None
-                id_ = place if has_none else id_of(fields, reading.id_field, place)
-                is_placed = id_ == place
-            kept = ()
-            if reading.kept:
-                kept = tuple(value_of(fields, name, MISSING) for name in reading.kept)
-            return Record(row, id_, text, is_replaced, kept, is_placed)
-        except ValueError as error:
-            if not bytes(raw).strip():
-                return None
-            return BadRecord(row, f"{self.file.where}:{self.start.line + i + 1}", str(error))
+    def parse(
+        self, lines: Iterable[tuple[int, bytes | memoryview]]
+    ) -> Iterator[tuple[int, Record | BadRecord]]:
+        """Parse lines of the block, each with how many come before it; a blank one holds no
+        record."""
+        reading, start, prefix = self.reading, self.start, self._prefix()
+        text_field, id_field, kept_fields = reading.text_field, reading.id_field, reading.kept
+        replaces, own_id, kept = reading.on_error == "replace", id_field or "id", ()
+        for i, raw in lines:
+            row, is_replaced, is_placed = start.row + i, False, False
+            # Nearly all records need no rule: five calls less, a third of the time.
+            try:
+                try:
+                    value = orjson.loads(raw)
+                except orjson.JSONDecodeError:
+                    value, is_replaced = parse_json(raw, replace=replaces)
+                fields = value if type(value) is dict else as_object(value)
+                text = fields.get(text_field)
+                if type(text) is not str:
+                    text = text_of(fields, text_field)
+                id_ = fields.get(own_id)
+                if type(id_) is not str or not id_ or not id_.isascii():
+                    place = f"{prefix}{start.line + i}"
+                    has_none = id_ is None and id_field is None
+                    id_ = place if has_none else id_of(fields, id_field, place)
+                    is_placed = id_ == place
+                if kept_fields:
+                    kept = tuple(value_of(fields, name, MISSING) for name in kept_fields)
+                record = Record(row, id_, text, is_replaced, kept, is_placed)
+            except ValueError as error:
+                if not bytes(raw).strip():
+                    continue
+                record = BadRecord(row, f"{self.file.where}:{start.line + i + 1}", str(error))
+            yield i, record
 
 
 def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -21,7 +21,6 @@ class _Waiting(NamedTuple):
 
     number: int
     num_documents: int
-    num_tokens: int
 
 
 class Appender:
@@ -36,18 +35,11 @@ class Appender:
     ) -> None:
         self._writers, self._lines, self._columns = writers, lines, columns
         self._known, self._waiting = known, dict[int, _Waiting]()
-
-    @property
-    def num_documents(self) -> int:
+        there = [file for writer in writers.values() for file in writer.state]
+        self.num_documents = sum(num_documents for _, num_documents, _ in there)
         """Documents in the shards, those that wait included."""
-        there = sum(n for writer in self._writers.values() for _, n, _ in writer.state)
-        return there + sum(one.num_documents for one in self._waiting.values())
-
-    @property
-    def num_tokens(self) -> int:
+        self.num_tokens = sum(num_tokens for num_tokens, _, _ in there)
         """Their tokens."""
-        there = sum(n for writer in self._writers.values() for n, _, _ in writer.state)
-        return there + sum(one.num_tokens for one in self._waiting.values())
 
     def add(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records of a block."""
@@ -71,10 +63,11 @@ class Appender:
             last = first + int(np.searchsorted(stored[first:last], stop))
             if last == first:
                 continue
+            self.num_documents += last - first
+            self.num_tokens += all_ends[last] - all_ends[first]
             self._columns.add(bucket, block.kept, first, last)
             if not is_new[first]:
-                size = all_ends[last] - all_ends[first]
-                self._wait(bucket, _Waiting(int(numbers[first]), last - first, size))
+                self._wait(bucket, _Waiting(int(numbers[first]), last - first))
                 continue
             self._copy(bucket)
             new = Run(
@@ -95,8 +88,8 @@ class Appender:
         """Copy documents later, with those that follow them."""
         before = self._waiting.get(bucket)
         if before is not None and before.number + before.num_documents == more.number:
-            sums = before.num_documents + more.num_documents, before.num_tokens + more.num_tokens
-            self._waiting[bucket] = _Waiting(before.number, *sums)
+            num_documents = before.num_documents + more.num_documents
+            self._waiting[bucket] = _Waiting(before.number, num_documents)
             return
         self._copy(bucket)
         self._waiting[bucket] = more
