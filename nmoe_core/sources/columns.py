@@ -176,7 +176,9 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
         num_rows = min(len(columns) - first, MAX_BLOCK_ROWS)
         while num_rows > 1 and columns.slice(first, num_rows).nbytes > BLOCK_BYTES:
             num_rows //= 2
-        yield columns.slice(first, num_rows)
+        piece = columns.slice(first, num_rows)
+        # A slice would go to a worker with the buffers of the whole batch.
+        yield pa.ipc.read_record_batch(piece.serialize(), piece.schema)
         first += num_rows
 
 

@@ -1,6 +1,7 @@
 """Parquet and Arrow: the rows of the file in its order, whatever its layout, or one error."""
 
 import os
+import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,16 @@ def test_texts_of_every_arrow_type_are_read_and_numbered(
     assert [(r.row, r.text) for r in found] == list(enumerate([t or "" for t in texts] * 2))
     assert [r.id for r in found][34:38] == ["web/a:34", "web/a:35", "web/a:0", "web/a:1"]
     assert source.num_rows() == 72
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_goes_to_a_worker_without_the_rest_of_its_batch(tmp_path: Path, kind: str) -> None:
+    texts = [f"{i} " * 5000 for i in range(2000)]
+    _write(tmp_path / "a", pa.table({"text": texts}), kind, 2000)
+    blocks = list(_source(kind, tmp_path / "a").blocks())
+    sizes = [len(pickle.dumps(block, protocol=5)) for block in blocks]
+    assert len(sizes) > 10
+    assert sum(sizes) < 1.1 * sum(map(len, texts))
 
 
 @pytest.mark.parametrize("kind", KINDS)
