@@ -19,6 +19,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.shards.documents import read_ids
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import open_at, require_size
+from nmoe_core.sources.files import BLOCK_BYTES
 from nmoe_core.sources.kept import Kept, as_types, common_types
 from nmoe_core.sources.records import Source
 
@@ -166,7 +167,22 @@ def _final(names: tuple[str, ...], types: Any) -> Any:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """The rows of streams that follow each other in a file."""
+    """The rows of streams that follow each other in a file, about a block's at a time: every piece
+    costs as much as many rows."""
+    import pyarrow as pa
+
+    held, num_bytes = [], 0
+    for rows in _streamed(path):
+        if held and (num_bytes > BLOCK_BYTES or not held[0].schema.equals(rows.schema, True)):
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, num_bytes = [], 0
+        held.append(rows)
+        num_bytes += rows.nbytes
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
+def _streamed(path: Path) -> Iterator[Any]:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) if path.stat().st_size else pa.BufferReader(b"") as file:
