@@ -14,7 +14,6 @@ collector takes half of the tick's processor time. Here it looks less often.
 import gc
 
 import dagster as dg
-import psutil
 
 from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
 
@@ -66,6 +65,8 @@ def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, floa
 
 def _is_alive(pid: int, named_s: float) -> bool:
     """The system reuses ids: a process that began after the log named the id is another one."""
+    import psutil  # here, since definitions load without it
+
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and (

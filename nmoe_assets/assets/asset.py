@@ -95,7 +95,9 @@ class Asset:
         key = asset_key(run, self.key)
         deps = [
             dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)
-            for dep in (d if isinstance(d, dg.AssetDep) else dg.AssetDep(d) for d in self.deps)
+            if isinstance(dep, dg.AssetDep)
+            else dg.AssetDep(asset_key(run, dep))
+            for dep in self.deps
         ]
         age = timedelta(days=self.max_age_days) if self.max_age_days else None
         decorate = dg.asset(

@@ -9,8 +9,8 @@ heads and an old calibration would be refused. Dagster says what may be stale; t
 beside the files decide.
 """
 
+import functools
 from collections.abc import Collection, Sequence
-from functools import reduce
 from operator import or_
 from typing import Any
 
@@ -57,27 +57,35 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
     for dep in deps:
         is_followed = _mode(run, dep.path[-1]) != "off"
         if dep not in unread:
-            reason = _AC.will_be_requested() | _due_input(run, dep) if is_followed else _failed
-            holds_up |= _AC.asset_matches(dep, _unusable | reason)
+            state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
+            holds_up |= _AC.asset_matches(dep, state)
         elif is_followed:
-            holds_up |= _AC.asset_matches(dep, _due_input(run, dep))
+            holds_up |= _AC.asset_matches(dep, _due_input(_unread(run, dep)))
     due = _due(mode, [dep for dep in deps if dep not in unread], unread)
     return (due & ~holds_up.with_label("waits")).with_label(mode)
 
 
-def _unread(run: Run, key: dg.AssetKey) -> list[dg.AssetKey]:
+def _unread(run: Run, key: dg.AssetKey) -> tuple[dg.AssetKey, ...]:
     """Inputs of an asset that it does not follow."""
     if key.path[-1] == "quality_scores":
-        return [asset_key(run, ("hydra", name)) for name in _BEHIND_CALIBRATION]
+        return tuple(asset_key(run, ("hydra", name)) for name in _BEHIND_CALIBRATION)
     if key.path[-1] in ("shards", "valid_shards"):
-        return [dg.AssetKey([*key.path[:-1], "documents"])]
-    return []
+        return (dg.AssetKey([*key.path[:-1], "documents"]),)
+    return ()
 
 
-def _due_input(run: Run, key: dg.AssetKey) -> Condition:
-    """True of an input until it is made from what changed: a request alone may come to nothing,
-    and a run that is seen with new code may have been of the code before."""
-    changed = _code_changed | _any_deps(_AC.data_version_changed(), _unread(run, key))
+@functools.cache
+def _not_ready(ignored: tuple[dg.AssetKey, ...]) -> Condition:
+    """True of an input that cannot be used, or will be made; `ignored` as in `_due_input`."""
+    return _unusable | _AC.will_be_requested() | _due_input(ignored)
+
+
+@functools.cache
+def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
+    """True of an input until it is made from what changed, except its `ignored` inputs: a request
+    alone may come to nothing, and a run that is seen with new code may have been of the code
+    before."""
+    changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
 
 
@@ -98,7 +106,7 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     which a tag of the run says (`nmoe_assets.assets.inputs`), nor where an input changed after the
     run and before the next tick.
     """
-    reason = changed = reduce(
+    reason = changed = functools.reduce(
         or_, (_AC.asset_matches(dep, _AC.data_version_changed()) for dep in deps), _code_changed
     )
     if mode == "make":

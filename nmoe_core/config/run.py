@@ -141,7 +141,7 @@ class Run:
         name, prep = self.loader.tokenizer or DEFAULT_TOKENIZER, self.config.prep
         found = TokenizerSettings(name, prep.engine, prep.eos_token, prep.bos_token)
         given = self.loader.eos_token_id
-        if found.is_file and prep.eos_token == "auto" and given is not None:
+        if prep.eos_token == "auto" and given is not None and found.is_file:
             found = found._replace(eos_token=given)
         return found
 

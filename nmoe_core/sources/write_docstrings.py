@@ -9,7 +9,6 @@ environment gives the same file. Each line has `id` (module and qualified name) 
 from __future__ import annotations
 
 import ast
-import gc
 import hashlib
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nmoe_core.base.atomic import write_jsonl
+from nmoe_core.base.garbage import collection_paused
 
 TOTAL_BYTES = 4_000_000
 MIN_CHARS = 400
@@ -52,15 +52,9 @@ def _parsed(code: bytes) -> ast.Module:
     run a finalizer in the middle of a parse, and where that parses too, or lets a thread do so, the
     outer one ends with "SystemError: AST constructor recursion depth mismatch". So it waits.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
-            return ast.parse(code)
-    finally:
-        if was_enabled:
-            gc.enable()
+    with collection_paused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
+        return ast.parse(code)
 
 
 def write_docstrings(output: Path) -> str:

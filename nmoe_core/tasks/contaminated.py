@@ -9,7 +9,6 @@ from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.curate.shards.inputs import document_lengths
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.attributes import attribute_names
@@ -48,6 +47,8 @@ def refuse_contaminated(run: Run, source: str) -> Contaminated:
 
 
 def _contaminated(run: Run, source: str) -> Contaminated:
+    from nmoe_core.curate.shards.inputs import document_lengths
+
     if _NAME not in attribute_names(run):
         raise ConfigError(
             "contamination.max_share needs the attribute",

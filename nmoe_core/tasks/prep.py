@@ -1,4 +1,4 @@
-"""Tasks from sources to slices of document ids."""
+"""Tasks from sources to slices of document ids. What makes shards is imported when it runs."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,6 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import PrepProgress, Progress
-from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest, left_out
 from nmoe_core.sources.open import open_reader, open_source
@@ -38,6 +37,8 @@ def make_shards(
     progress: Progress | None = None,
 ) -> ShardsResult:
     """Make shards of one split in one pass over the source; current ones are left alone."""
+    from nmoe_core.prep.run import prep_shards
+
     asked = list(buckets)
     opened = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
@@ -71,6 +72,8 @@ def make_shards(
 
 def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = True) -> Result:
     """Combine the shard manifests of a split; a current one is left alone."""
+    from nmoe_core.prep.run import write_manifest
+
     split_dir = run.tree.split(source.name, split)
     _, changed = write_manifest(prep_settings(run, source, split), split_dir)
     manifest = load_manifest(split_dir / MANIFEST_NAME)

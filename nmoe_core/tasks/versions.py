@@ -15,8 +15,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CURATE_CODE
-from nmoe_core.curate.topics.assign import ASSIGN_CODE
-from nmoe_core.curate.topics.model import MODEL_FORMAT
+from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.labels.label import LABEL_CODE

@@ -17,10 +17,10 @@ from nmoe_core.base.fingerprint import is_current, seal_summary, sha256_file, sh
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.order.spacing import PLASTIC
+from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
 from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.topics.model import (
     MAX_TOPICS,
-    MODEL_FORMAT,
     TopicModel,
     fit_centroids,
     load_topic_model,
@@ -31,7 +31,6 @@ from nmoe_core.shards.documents import ShardFile, open_entry, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
 SUMMARY_NAME = "summary.json"
-ASSIGN_CODE = "topics/1"
 
 
 @dataclass(frozen=True, slots=True)

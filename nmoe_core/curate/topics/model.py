@@ -15,8 +15,8 @@ import numpy as np
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.curate.topics import MODEL_FORMAT
 
-MODEL_FORMAT = "topic-model/2"
 MAX_TOPICS = 65_536  # labels are uint16
 FIRST_ROWS = 16_384
 BATCH_ROWS = 16_384
