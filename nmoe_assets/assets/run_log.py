@@ -1,12 +1,12 @@
 """Forwards the log of nmoe_core and its worker processes to the run's log."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import dagster as dg
 
+from nmoe_core.base.progress import logged_to
 from nmoe_core.compute.logs import LOGGER
 
 
@@ -25,15 +25,6 @@ class _RunLog(logging.Handler):
             self.handleError(record)
 
 
-@contextmanager
-def run_log(context: Any) -> Iterator[None]:  # of an asset or of an op
+def run_log(context: Any) -> AbstractContextManager[None]:  # of an asset or of an op
     """Show what nmoe_core logs while the block runs in the log of this run."""
-    package, handler = logging.getLogger(LOGGER), _RunLog(context.log)
-    level = package.level
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        package.removeHandler(handler)
-        package.setLevel(level)
+    return logged_to(_RunLog(context.log), LOGGER)

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 LOGGER = "nmoe_core.progress"
 _FIRST_S, _SHARE = 5.0, 0.05
@@ -52,6 +53,20 @@ class Meter:
         if self.total is not None and self.done:
             parts.append(f"{time_left((self.total - self.done) / rate)} left")
         return ", ".join(parts)
+
+
+@contextmanager
+def logged_to(handler: logging.Handler, name: str = LOGGER) -> Iterator[None]:
+    """Hand the records of a logger, from INFO on, to a handler while the block runs."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def time_left(seconds: float) -> str:

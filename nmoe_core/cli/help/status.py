@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nmoe_core.base.progress import LOGGER
+from nmoe_core.base.progress import logged_to
 
 
 class _StatusLine(logging.Handler):
@@ -31,13 +31,9 @@ class _StatusLine(logging.Handler):
 @contextmanager
 def progress_shown() -> Iterator[None]:
     """Show what `Meter` logs while the block runs."""
-    logger, handler = logging.getLogger(LOGGER), _StatusLine(logging.INFO)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        handler.clear()
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    handler = _StatusLine(logging.INFO)
+    with logged_to(handler):
+        try:
+            yield
+        finally:
+            handler.clear()
