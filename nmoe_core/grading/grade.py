@@ -26,7 +26,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, read_sealed, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
-from nmoe_core.calibration.files import Calibration, load_calibration
+from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.graded import (
     SUMMARY_NAME,
     Graded,
@@ -57,13 +57,16 @@ class Grader:
     early_exit: bool = True
 
     @classmethod
-    def load(
-        cls, scorer: Scorer, calibration_dir: Path, early_exit: bool = True, *, compat: bool = False
+    def fitted(
+        cls,
+        scorer: Scorer,
+        calibration: Calibration,
+        early_exit: bool = True,
+        *,
+        compat: bool = False,
     ) -> Grader:
-        """Load the calibration for a scorer; `compat` accepts one that names none. Raises
-        CalibrationError as `load_calibration` does, and if the calibration was fitted for another
-        scorer (E-CALIBRATION-HEADS)."""
-        calibration = load_calibration(calibration_dir)
+        """A scorer with the calibration that was fitted for it; `compat` accepts one that names
+        none. Raises CalibrationError: fitted for another scorer (E-CALIBRATION-HEADS)."""
         calibration.require_heads(scorer.digest, compat=compat)
         return cls(scorer, calibration, early_exit and scorer.kind != "student")
 

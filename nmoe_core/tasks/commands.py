@@ -113,14 +113,14 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     from nmoe_core.grading.inputs import docid_input, text_input
     from nmoe_core.labels.slices import read_slice
 
+    grader = load_grader(run)
+    model = ids_for_grader(run, grader.scorer.kind)
     if file.is_text:
-        model = ids_for_grader(run)
         tokenizer = load_tokenizer(run.tokenizer) if model is None else model.model
         documents = text_input(file.path, tokenizer, file.text_field, file.id_field)
     else:
-        rows, model = read_slice(file.path), ids_for_grader(run)
-        documents = docid_input(rows, run.tree.data, file.sample, model)
-    done = grade_documents(load_grader(run), documents, out, progress)
+        documents = docid_input(read_slice(file.path), run.tree.data, file.sample, model)
+    done = grade_documents(grader, documents, out, progress)
     return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})
 
 

@@ -138,7 +138,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     from nmoe_core.grading.inputs import shard_input
     from nmoe_core.heads.student_file import require_tokenizer
 
-    grader, model, results = load_grader(run), ids_for_grader(run), {}
+    grader, results = load_grader(run), {}
+    model = ids_for_grader(run, grader.scorer.kind)
     if grader.scorer.kind == "student":
         require_tokenizer(run.tree.data, [source], load_tokenizer(run.tokenizer))
     for bucket in buckets:
@@ -149,27 +150,24 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for it; raises as `load_scorer`,
-    `load_student_scorer` and `Grader.load`."""
+    """The run's scorer with the thresholds that were fitted for it; raises as `load_calibration`,
+    `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
+    from nmoe_core.calibration.files import load_calibration
     from nmoe_core.grading.grade import Grader
 
-    table = run.config.grading
-    scorer = load_student_scorer(run) if grader_of(run) == "student" else load_scorer(run)
-    return Grader.load(scorer, run.tree.calibration, table.early_exit, compat=table.compat)
+    table, calibration = run.config.grading, None
+    if (kind := table.grader) == "auto":
+        calibration = load_calibration(run.tree.calibration)
+        kind = calibration.grader
+    scorer = load_student_scorer(run) if kind == "student" else load_scorer(run)
+    # Missing heads are named before a missing calibration, which is made from them.
+    calibration = calibration or load_calibration(run.tree.calibration)
+    return Grader.fitted(scorer, calibration, table.early_exit, compat=table.compat)
 
 
-def grader_of(run: Run) -> GraderKind:
-    """Who grades; with `auto` that is the one that calibration chose. Raises as `load_calibration`
-    there."""
-    from nmoe_core.calibration.files import load_calibration
-
-    asked = run.config.grading.grader
-    return load_calibration(run.tree.calibration).grader if asked == "auto" else asked
-
-
-def ids_for_grader(run: Run) -> ModelIds | None:
-    """As `ids_for_model`; the student reads the ids of shards. Raises as `grader_of`."""
-    return None if grader_of(run) == "student" else ids_for_model(run)
+def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
+    """As `ids_for_model`; the student reads the ids of shards."""
+    return None if kind == "student" else ids_for_model(run)
 
 
 def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:

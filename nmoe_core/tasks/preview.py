@@ -200,10 +200,11 @@ def _grading_inputs(run: Run) -> _GradingInputs:
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
     from nmoe_core.heads.files import heads_digest, read_header
-    from nmoe_core.tasks.hydra import grader_of, ids_for_grader
+    from nmoe_core.tasks.hydra import ids_for_grader
 
     calibration, table = load_calibration(run.tree.calibration), run.config.grading
-    if grader_of(run) == "student":
+    kind = calibration.grader if table.grader == "auto" else table.grader
+    if kind == "student":
         path = run.tree.student
         settings = read_header(path)["max_ctx"], False
         digests = {"student": (heads := sha256_file(path))}
@@ -215,7 +216,7 @@ def _grading_inputs(run: Run) -> _GradingInputs:
         digests |= {"probe": probe, "judge": judge}
         settings, heads = (run.config.heads.max_ctx, table.early_exit), heads_digest(probe, judge)
     calibration.require_heads(heads, compat=table.compat)
-    if (model := ids_for_grader(run)) is not None:
+    if (model := ids_for_grader(run, kind)) is not None:
         digests |= model.fingerprints
     return _GradingInputs(digests | {"calibration": calibration.digest}, settings, calibration)
 
@@ -272,7 +273,8 @@ def _graded_sample(
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import ids_for_grader, load_grader
 
-    grader, model, rows, seconds = load_grader(run), ids_for_grader(run), [], 0.0
+    grader, rows, seconds = load_grader(run), [], 0.0
+    model = ids_for_grader(run, grader.scorer.kind)
     share = max(1, count // len(shards))
     for stale in shards[:count]:
         shard = run.tree.shard(stale.source, int(stale.shard.removeprefix("shard_")))

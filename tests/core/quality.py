@@ -17,7 +17,7 @@ from loader.files.format import Manifest, load_manifest
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.calibration.calibrate import calibrate
-from nmoe_core.calibration.files import read_calibration
+from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.graded import PartialRows
 from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.config.tree import Tree
@@ -274,7 +274,9 @@ class Grading:
         return read_calibration(self.calibration / "calibration_summary.json")
 
     def grader(self, max_batch: int = 8, early_exit: bool = True, compat: bool = False) -> Grader:
-        return Grader.load(self.scorer(max_batch), self.calibration, early_exit, compat=compat)
+        return Grader.fitted(
+            self.scorer(max_batch), load_calibration(self.calibration), early_exit, compat=compat
+        )
 
     def part_by_hand(self) -> None:
         """Thresholds that send documents every way; random heads would let none leave early."""

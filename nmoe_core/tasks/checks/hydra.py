@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loader.files.format import load_manifest
@@ -19,6 +19,7 @@ from nmoe_core.tasks.checks.verdict import (
 )
 
 if TYPE_CHECKING:
+    from nmoe_core.calibration.graded import Graded
     from nmoe_core.tasks.preview import RegradePlan
 
 
@@ -191,15 +192,16 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     `score_drift`: scores are as those of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
-    buckets, wrong, kept, total = list(buckets), [], 0, 0
+    wrong, kept, total = [], 0, 0
+    graded: dict[str, Graded] = {}
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
         try:
-            summary = read_graded(shard.graded).summary
+            graded[shard.name] = found = read_graded(shard.graded)
         except NmoeError as error:
             wrong.append(error.line())
             continue
-        manifest = load_manifest(shard.manifest)
+        summary, manifest = found.summary, load_manifest(shard.manifest)
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:
             wrong.append(f"{shard.name}: {decided} decisions, {manifest.total_documents} documents")
@@ -216,27 +218,25 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         "keep_rate": share_within(kept / total, table.min_keep_rate, table.max_keep_rate)
         if total
         else Verdict(True, "no documents"),
-        "score_drift": _score_drift(run, source, [] if wrong else buckets),
+        "score_drift": _score_drift(run, source, {} if wrong else graded),
     }
 
 
-def _score_drift(run: Run, source: str, buckets: Sequence[int]) -> Verdict:
+def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict:
+    """Of the shards of a source, by name."""
     import numpy as np
 
     from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_drift
     from nmoe_core.calibration.files import read_calibration
-    from nmoe_core.calibration.graded import read_graded
 
     bins = read_calibration(run.tree.calibration_summary).get("score_bins", {}).get(source)
     if bins is None:
         return Verdict(True, f"val has fewer than {MIN_DOCUMENTS} graded documents of {source}")
     found = []
-    for bucket in buckets:
-        shard = run.tree.shard(source, bucket)
-        rows = read_graded(shard.graded).rows()
-        scores = np.array([-1.0 if r["early_exit"] else r["aggregated"] for r in rows])
+    for name, one in graded.items():
+        scores = np.array([-1.0 if r["early_exit"] else r["aggregated"] for r in one.rows()])
         if len(scores):
-            found.append((score_drift(bins, scores), shard.name))
+            found.append((score_drift(bins, scores), name))
     if not found:
         return Verdict(True, "no documents")
     (psi, ks), name = max(found)
