@@ -67,9 +67,10 @@ class StagedLines:
 
     def add(self, bucket: int, rows: np.ndarray) -> None:
         """Append the rows of documents to a shard."""
-        with named_errors(self._path(bucket)):
+        file = self._files[bucket]
+        with named_errors(file.name):
             failpoint("write")
-            self._files[bucket].write(rows.tobytes())
+            file.write(rows.tobytes())
 
     def sealed(self, bucket: int, checksums: Sequence[str]) -> Iterator[bytes]:
         """The file of a shard; `checksums` are those of its token, index and ids files."""
@@ -78,11 +79,11 @@ class StagedLines:
 
     def flush(self) -> list[int]:
         """Hand all files to the system; return duplicate descriptors of them."""
-        files = {bucket: file for bucket, file in self._files.items() if not file.closed}
-        for bucket, file in files.items():
-            with named_errors(self._path(bucket)):
+        files = [file for file in self._files.values() if not file.closed]
+        for file in files:
+            with named_errors(file.name):
                 file.flush()
-        return [os.dup(file.fileno()) for file in files.values()]
+        return [os.dup(file.fileno()) for file in files]
 
     def suspend(self) -> None:
         """Close the files and keep them."""
