@@ -78,6 +78,9 @@ _MEANINGS = {
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
     "spearman_within_source": "the same within each source, averaged",
     "mae_aggregate, r2_aggregate": "mean absolute error, and explained share of the variance",
+    "auc_better_half": "chance that a document of the oracle's better half is placed above one of "
+    "the other half",
+    "precision_top_fifth": "share of the fifth placed highest that is in the oracle's best fifth",
     "spearman_source_only, spearman_length_only": "what a document's source or length alone reach",
     "spearman_student": "what a student without a backbone reaches on the same labels",
     "gain_over_student": "by how much the head's rank correlation is higher",
@@ -113,7 +116,7 @@ _MEANINGS = {
 }
 STUDENT_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
-    "spearman_source_only, spearman_length_only",
+    *("auc_better_half", "precision_top_fifth", "spearman_source_only, spearman_length_only"),
 )
 HEAD_FACTS = (
     *(*STUDENT_FACTS, "spearman_student", "gain_over_student"),

@@ -195,19 +195,31 @@ def show_scoreboard(heads: dict[str, Any]) -> None:
     for kind, found in heads.items():
         test = found["test"] or {"n": 0}
         shown = (_with_interval(one) if one["n"] else "not labelled" for one in (found, test))
-        rows.append([kind, *itertools.chain(*zip((found["n"], test["n"]), shown))])
+        row = [kind, *itertools.chain(*zip((found["n"], test["n"]), shown))]
+        names = ("auc_better_half", "precision_top_fifth")
+        rows.append(
+            [*row, *(_with_interval(test, name) if test.get(name) else None for name in names)]
+        )
     last = next(reversed(heads.values()))
     for name in ("source", "length"):
-        rows.append([f"{name} alone", last["n"], _two(last[f"spearman_{name}_only"]), None, None])
-    print_table(["Spearman with the oracle", "val", "(95 %)", "test", "(95 %)"], rows)
-    print("val and test: documents that it was not trained on; test took part in no choice\n")
+        alone = _two(last[f"spearman_{name}_only"])
+        rows.append([f"{name} alone", last["n"], alone, *[None] * 4])
+    header = ["Spearman", "val", "(95 %)", "test", "(95 %)"]
+    print_table([*header, "AUC on test", "top fifth on test"], rows)
+    print(
+        "Spearman: with the oracle, of documents it was not trained on; test took part in no choice"
+    )
+    print("AUC: how often one of the oracle's better half is placed above one of the other half")
+    print(
+        "top fifth: share of its best fifth that is in the oracle's best fifth; chance gives 0.20\n"
+    )
 
 
-def _with_interval(found: dict[str, Any]) -> str:
-    if found["spearman_ci95"] is None:
-        return _two(found["spearman"])
-    low, high = found["spearman_ci95"]
-    return f"{_two(found['spearman'])} ({low:.2f} to {high:.2f})"
+def _with_interval(found: dict[str, Any], name: str = "spearman") -> str:
+    if found[f"{name}_ci95"] is None:
+        return _two(found[name])
+    low, high = found[f"{name}_ci95"]
+    return f"{_two(found[name])} ({low:.2f} to {high:.2f})"
 
 
 def _two(value: float | None) -> str:

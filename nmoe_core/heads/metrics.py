@@ -13,13 +13,14 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import agreement, baselines, read_noise
+from nmoe_core.labels.agreement import agreement, auc, baselines, read_noise
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import DIMENSIONS, aggregate, rounded
 
 MIN_DOCUMENTS = 3
+TOP_SHARE = 0.2  # the part of a corpus that the precision is given for
 
 
 class HeldOut(NamedTuple):
@@ -66,6 +67,7 @@ def head_metrics(
         (train.scores, train.sources, document_lengths(train.doc_ids)),
         (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
     )
+    metrics |= selection_metrics(aggregate(predicted[good]), aggregate(labels.scores[good]))
     if student is not None:
         metrics |= _beside_student(predicted[good], student[good], labels.scores[good])
     ceiling = _noise_ceiling(labels.path)
@@ -76,6 +78,38 @@ def head_metrics(
         "num_failed": int((fresh.rows & ~is_finite).sum()),
         "num_trained_on": fresh.num_seen,
         "num_repeated": fresh.num_repeated,
+    }
+
+
+def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """How well scores `[N]` select what the oracle's `[N]` would select, with 95 % intervals.
+
+    `auc_better_half`: the chance that a document of the oracle's better half is placed above one of
+    the other half. `precision_top_fifth`: of the fifth that is placed highest, the share that is in
+    the oracle's best fifth. Documents with the oracle's score at the edge count as within, so
+    chance reaches `chance_top_fifth`.
+    """
+    better = oracle > np.median(oracle)
+    count = max(1, round(TOP_SHARE * len(oracle)))
+    best = oracle >= np.sort(oracle)[-count]
+
+    def ranked(rows: np.ndarray) -> float | None:
+        return auc(given[rows], better[rows])
+
+    def precision(rows: np.ndarray) -> float:
+        # The order in which equal scores stand says nothing of the grader: each counts in part.
+        scores, hits = given[rows], best[rows]
+        edge = np.sort(scores)[-count]
+        above, at = scores > edge, scores == edge
+        return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
+
+    every = np.arange(len(oracle))
+    return {
+        "auc_better_half": rounded(ranked(every)),
+        "auc_better_half_ci95": bootstrap(ranked, len(oracle)),
+        "precision_top_fifth": rounded(precision(every)),
+        "precision_top_fifth_ci95": bootstrap(precision, len(oracle)),
+        "chance_top_fifth": rounded(best.mean()),
     }
 
 
@@ -181,6 +215,13 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     source, length = metrics["spearman_source_only"], metrics["spearman_length_only"]
     only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
     lines += ["", f"Spearman from {only}."]
+    if "auc_better_half" in metrics:
+        lines.append(
+            f"A document of the oracle's better half is placed above one of the other half with "
+            f"probability {_cell(metrics, 'auc_better_half')}; of the fifth placed highest, "
+            f"{_cell(metrics, 'precision_top_fifth')} is in the oracle's best fifth "
+            f"({metrics['chance_top_fifth']:.3f} by chance)."
+        )
     if "spearman_student" in metrics:
         student = _cell(metrics, "spearman_student")
         lines.append(

@@ -103,15 +103,19 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
         "How well each grader ranks documents as the oracle does: Spearman's correlation on "
         "documents that it was not trained on, with 95 % intervals. A grader that is no better "
-        "than the length alone has learned nothing of quality."
+        "than the length alone has learned nothing of quality. AUC: the chance that a document of "
+        "the oracle's better half is placed above one of the other half. Top fifth: the share of "
+        "the grader's best fifth that is in the oracle's best fifth."
     )
     rows = []
     for kind, header in head_headers(corpus.run).items():
         metrics, test = header["metrics"], header.get("test_metrics") or {}
         row = [kind, metrics["n"], metrics["spearman"], _interval(metrics["spearman_ci95"])]
-        row += [test.get("spearman"), metrics["mae_aggregate"]]
+        row += [test.get(name) for name in ("spearman", "auc_better_half", "precision_top_fifth")]
+        row.append(metrics["mae_aggregate"])
         rows.append([*row, metrics["spearman_source_only"], metrics["spearman_length_only"]])
-    header = ["grader", "documents", "Spearman", "95 %", "on test", "mean error"]
+    header = ["grader", "documents", "Spearman", "95 %", "on test", "AUC on test"]
+    header += ["top fifth on test", "mean error"]
     yield table([*header, "source alone", "length alone"], rows)
     summary = corpus.run.tree.calibration_summary
     choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None

@@ -94,6 +94,8 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
 
     keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
     keys += ("spearman_student", "gain_over_student_ci95")
+    of_test = ("n", "spearman", "spearman_ci95", "auc_better_half", "auc_better_half_ci95")
+    of_test += ("precision_top_fifth", "precision_top_fifth_ci95")
     found: dict[str, dict[str, Any]] = {}
     for kind in ("probe", "judge", "student"):
         if not (path := getattr(run.tree, kind)).is_file():
@@ -101,7 +103,7 @@ def _heads(run: Run) -> dict[str, dict[str, Any]]:
         header = read_header(path)
         test = header.get("test_metrics") or {}
         found[kind] = {key: header["metrics"].get(key) for key in keys}
-        found[kind]["test"] = {key: test[key] for key in ("n", "spearman", "spearman_ci95") if test}
+        found[kind]["test"] = {key: test.get(key) for key in of_test if test}
     return found
 
 
