@@ -6,6 +6,7 @@
 | `CheckTarget` | a verdict of a run that overlapped another one is about the newest materialisation | none | automation waits for a check that passed, or does not for one that failed |
 | `CheckRunHealthResult`, `WorkerStatus` | the launcher can say that the process of a run is gone | none | runs that a power cut ended stay "started" for ever |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
+| `show_under_location` | a run of the command line is listed by its job's page and drawn by the timeline | the tag `.dagster/repository`, which the page follows and the timeline does not | the timeline omits `dagster job execute`, so the demo |
 | `event_files` | the files of a deleted run go too | none | an empty SQLite file stays for each run that `retention` deleted |
 """  # noqa: E501
 
@@ -29,6 +30,7 @@ __all__ = [
     "WorkerStatus",
     "event_files",
     "launch_backfill",
+    "show_under_location",
 ]
 
 
@@ -57,6 +59,24 @@ def launch_backfill(
     )
     instance.add_backfill(backfill)
     return backfill.backfill_id
+
+
+def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, location: str) -> None:
+    """Give a run without a location the one that has its job."""
+    from dagster._core.remote_origin import (
+        ManagedGrpcPythonEnvCodeLocationOrigin,
+        RemoteJobOrigin,
+        RemoteRepositoryOrigin,
+    )
+    from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+    place = ManagedGrpcPythonEnvCodeLocationOrigin(LoadableTargetOrigin(module_name=location))
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(place, "__repository__"), run.job_name)
+    # Dagster changes the tag of the repository, but does not add it.
+    label = origin.repository_origin.get_label()
+    instance.add_run_tags(run.run_id, {".dagster/repository": label})
+    if (stored := instance.get_run_by_id(run.run_id)) is not None:
+        instance.run_storage.replace_job_origin(stored, origin)
 
 
 def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:

@@ -11,9 +11,11 @@ import urllib.request
 
 import dagster as dg
 
+from nmoe_assets.dagster_private import show_under_location
 from nmoe_assets.launcher import is_gone
 
 LOCATION = "nmoe_assets.definitions"
+COMMAND = "nmoe/command"  # a tag of the runs of `dagster job execute` and their parts
 WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
 COST_VARIABLE = "NMOE_USD_PER_HOUR"
 _TIMEOUT_S = 10
@@ -66,7 +68,7 @@ class Machine(dg.ConfigurableResource):
 
         The daemon frees the slots of a run that was killed, but a job of the command line may run
         without one and would wait for ever. A run of the command line belongs to no location, so
-        the pages of its job would not list it. (The timeline lists runs of locations alone.)
+        neither the pages of its job nor the timeline would list it.
         """
         instance, run = context.instance, context.run
         if instance is None or run is None:
@@ -79,7 +81,9 @@ class Machine(dg.ConfigurableResource):
                 if is_gone(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            instance.add_run_tags(run.run_id, {".dagster/repository": f"__repository__@{LOCATION}"})
+            # The daemon starts it again no more than before: that is for who gave the command.
+            instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
+            show_under_location(instance, run, LOCATION)
 
     def cost_usd(self, seconds: float) -> dict[str, float]:
         """`{"cost_usd": ...}` of some seconds, or nothing where no price is set."""

@@ -21,7 +21,7 @@ from nmoe_assets.assets.partitions import label_partitions, range_tags
 from nmoe_assets.automation.conditions import sensor_status
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, innermost_error
-from nmoe_assets.resources import Notifier
+from nmoe_assets.resources import COMMAND, Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -133,8 +133,8 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """One line about each failed run, to the sensor's log and to the webhook.
 
-    One sensor is for the runs that this location started. Runs of `dagster job execute` belong to
-    no location, so the other sensor looks at all runs and skips those of locations.
+    One sensor is for the runs that this location started. The other is for `dagster job execute`,
+    whose runs may fail before they have a location, so it looks at the runs of all.
     """
 
     @dg.run_failure_sensor(
@@ -144,6 +144,8 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
         description="Reports a failed run in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
     )
     def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+        if COMMAND in context.dagster_run.tags:
+            return dg.SkipReason("a run of the command line")
         if not is_of_mixture(run, context.dagster_run):
             return dg.SkipReason("a run of another mixture")
         _report(context, notifier)
@@ -159,7 +161,8 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     def notice_of_commands(
         context: dg.RunFailureSensorContext, notifier: Notifier
     ) -> dg.SkipReason | None:
-        if context.dagster_run.remote_job_origin is not None:
+        found = context.dagster_run
+        if found.remote_job_origin is not None and COMMAND not in found.tags:
             return dg.SkipReason("a run of a code location")
         if not is_of_mixture(run, context.dagster_run):
             return dg.SkipReason("a run of another mixture")

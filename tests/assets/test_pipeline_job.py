@@ -47,9 +47,14 @@ def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert run_two_parts(instance).success
         assert parts(instance) == ["second", "first"], "newest first"
-        # The pages of jobs list the runs that have this tag.
+        # The pages of jobs list the runs that have this tag, and the timeline those of a location.
         places = {run.tags.get(".dagster/repository") for run in instance.get_runs()}
         assert places == {"__repository__@nmoe_assets.definitions"}
+        origins = [run.remote_job_origin for run in instance.get_runs()]
+        names = [(origin.location_name, origin.job_name) for origin in origins if origin]
+        location = "nmoe_assets.definitions"
+        assert names == [(location, "second"), (location, "first"), (location, "pipeline")]
+        assert {run.tags["dagster/max_retries"] for run in instance.get_runs()} == {"0"}
 
 
 def test_a_part_that_fails_ends_the_job_and_is_linked() -> None:

@@ -183,7 +183,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
             dagster_instance=in_memory,
-            dagster_run=failed,
+            dagster_run=failed.with_tags({}),  # as a location starts it
             dagster_event=next(
                 e for e in events if e and e.event_type == dg.DagsterEventType.RUN_FAILURE
             ),
