@@ -32,8 +32,8 @@ class Notifier(dg.ConfigurableResource):
     webhook_url: str = ""
 
     def send(self, text: str) -> bool:
-        """Post a notice; False where no webhook is set. Raises OSError: it was not taken, three
-        times."""
+        """Post a notice; False where no webhook is set. Raises OSError: three attempts
+        failed."""
         if not self.webhook_url:
             return False
         request = urllib.request.Request(

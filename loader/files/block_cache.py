@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CLAIMS = 256
-_KEEP = 0.9  # of the limit, once room must be made: the directory is listed seldom
+_KEEP = 0.9  # of the limit stays when room is made, so that the directory is seldom listed
 
 
 class BlockCache:

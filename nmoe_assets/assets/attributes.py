@@ -65,7 +65,7 @@ def selection_names(run: Run) -> tuple[str, ...]:
 
 
 def _selections(run: Run, sources: list[str]) -> list[list[str]]:
-    """Keys of the selections of sources, which alone read attributes."""
+    """Keys of the selections of sources; no other asset reads attributes."""
     return [[source, name] for source in sources for name in selection_names(run)]
 
 

@@ -23,7 +23,7 @@ HEADS = ("probe_head", "judge_head")
 
 
 def graders(run: Run) -> list[str]:
-    """The assets that calibration chooses a grader from. Heads that nothing grades by are none."""
+    """The assets that calibration chooses a grader from."""
     asked = run.config.grading.grader
     return [*HEADS] * (asked != "student") + ["student"] * (asked != "hydra")
 

@@ -44,7 +44,7 @@ class ShardRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All shards of a run, and the digest of each one's file of the attribute that is read."""
+    """All shards of a run, and for each the digest of its file of the attribute."""
 
     shards: list[ShardPaths]
     attribute: str

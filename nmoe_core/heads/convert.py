@@ -98,7 +98,7 @@ def _known_form(
 
 
 def _first_name(name: str) -> str:
-    """The first form's name of a tensor of the second."""
+    """What the first form calls a tensor that has this name in the second form."""
     if name in ("q_token", "encoder.q_token"):
         return "q0"
     part, _, rest = name.partition(".")

@@ -245,7 +245,7 @@ class _Labelling:
             yield Question(text, self._attempts(doc_id))
 
     def _show_partial(self) -> None:
-        """For people who watch: whole, but not made durable, since that takes milliseconds."""
+        """Write the counts so far, for people who watch; an fsync would take milliseconds."""
         seen, parsed = len(self.marks), self.num_parsed
         counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
         tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
@@ -274,7 +274,7 @@ class _Labelling:
         summary: dict[str, Any] = {
             **coverage(outcomes),
             **self.oracle.scorer._asdict(),
-            # A documented key: how often a run was resumed is no fact about its labels.
+            # Documented, but always null: how often a run was resumed says nothing about labels.
             "resumed_from": None,
             "oracle": self.oracle.facts,
             "scores_sha256": digest,

@@ -22,7 +22,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.scores import aggregate, as_vector, parse_scores
 
 Record = dict[str, Any]
-# Asked again, a model that answers greedily would say the same: later attempts are drawn.
+# A model that answers greedily would repeat its answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
 
 

@@ -48,7 +48,7 @@ def backbone(run: Run) -> str:
 
 
 def labels(run: Run) -> str:
-    """Of oracle labels: who is asked, and about how much of a document."""
+    """Of oracle labels: it depends on who is asked, and on how much of a document is shown."""
     table, hidden = run.config.oracle, _OF_THE_ORACLES_WORK
     asked = table.model_dump(mode="json", exclude=hidden["oracle"])
     if table.kind == "engine":

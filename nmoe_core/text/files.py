@@ -63,7 +63,7 @@ class JsonReference(Reference):
 
     @cached_property
     def library(self) -> Any:
-        """The tokenizer, which leaves text alone that spells special tokens."""
+        """The tokenizer; it encodes text that spells a special token as any other text."""
         try:
             import tokenizers
         except ImportError:

@@ -94,7 +94,7 @@ def _write(paths: JsonlPaths, curated: Curated) -> None:
     # The old metadata goes first: it must not vouch for new files after a kill.
     paths.beside("_meta.json").unlink(missing_ok=True)
     save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
-    if paths.embeddings is None:  # loaded ones lie where they are
+    if paths.embeddings is None:  # those that were loaded stay in their own file
         write_array(paths.beside("_embeddings.npy"), embedded.rows)
     write_array(paths.token_counts, embedded.tokens)
     write_array(paths.beside("_labels.npy"), curated.labels)

@@ -115,9 +115,10 @@ class PagedCache:
         heapq.heappush(self.free_slots, slot)
 
     def keep_prefix(self, slot: int, length: int) -> Prefix | None:
-        """Keep what the slot's `length` tokens left; None when no page is free for the last part.
+        """Keep keys and values of the slot's first `length` tokens; None when no page is free.
 
-        The slot's rings must not have gone further than `length`.
+        The last page is copied where it is partly filled. The slot's rings must not have gone
+        further than `length`.
         """
         whole, part = divmod(length, self.page_size)
         if part and not self.free_pages:

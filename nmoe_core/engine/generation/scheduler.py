@@ -4,7 +4,7 @@ Sequences are admitted in order of arrival, each when there is a slot and pages 
 prefill; one that waits for a shared beginning lets later ones start. Every running sequence that
 knows its next token decodes in every pass; prompts share the remaining token budget in order of
 arrival. When pages run out, kept beginnings are dropped first; then the youngest sequence goes back
-to the queue and is computed again. The oldest always ends, and so all do.
+to the queue and is computed again. The oldest sequence always runs to its end, so every one does.
 """
 
 import itertools
@@ -141,7 +141,7 @@ class Scheduler:
             being_made.update(self._to_make(sequence))
 
     def _has_room(self, sequence: Sequence, start: int) -> bool:
-        """Whether what the sequence lacks fits beside what runs."""
+        """Whether there are pages for the sequence beside those that are running."""
         if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size

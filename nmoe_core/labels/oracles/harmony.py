@@ -38,8 +38,8 @@ TO_FINAL = (END, START, ASSISTANT, *OPEN_FINAL)
 # Prompt length for servers, which have a limit of their own.
 NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
-# The lines around a document and the schema of the answer belong to this version, which labels
-# carry through their scorer's.
+# Changes with the lines around a document and with the schema of the answer. It is part of the
+# scorer's version, which each label names.
 PROMPT_VERSION = "document-between-lines/1"
 DOCUMENT_HEAD = "Text:\n\n"
 DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
