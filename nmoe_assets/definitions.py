@@ -1,6 +1,7 @@
 """The code location: `nmoe_assets.definitions.defs`, for the run that `NMOE_CONFIG` names."""
 
 import functools
+import gc
 import os
 
 from nmoe_assets.component import build_definitions
@@ -17,3 +18,5 @@ def current_run() -> Run:
 
 
 defs = build_definitions(current_run())
+# They live as long as the process: its garbage collector need not look at them again and again.
+gc.freeze()

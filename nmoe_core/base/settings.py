@@ -34,7 +34,9 @@ class TokenizerSettings(NamedTuple):
         """Whether the name is that of a file, a directory or a repository, and no encoding's."""
         path, is_named_so = Path(self.name), "/" in self.name or Path(self.name).is_file()
         is_named_so = is_named_so or path.suffix in (".json", ".model")
-        return is_named_so or any((path / file).is_file() for file in TOKENIZER_FILES)
+        if is_named_so or not path.is_dir():
+            return is_named_so
+        return any((path / file).is_file() for file in TOKENIZER_FILES)
 
     @property
     def encoding(self) -> str:
