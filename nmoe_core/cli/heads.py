@@ -197,9 +197,8 @@ def show_scoreboard(heads: dict[str, Any]) -> None:
         shown = (_with_interval(one) if one["n"] else "not labelled" for one in (found, test))
         row = [kind, *itertools.chain(*zip((found["n"], test["n"]), shown))]
         names = ("auc_better_half", "precision_top_fifth")
-        rows.append(
-            [*row, *(_with_interval(test, name) if test.get(name) else None for name in names)]
-        )
+        figures = (None if test.get(name) is None else _with_interval(test, name) for name in names)
+        rows.append([*row, *figures])
     last = next(reversed(heads.values()))
     for name in ("source", "length"):
         alone = _two(last[f"spearman_{name}_only"])
