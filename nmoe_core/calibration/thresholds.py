@@ -191,9 +191,8 @@ def largest_certified(
     names are at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a
     hundredth of the documents apart, from four starts, each at a quarter of the error; a start's
     first failure of either bound ends it. That is fixed-sequence testing, so no correction for the
-    number
-    of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has just
-    enough documents to pass without an error.
+    number of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has
+    just enough documents to pass without an error.
     """
     if max_false_drop <= 0:
         return 0.0

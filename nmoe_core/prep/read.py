@@ -88,7 +88,7 @@ def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> 
 
 
 def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
-    """The keys of records by id and raw text; zero for those that a key would not stand for."""
+    """A key of each record, made of its id and raw text; 0 for replaced and for long texts."""
     keys = np.zeros((len(records), 2), np.uint64)
     chosen = [
         (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))

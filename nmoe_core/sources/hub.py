@@ -191,7 +191,7 @@ class DatasetsSource(Source):
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # The hub's client has changed its HTTP library; its error's bases hold that library's root.
+    # Versions of the client use different HTTP libraries; the bases name the error of the one here.
     return OSError, *HfHubHTTPError.__bases__
 
 

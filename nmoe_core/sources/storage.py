@@ -185,7 +185,7 @@ def _store_mark(info: dict[str, Any]) -> str | None:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Roots of what the clients that are loaded raise; most of it is OSError already."""
+    """Base classes of the errors of the loaded clients; most of their errors are OSErrors."""
     roots: list[type[Exception]] = [OSError]
     for module, name in (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError")):
         if module in sys.modules:
