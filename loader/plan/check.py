@@ -153,8 +153,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
             first = known.setdefault(source.name, data)
             found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
             yield found, str(first), data == first
-        # A phase begins exactly at its step. Not so behind another run's counts: quotas are what
-        # that run left, and steps are counted from there.
+        # A phase begins exactly at its step, except in a plan that follows another run's counts:
+        # there the quotas are what that run left, and steps count from its end.
         begins = not stage.start_step or stage.start_step * plan.batch_size == before
         found = f"stage {stage.name!r} does not begin at its phase's step {stage.start_step}"
         expected = f"{before} sequences of {plan.batch_size} before it"

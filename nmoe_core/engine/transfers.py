@@ -33,7 +33,7 @@ def on_its_device(launch: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """The values there. CUDA takes a small pageable array over before the call returns."""
+    """A copy on a device. CUDA has read a small pageable array before this returns."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
 

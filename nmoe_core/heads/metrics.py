@@ -55,7 +55,7 @@ def head_metrics(
 
     `predicted` and `student` are the scores that the head and the student give to the documents of
     `labels`, `[N, 5]`, NaN where states are not finite; `train` are the labels that both were
-    fitted on. Without a student, as for itself, nothing is said of it.
+    fitted on. `student` is None for the student's own metrics.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)

@@ -1,10 +1,10 @@
 """The keys of the records that the documents of a shard were made from: `.lines` in its directory.
 
-A pass over a source that grew takes over a document whose record it knows. The key of a JSON line,
-which is not parsed then, is its XXH3-128; where the document's id is its place, the place is hashed
-too. The key of another record is that of its id and raw text. The file saves work and is no part of
-the shard: no manifest names it, but it names the files of its shard by their checksums. Without it,
-all text is read and normalised.
+A pass over a source that grew takes over a document whose record it knows. A JSON line that is
+known need not be parsed: its key is its XXH3-128, which includes its place where that is the
+document's id. The key of any other record is made of its id and raw text. The file saves work and
+is no part of the shard: no manifest names it, but it names the files of its shard by their
+checksums. Without it, all text is read and normalised.
 """
 
 import hashlib
