@@ -37,7 +37,7 @@ GRADE_ROWS = (
     ("aggregated", "number", "weighted mean of the scores that decided, 0..1", _TEXT),
     ("decision", "string", "drop, band or keep", _TEXT),
     ("q_probe", "number", "weighted mean of the probe's scores, 0..1; null of the student", _TEXT),
-    ("early_exit", "bool", "whether it left at the probe", _TEXT),
+    ("early_exit", "bool", "whether it left at the probe, or at the student before it", _TEXT),
     ("probe_scores", "object", "the probe's five, 0..4; null of the student", _TEXT),
 )
 TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
@@ -90,10 +90,11 @@ _MEANINGS = {
     "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
     "tau_drop, tau_keep": "an aggregate below tau_drop is dropped, from tau_keep on kept; "
     "between them is the band",
+    "tau_student": "a document whose student score is below it is dropped without the backbone",
     "tau_probe": "a document whose probe score is below it is dropped without the judge",
     "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",
     "count": "val documents: one half fits the thresholds, the other gives the shares",
-    "early_exits": "documents dropped by the probe alone",
+    "early_exits": "documents dropped without the judge, by the student or the probe",
     "grader": "who grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",

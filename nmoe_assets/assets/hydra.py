@@ -22,15 +22,9 @@ GROUP = "hydra"
 HEADS = ("probe_head", "judge_head")
 
 
-def graders(run: Run) -> list[str]:
-    """The assets that calibration chooses a grader from."""
-    asked = run.config.grading.grader
-    return [*HEADS] * (asked != "student") + ["student"] * (asked != "hydra")
-
-
 def heads(run: Run) -> list[str]:
     """The heads' assets; none where the student grades alone."""
-    return [name for name in graders(run) if name in HEADS]
+    return [*HEADS] * (run.config.grading.grader != "student")
 
 
 def backbone(run: Run) -> dg.AssetsDefinition:
@@ -91,7 +85,6 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 def student(run: Run) -> dg.AssetsDefinition:
     """The scorer without a backbone that heads are compared with."""
-    read_by = [*heads(run), *["calibration"] * ("student" in graders(run))]
     return Asset(
         run=run,
         key=[GROUP, "student"],
@@ -100,11 +93,11 @@ def student(run: Run) -> dg.AssetsDefinition:
         kind="numpy",
         text="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It needs "
         "no backbone; a head that does not outrank it is not worth its own. It grades where "
-        "[grading] grader says so, or by auto.",
+        "[grading] grader says so, or by auto, and else drops what it is sure of before the probe.",
         facts=STUDENT_FACTS,
         version=versions.student(run),
         deps=[[GROUP, "oracle_labels"]],
-        leads_to=[[GROUP, name] for name in read_by],
+        leads_to=[[GROUP, name] for name in (*heads(run), "calibration")],
         checks=("readable",),
         check=lambda: checks.check_student(run),
     ).unpartitioned(lambda: hydra.train_student(run))
@@ -140,13 +133,18 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         kind="json",
         text="Thresholds that turn the grader's scores into drop, band or keep, and their weights.",
         facts=(
-            *("tau_drop, tau_keep", "tau_probe", "achieved_keep, achieved_band, achieved_drop"),
+            *(
+                "tau_drop, tau_keep",
+                "tau_probe",
+                "tau_student",
+                "achieved_keep, achieved_band, achieved_drop",
+            ),
             *("count", "grader", "backbone_tokens"),
         ),
         version=versions.calibration(run),
         deps=[
             dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
-            *([GROUP, name] for name in graders(run)),
+            *([GROUP, name] for name in (*heads(run), "student")),
         ],
         leads_to=[[GROUP, "regrade_plan"]],
         pool="gpu",
@@ -157,7 +155,7 @@ def calibration(run: Run) -> dg.AssetsDefinition:
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Scores and decision of every document of a source, one partition per shard."""
-    name, read = source.name, [*graders(run), "calibration"]
+    name, read = source.name, [*heads(run), "student", "calibration"]
     read += ["backbone"] if heads(run) else []
     return Asset(
         run=run,

@@ -27,7 +27,7 @@ from nmoe_core.calibration.thresholds import DELTA, Targets
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
-from nmoe_core.heads.scoring import Scorer
+from nmoe_core.heads.scores import Scorer
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.labels.slices import data_digest
@@ -35,10 +35,11 @@ from nmoe_core.labels.slices import data_digest
 MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
 FACTS = (
-    *("tau_drop", "tau_keep", "tau_probe", "weights_source", "target_keep", "achieved_keep"),
-    *("achieved_keep_ci95", "achieved_band", "achieved_drop", "early_exit_rate", "count"),
+    *("tau_drop", "tau_keep", "tau_probe", "tau_student", "weights_source"),
+    *("target_keep", "achieved_keep", "achieved_keep_ci95", "achieved_band", "achieved_drop"),
+    *("early_exit_rate", "count"),
     *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
-    *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels"),
+    *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
 )
 """The fields of the summary that are facts of a result."""
 
@@ -172,8 +173,9 @@ def _fit(
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
     # The documents that prove the bounds also chose the grader: each may fail less often.
     targets = replace(targets, delta=DELTA / len(candidates))
+    summary = summarise(fit, report, targets, test)
     facts = {
-        **summarise(fit, report, targets, test),
+        **summary,
         "num_failed_labels": labels.num_failed,
         "left_out": fit.left_out,
         "grader": fit.grader,
@@ -182,6 +184,8 @@ def _fit(
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
         "heads_digest": fit.heads_digest,
+        # A student at which nothing leaves is no part of the grader.
+        **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
         "fingerprints": fingerprints,
     }
     return _committed(out_dir, facts)

@@ -6,7 +6,7 @@ where the user accepts them.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +29,7 @@ class Calibration:
 
     `heads_digest`, of both heads or of the student, is empty where the file was not made from
     scores of known ones; `grader` says which of the two; `rule` what it was made by.
+    `student_digest` is of the student that is asked before the probe, empty where none is.
     """
 
     path: Path
@@ -38,10 +39,15 @@ class Calibration:
     heads_digest: str
     grader: GraderKind = "hydra"
     rule: str = "scores of heads"
+    student_digest: str = ""
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:
         """Weighted aggregate, in 0..1, of scores `[..., 5]`."""
         return aggregate(scores, self.weights)
+
+    def leaves_at_student(self, student_scores: np.ndarray) -> np.ndarray:
+        """As `leaves_at_probe`, by the student's scores, which come before the probe's."""
+        return self.aggregate(student_scores) < self.thresholds.tau_student
 
     def leaves_at_probe(self, probe_scores: np.ndarray) -> np.ndarray:
         """Mask of the documents that leave after the probe: bool `[B]` from its scores `[B, 5]`."""
@@ -70,6 +76,19 @@ class Calibration:
             "nmoe hydra grade --compat, or [grading] compat = true",
             code="E-CALIBRATION-HEADS",
         )
+
+    def require_student(self, student_digest: str) -> None:
+        """Refuse another student than the one that `tau_student` was fitted for. Raises
+        CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
+        if student_digest != self.student_digest:
+            raise CalibrationError(
+                "calibration was fitted with another student before the probe",
+                where=self.path,
+                found=f"student {student_digest or 'none'}",
+                expected=self.student_digest or "none",
+                do="run nmoe hydra calibrate; or grade without early exits",
+                code="E-CALIBRATION-HEADS",
+            )
 
 
 def read_calibration(path: Path) -> dict[str, Any]:
@@ -101,27 +120,30 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     except FormatError as error:
         raise _bad_calibration(path, str(error)) from None
     found = [value.get("tau_probe", value.get("tau_drop"))]
-    found += [value.get("tau_drop"), value.get("tau_keep")]
-    probe, drop, keep = map(_number, found)
-    if not (0 <= probe <= keep <= 1 and 0 <= drop <= keep):
-        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep = {found}")
+    found += [value.get("tau_drop"), value.get("tau_keep"), value.get("tau_student", 0.0)]
+    taus = Thresholds(*map(_number, found))
+    if not all(0 <= tau <= taus.tau_keep <= 1 for tau in astuple(taus)):
+        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep, tau_student = {found}")
     named = value.get("weights")
     weights = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
     is_valid = all(weight >= 0 for weight in weights.values()) and sum(weights.values()) > 0
     if set(weights) != set(DIMENSIONS) or not is_valid:
         raise _bad_calibration(path, f"weights = {named}")
     digest, rule = value.get("heads_digest", ""), value.get("rule")
-    grader = value.get("grader", "hydra")
-    if not isinstance(digest, str) or grader not in get_args(GraderKind):
-        raise _bad_calibration(path, f"heads_digest = {digest!r}, grader = {grader!r}")
+    grader, student = value.get("grader", "hydra"), value.get("student_digest", "")
+    is_known = isinstance(student, str) and bool(student) == (taus.tau_student > 0)
+    if not isinstance(digest, str) or grader not in get_args(GraderKind) or not is_known:
+        found = f"heads_digest = {digest!r}, grader = {grader!r}, student_digest = {student!r}"
+        raise _bad_calibration(path, found)
     return Calibration(
         path=path,
         digest=local_digest(path),
         weights={name: weights[name] for name in DIMENSIONS},
-        thresholds=Thresholds(probe, drop, keep),
+        thresholds=taus,
         heads_digest=digest,
         grader=grader,
         rule=rule if isinstance(rule, str) else "scores of heads" if digest else "names no heads",
+        student_digest=student,
     )
 
 
@@ -137,7 +159,7 @@ def _bad_calibration(path: Path, found: str) -> CalibrationError:
         "not a calibration",
         where=path,
         found=" ".join(found.split())[:160],
-        expected="three thresholds in 0..1, none above tau_keep, and five finite weights",
+        expected="thresholds in 0..1, none above tau_keep, and five finite weights",
         do="run nmoe hydra calibrate",
         code="E-CALIBRATION-FORMAT",
     )

@@ -75,6 +75,13 @@ def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
     )
 
 
+def scored_by(row: Row, judge: str) -> str:
+    """Which grader a row's `aggregated` is of; `judge` is the last one of its grading."""
+    if not row["early_exit"]:
+        return judge
+    return "student" if row["q_probe"] is None else "probe"
+
+
 class PartialRows:
     """Rows of an unfinished grading; a context manager that holds their file open.
 

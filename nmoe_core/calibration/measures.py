@@ -7,12 +7,12 @@ intervals or upper bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from nmoe_core.calibration.rows import CalibrationRows
-from nmoe_core.calibration.thresholds import Thresholds, midpoint_above
+from nmoe_core.calibration.thresholds import Certificate, Thresholds, midpoint_above
 from nmoe_core.labels.agreement import (
     agreement,
     auc,
@@ -37,17 +37,27 @@ class Aggregates(NamedTuple):
     probe: np.ndarray | None
     judge: np.ndarray
     oracle: np.ndarray
+    student: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: CalibrationRows, weights: Mapping[str, float]) -> Aggregates:
-        probe = None if rows.probe is None else aggregate(rows.probe, weights)
-        return cls(probe, aggregate(rows.judge, weights), aggregate(rows.oracle, weights))
+        given = rows.probe, rows.judge, rows.oracle, rows.student
+        probe, judge, oracle, student = (s if s is None else aggregate(s, weights) for s in given)
+        return cls(probe, cast(np.ndarray, judge), cast(np.ndarray, oracle), student)
+
+    def left_at(self, taus: Thresholds) -> dict[str, np.ndarray]:
+        """Masks of the documents that have left after each early step, in the order of the steps;
+        those that are not asked have none."""
+        steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
+        found, has_left = dict[str, np.ndarray](), np.zeros(len(self.judge), np.bool_)
+        for name, scores, tau in steps:
+            if scores is not None:
+                found[name] = has_left = has_left | (scores < tau)
+        return found
 
     def exits(self, taus: Thresholds) -> np.ndarray:
-        """Mask of the documents that leave at the probe."""
-        if self.probe is None:
-            return np.zeros(len(self.judge), np.bool_)
-        return self.probe < taus.tau_probe
+        """Mask of the documents that leave before the judge."""
+        return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
 
     def deployed(self, taus: Thresholds) -> np.ndarray:
         """The judge's score, -1 for those that left before it."""
@@ -85,6 +95,41 @@ def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str
     interval = interval_of(wilson(hits, count))
     found = interval if bound == "ci95" else rounded(upper_bound(hits, count))
     return {name: rounded(hits / count), f"{name}_{bound}": found}
+
+
+def triage(
+    fit: tuple[Aggregates, np.ndarray],
+    report: tuple[Aggregates, np.ndarray],
+    taus: Thresholds,
+    delta: float,
+) -> list[dict[str, Any]]:
+    """The steps of grading in their order, with the evidence for each step's threshold.
+
+    `fit` and `report` are scores, and masks of the documents that the oracle would keep. Each row
+    has a `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at
+    this step; and of the documents that are dropped up to and with it: `certified_upper95`, the
+    bound on false drops that the fit half proves, `false_drop_rate` of the report half and its
+    bound, and `lost_keep_rate`, the share of all documents that the judge would have kept.
+    """
+    found, before = [], 0.0
+    (fitted, fit_keeps), (scores, oracle_keeps) = fit, report
+    left, shown = ({**s.left_at(taus), "judge": s.decisions(taus) == 0} for s in (fitted, scores))
+    judge_keeps = scores.judge >= taus.tau_keep
+    for step, drops in shown.items():
+        proof = Certificate.of(left[step], fit_keeps, delta)
+        found.append(
+            {
+                "step": step,
+                "tau": taus.tau_drop if step == "judge" else getattr(taus, f"tau_{step}"),
+                "leave": rounded(drops.mean() - before),
+                "labels_below": proof.num_below,
+                "certified_upper95": rounded(proof.upper95),
+                **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
+                **_share("lost_keep_rate", judge_keeps & drops, np.ones_like(drops), "upper95"),
+            }
+        )
+        before = drops.mean()
+    return found
 
 
 def decision_agreement(

@@ -25,7 +25,7 @@ from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.heads.features import BUFFER_BATCHES, Corpus, require_few_failed
 from nmoe_core.heads.files import heads_digest
 from nmoe_core.heads.metrics import document_lengths, held_out
-from nmoe_core.heads.scoring import Scorer
+from nmoe_core.heads.scores import Scorer
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
 
@@ -36,10 +36,11 @@ class CalibrationRows:
 
     `keys` `[N]` name the content that the grader sees, or the document where that is not known;
     `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, 5]`,
-    `probe` None where there is none, `judge` the student's scores where it grades; `targets` float
-    `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell; `is_held_out` bool
-    `[N]` says which rows may be measured on; `left_out` counts documents by the reason that no
-    figure of quality has them for, `trained_on` None where that is not known.
+    `probe` None where there is none, `judge` the student's scores where it grades, `student` its
+    scores where it is asked before the probe, of which `student_digest` names the file; `targets`
+    float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell;
+    `is_held_out` bool `[N]` says which rows may be measured on; `left_out` counts documents by the
+    reason that no figure of quality has them for, `trained_on` None where that is not known.
     """
 
     keys: np.ndarray
@@ -54,6 +55,8 @@ class CalibrationRows:
     grader: GraderKind
     heads_digest: str
     left_out: dict[str, int | None]
+    student: np.ndarray | None = None
+    student_digest: str = ""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -89,12 +92,14 @@ def rows_from_scorer(
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
     """
     size, has_probe = scorer.max_batch * BUFFER_BATCHES, scorer.kind == "hydra"
-    contents, probe, judge = [np.empty(0, np.int64)], [np.empty((0, 5))], [np.empty((0, 5))]
+    contents = [np.empty(0, np.int64)]
+    student, probe, judge = ([np.empty((0, 5))] for _ in range(3))
     failed: dict[str, str] = {}
     for start in range(0, len(labels.doc_ids), size):
         documents = corpus.read(labels.doc_ids[start : start + size])
         scores = scorer.score(documents)
         contents.append(documents.digests())
+        student.append(scores.student)
         probe.append(scores.probe)
         judge.append(scores.judge)
         failed |= {documents.names[i]: reason for i, reason in scores.failed.items()}
@@ -102,6 +107,9 @@ def rows_from_scorer(
     keys, judged = _keys(np.concatenate(contents)), np.concatenate(judge)
     graded_by = scorer.kind, scorer.digest
     rows = _rows(labels, keys, np.concatenate(probe) if has_probe else None, judged, graded_by)
+    if scorer.student_digest:
+        first = np.concatenate(student)
+        rows = replace(rows, student=first, student_digest=scorer.student_digest)
     rows = rows.take(np.array([doc_id not in failed for doc_id in labels.doc_ids], np.bool_))
     found = held_out(rows.keys, [*_keys(scorer.train_contents), *also_seen])
     num_seen = found.num_seen if len(scorer.train_contents) else None
@@ -218,11 +226,11 @@ def _grader_beside(path: Path) -> tuple[GraderKind, str]:
     summary = read_graded(directory).summary if is_committed else read_grading_summary(directory)
     made_from = summary.get("fingerprints")
     made_from = made_from if isinstance(made_from, dict) else {}
+    if {"probe", "judge"} <= set(made_from):
+        return "hydra", heads_digest(str(made_from["probe"]), str(made_from["judge"]))
     if "student" in made_from:
         return "student", str(made_from["student"])
-    if not {"probe", "judge"} <= set(made_from):
-        return "hydra", ""
-    return "hydra", heads_digest(str(made_from["probe"]), str(made_from["judge"]))
+    return "hydra", ""
 
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:

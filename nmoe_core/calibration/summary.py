@@ -20,6 +20,7 @@ from nmoe_core.calibration.measures import (
     interval_of,
     keep_curve,
     score_reliability,
+    triage,
 )
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.calibration.thresholds import (
@@ -58,7 +59,8 @@ def summarise(
         weights = fit_weights(proof.oracle, proof.targets)
         weights_source = "least squares on the labels' target"
     fitted, a = Aggregates.of(fit, weights), Aggregates.of(proof, weights)
-    for name, scores in (("probe", a.probe), ("judge", a.judge), ("oracle", a.oracle)):
+    asked = {"student": a.student, "probe": a.probe, "judge": a.judge, "oracle": a.oracle}
+    for name, scores in asked.items():
         if scores is not None and np.ptp(scores) < 10**-DECIMALS:
             raise CalibrationError(
                 f"{name} scores are all alike, so no threshold parts them",
@@ -67,9 +69,8 @@ def summarise(
                 code="E-CALIBRATION-CONSTANT",
             )
     oracle_tau = would_keep(fitted.oracle, targets.target_keep)
-    taus = fit_thresholds(
-        *(fitted.probe, fitted.judge, fitted.oracle >= oracle_tau, targets, fit.is_held_out)
-    )
+    early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
+    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out)
     b = Aggregates.of(shown, weights)
     proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
     return {
@@ -78,6 +79,7 @@ def summarise(
         "tau_drop": taus.tau_drop,
         "tau_keep": taus.tau_keep,
         "tau_probe": taus.tau_probe,
+        **({} if a.student is None else {"tau_student": taus.tau_student}),
         "oracle_tau_keep": oracle_tau,
         "count": len(proof) + len(shown),
         "count_fit": len(proof),
@@ -89,6 +91,7 @@ def summarise(
         "drops_by_labels": drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
         **_shares(fit, report, weights, taus),
         **errors(b, taus, oracle_keeps),
+        "triage": triage((a, proof_keeps), (b, oracle_keeps), taus, targets.delta),
         **decision_agreement(b, taus, oracle_keeps, a.oracle),
         **score_reliability(a, b, proof_keeps, oracle_keeps),
         "heads": head_agreement(proof, shown, weights),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -56,15 +57,17 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Scores in 0..1 that part documents; `tau_drop <= tau_keep` and `tau_probe <= tau_keep`.
+    """Scores in 0..1 that part documents; none of them is above `tau_keep`.
 
-    A document leaves at the probe when its probe score is below `tau_probe`; of the others, it is
-    kept from `tau_keep` on and dropped below `tau_drop`, both on the judge's score.
+    A document leaves at the student when its student score is below `tau_student`, and at the probe
+    when its probe score is below `tau_probe`; of the others, it is kept from `tau_keep` on and
+    dropped below `tau_drop`, both on the judge's score.
     """
 
     tau_probe: float
     tau_drop: float
     tau_keep: float
+    tau_student: float = 0.0
 
     def decide(self, aggregated: float) -> Decision:
         """The one decision rule, for a document that the judge scored."""
@@ -92,36 +95,41 @@ class Certificate(NamedTuple):
 
 
 def fit_thresholds(
-    probe: np.ndarray | None,
+    early: Sequence[np.ndarray | None],
     judge: np.ndarray,
     oracle_keeps: np.ndarray,
     targets: Targets,
     is_proof: np.ndarray | None = None,
 ) -> Thresholds:
-    """Fit the three thresholds on documents that both heads scored, from aggregated scores `[N]`.
+    """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
-    Without a probe no document leaves early. Early exits count as dropped: `max_false_drop` bounds
-    them alone, and all drops. `oracle_keeps` (bool `[N]`) are the documents that the oracle would
-    keep; `is_proof` those that bounds are proved on, all when left out: no head was trained on
-    them, and no two have the same content. Raises CalibrationError: the share to drop breaks the
-    bound (E-CALIBRATION-BOUND).
+    `early` are the scores of the student and of the probe, in the order in which they are asked;
+    None stands for one that is not asked, at which no document leaves. Early exits count as
+    dropped: `max_false_drop` bounds those up to each step, and all drops. `oracle_keeps` (bool
+    `[N]`) are the documents that the oracle would keep; `is_proof` those that bounds are proved on,
+    all when left out: no grader was trained on them, and no two have the same content. Raises
+    CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
     most, drop, delta = targets.max_false_drop, targets.target_drop, targets.delta
     num_keep = max(1, round(targets.target_keep * len(judge)))
-    least_keep, tau_probe = _least_tau_keep(judge, num_keep), 0.0
-    if probe is not None:
-        # What the judge keeps hardly leaves at the probe, nor more than is to be dropped.
-        ceiling = least_keep
+    least_keep = _least_tau_keep(judge, num_keep)
+    # A document that left has no later score; it ranks below all that stay.
+    has_left, taus = np.zeros(len(judge), np.bool_), [0.0] * len(early)
+    for step, given in enumerate(early):
+        if given is None:
+            continue
+        # What the judge keeps hardly leaves early, nor more than is to be dropped.
+        scores, ceiling = np.where(has_left, -1.0, given), least_keep
         if drop is not None:
-            place = min(int(drop * len(probe)), len(probe) - 1)
-            ceiling = min(ceiling, float(np.sort(probe)[place]))
+            place = min(int(drop * len(scores)), len(scores) - 1)
+            ceiling = min(ceiling, float(np.sort(scores)[place]))
         judge_keeps = judge[proof] >= least_keep
-        tau_probe = largest_certified(
-            probe[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
+        taus[step] = largest_certified(
+            scores[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
         )
-    # A document that left has no judge score; it ranks below all that stay.
-    deployed = judge if probe is None else np.where(probe < tau_probe, -1.0, judge)
+        has_left |= scores < taus[step]
+    deployed = np.where(has_left, -1.0, judge)
     descending = np.sort(deployed)[::-1]
     tau_keep = max(midpoint_above(descending, num_keep), least_keep)
     if drop is None:
@@ -132,7 +140,8 @@ def fit_thresholds(
         tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
         is_below = (deployed < tau_drop) & proof
         _require_bound(Certificate.of(is_below, oracle_keeps, targets.delta), targets, proof)
-    return Thresholds(tau_probe, tau_drop, tau_keep)
+    tau_student, tau_probe = taus
+    return Thresholds(tau_probe, tau_drop, tau_keep, tau_student)
 
 
 def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.cli import labels
 from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
@@ -122,13 +123,14 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     found = facts["calibration"]
     if "keep_by_source" not in found:  # the published rule measures nothing
         return labels.show_outputs(facts)
-    taus = ", ".join(f"{name} {found[name]:.4f}" for name in ("tau_probe", "tau_drop", "tau_keep"))
+    taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
     print(f"{found['grader']}: {taus}; fitted on half of {found['count']} labels\n")
     rows = [
         [row["source"], row["documents"], row["tokens"], _share(row), _percent(row["keep_tokens"])]
         for row in found["keep_by_source"]
     ]
     print_table(["kept of", "documents", "tokens", "documents (95 %)", "of tokens"], rows)
+    _show_triage(found)
     dropped, bound = found["num_dropped"], found["max_false_drop"]
     print(f"\ndropped: {dropped} of the other half", end="")
     if dropped:
@@ -142,6 +144,20 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     left_out = {k: n for k, n in found["left_out"].items() if n}
     print(f"left out of figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
     return None
+
+
+def _show_triage(found: dict[str, Any]) -> None:
+    """The steps at which documents are dropped, and what is proved of each."""
+    shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
+    rows = [
+        [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
+        + [_percent(row[name]) for name in (*shares, "false_drop_rate_upper95")]
+        for row in found.get("triage", ())
+    ]
+    print()
+    columns = ["drops at", "below", "labels below", "dropped here", "judge's keeps lost"]
+    print_table([*columns, "false drops proved", "seen", "at most (95 %)"], rows)
+    print("false drops: of the documents dropped up to this step, those that the oracle keeps")
 
 
 def _share(row: dict[str, Any]) -> str:

@@ -216,16 +216,17 @@ def _grade(facts: dict[str, Any]) -> str:
     grade, taus = facts["grade"], facts["thresholds"]
     if grade is None:
         return _NOT_YET
-    probe = "" if grade["q_probe"] is None else f"probe {grade['q_probe']:.3f}, "
+    names = [name for name in ("student", "probe") if grade.get(f"q_{name}") is not None]
+    early = "".join(f"{name} {grade[f'q_{name}']:.3f}, " for name in names)
     by = "student" if facts.get("graded_by") == "student" else "judge"
     if "failed" in grade:
         judge = f"failed: {grade['failed']}"
     elif grade["early_exit"]:
-        judge = "left at the probe"
+        judge = f"left at the {names[-1]}"
     else:
         judge = f"{by} {grade['aggregated']:.3f} ({_scores(grade['scores'])})"
     now = "" if taus is None else "; " + ", ".join(f"{k} {v:.3f}" for k, v in taus.items())
-    return f"{grade['decision']}: {probe}{judge}{now}"
+    return f"{grade['decision']}: {early}{judge}{now}"
 
 
 def _curated(curated: dict[str, Any] | None) -> str:

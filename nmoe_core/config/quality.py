@@ -210,6 +210,6 @@ class GradingTable(StrictModel):
     max_batch: int = Field(default=64, ge=1)
     """Documents at once; with 1, only documents that changed are scored again."""
     early_exit: bool = True
-    """Let the probe alone drop documents that it is sure of."""
+    """Let the student, then the probe, drop documents that they are sure of."""
     compat: bool = False
     """Accept a calibration that was not made from scores of known heads."""

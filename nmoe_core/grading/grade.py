@@ -39,7 +39,7 @@ from nmoe_core.calibration.graded import (
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
 from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
-from nmoe_core.heads.scoring import HeadScores, Scorer
+from nmoe_core.heads.scores import ExitRules, HeadScores, Scorer
 from nmoe_core.labels.scores import as_scores, as_vector
 
 NOTE_NAME = ".quality_scores.batches.json"
@@ -49,7 +49,8 @@ NOTE_NAME = ".quality_scores.batches.json"
 class Grader:
     """A scorer and its calibration; they serve any number of inputs.
 
-    With `early_exit`, documents below `tau_probe` leave before the judge; a student has no probe.
+    With `early_exit`, documents below `tau_student` leave before the probe, and those below
+    `tau_probe` before the judge; where the student grades alone, none leaves.
     """
 
     scorer: Scorer
@@ -68,13 +69,16 @@ class Grader:
         """A scorer with the calibration that was fitted for it; `compat` accepts one that names
         none. Raises CalibrationError: fitted for another scorer (E-CALIBRATION-HEADS)."""
         calibration.require_heads(scorer.digest, compat=compat)
+        if early_exit:
+            calibration.require_student(scorer.student_digest)
         return cls(scorer, calibration, early_exit and scorer.kind != "student")
 
     def buffers(
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
     ) -> Iterator[tuple[list[Row], HeadScores]]:
         """Rows of documents, in order, and their scores, one buffer after the other."""
-        exits = self.calibration.leaves_at_probe if self.early_exit else None
+        rules = ExitRules(self.calibration.leaves_at_student, self.calibration.leaves_at_probe)
+        exits = rules if self.early_exit else None
         source = iter(documents)
         while buffer := list(islice(source, self.scorer.max_batch * BUFFER_BATCHES)):
             seen = DocumentTokens([d.doc_id for d in buffer], [d.tokens for d in buffer])
@@ -104,12 +108,15 @@ def grade_rows(
 ) -> Iterator[Row]:
     """Rows of `quality_scores.jsonl`: the decision and every number it came from.
 
-    A document that left at the probe has `scores` null, the probe's aggregate as `aggregated`, and
-    the decision `drop`. Where the student grades, the probe's fields are null. A document without
-    finite states has `aggregated` 0, the decision `drop`, and a key `failed` that says why.
+    A document that left early has `scores` null, the aggregate of the step that it left at as
+    `aggregated`, and the decision `drop`. The probe's fields are null of a document that left at
+    the student, and where the student grades alone. Keys `q_student` and `student_scores` are added
+    where the student is asked first. A document without finite states has `aggregated` 0, the
+    decision `drop`, and a key `failed` that says why.
     """
-    q_probe = calibration.aggregate(scores.probe)
-    aggregated = np.where(scores.exited, q_probe, calibration.aggregate(scores.judge))
+    q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))
+    last = np.where(np.isfinite(q_probe), q_probe, q_student)
+    aggregated = np.where(scores.exited, last, calibration.aggregate(scores.judge))
     for i, document in enumerate(documents):
         exited, failed = bool(scores.exited[i]), scores.failed.get(i)
         value = float(aggregated[i]) if failed is None else 0.0
@@ -125,6 +132,9 @@ def grade_rows(
             "early_exit": exited,
             "probe_scores": as_scores(scores.probe[i]) if has_probe else None,
         }
+        if np.isfinite(q_student[i]):
+            row["q_student"] = float(q_student[i])
+            row["student_scores"] = as_scores(scores.student[i])
         yield row if failed is None else row | {"failed": failed}
 
 
@@ -176,6 +186,7 @@ def grade_documents(
             "tau_drop": taus.tau_drop,
             "tau_keep": taus.tau_keep,
             "tau_probe": taus.tau_probe,
+            **({"tau_student": taus.tau_student} if scorer.student_digest else {}),
             "grader": scorer.kind,
             "scorer_model": scorer.scorer_model,
         }

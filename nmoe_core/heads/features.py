@@ -111,9 +111,16 @@ class Batch:
         return hidden[stays, :longest].contiguous(), kept
 
 
-def batches(documents: DocumentTokens, max_batch: int, device: torch.device) -> Iterator[Batch]:
-    """Batches of documents of similar length, shortest first; ties keep their order."""
-    order = sorted(range(len(documents)), key=lambda i: len(documents.tokens[i]))
+def batches(
+    documents: DocumentTokens,
+    max_batch: int,
+    device: torch.device,
+    rows: Sequence[int] | None = None,
+) -> Iterator[Batch]:
+    """Batches of documents of similar length, by default of all; the shortest come first, and ties
+    keep their order."""
+    asked = range(len(documents)) if rows is None else rows
+    order = sorted(asked, key=lambda i: len(documents.tokens[i]))
     for start in range(0, len(order), max_batch):
         yield collate(documents, order[start : start + max_batch], device)
 

@@ -1,18 +1,16 @@
-"""Runs documents through the backbone and both heads, with the early exit between them.
+"""Runs documents through the backbone and both heads, with early exits before each.
 
-Blocks up to the probe's tap run for all documents; those that the exit rule lets go stop there. The
-others are packed together and continue from the same states to the judge's tap, so no block runs
-twice and none runs for a document that has left. Calibration and grading both use one `Scorer`, so
-thresholds meet the scores they were fitted on.
+Where a student is asked first, documents that leave at it never reach the backbone. Blocks up to
+the probe's tap run for the others; those that leave at the probe stop there. The rest are packed
+together and continue from the same states to the judge's tap, so no block runs twice and none runs
+for a document that has left.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,9 +31,8 @@ from nmoe_core.heads.features import (
 )
 from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
 from nmoe_core.heads.models import NUM_SCORES, Judge, Probe
+from nmoe_core.heads.scores import ExitRule, ExitRules, HeadScores, Scorer
 from nmoe_core.labels.scores import stored
-
-ExitRule = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class Heads:
 
     `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
     `train_contents` the digests of the documents they were fitted on (int64, sorted; see
-    `DocumentTokens.digests`), empty where that is not known.
+    `DocumentTokens.digests`), empty where that is not known; `labels_digest` is of those labels.
     """
 
     probe: Probe
@@ -56,6 +53,7 @@ class Heads:
     probe_tap: int
     judge_tap: int
     train_contents: np.ndarray
+    labels_digest: str = ""
 
     @property
     def digest(self) -> str:
@@ -81,97 +79,21 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
         *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
         *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
         train_contents=np.unique(np.concatenate([seen, judge_seen])),
+        labels_digest=str(header.get("labels_digest", "")),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class HeadScores:
-    """Scores of documents in their order, as they are stored: clamped to 0..4, six decimals.
-
-    `probe` is float64 `[N, 5]`; `judge` the same, NaN where `exited` (bool `[N]`) says that the
-    document left after the probe. `failed` holds, by row, why a document has no scores; a failure
-    after the probe leaves its probe scores. `batches` holds the rows that ran together, by
-    `batch_key`; `ran` those that were not taken over from earlier scores.
-    """
-
-    probe: np.ndarray
-    judge: np.ndarray
-    exited: np.ndarray
-    failed: dict[int, str] = field(default_factory=dict)
-    batches: dict[str, list[int]] = field(default_factory=dict)
-    ran: list[int] = field(default_factory=list)
-
-    @classmethod
-    def empty(cls, num_documents: int) -> HeadScores:
-        """Room for the scores of so many documents, all NaN."""
-        probe, judge = (np.full((num_documents, NUM_SCORES), np.nan) for _ in range(2))
-        return cls(probe, judge, np.zeros(num_documents, np.bool_))
-
-
-class Scorer(Protocol):
-    """A grader: both heads over their backbone, or the student (`StudentScorer`)."""
-
-    @property
-    def kind(self) -> GraderKind: ...
-
-    @property
-    def max_batch(self) -> int:
-        """Documents that run together."""
-        ...
-
-    @property
-    def max_ctx(self) -> int:
-        """How many tokens of a document it reads."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """What thresholds are fitted for."""
-        ...
-
-    @property
-    def fingerprints(self) -> Fingerprints:
-        """Of the files that make the scores."""
-        ...
-
-    @property
-    def scored_by(self) -> Fingerprints | None:
-        """Fingerprints of a score beside the texts of its batch; None where a score is as quickly
-        made as found."""
-        ...
-
-    @property
-    def scorer_model(self) -> str:
-        """The oracle whose labels it was fitted on."""
-        ...
-
-    @property
-    def train_contents(self) -> np.ndarray:
-        """Digests of the documents that it was fitted on; see `Heads`."""
-        ...
-
-    @property
-    def tokens_processed(self) -> int:
-        """Tokens that the backbone has run in this process; 0 without a backbone."""
-        ...
-
-    def score(
-        self,
-        documents: DocumentTokens,
-        exits: ExitRule | None = None,
-        known: HeadScores | None = None,
-    ) -> HeadScores:
-        """Score documents; see `HeadScorer.score`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class HeadScorer:
-    """The backbone and both heads; `max_batch` documents run together."""
+    """The backbone and both heads; `max_batch` documents run together.
+
+    A `student` that was fitted on the same labels is asked first; it reads the same ids.
+    """
 
     model: Transformer
     heads: Heads
     max_batch: int = 32
+    student: Scorer | None = None
 
     @property
     def kind(self) -> GraderKind:
@@ -189,7 +111,12 @@ class HeadScorer:
     def fingerprints(self) -> Fingerprints:
         heads = self.heads
         files = {"probe": heads.probe_digest, "judge": heads.judge_digest}
-        return {"backbone": self.model.digest, **files}
+        first = {} if self.student is None else self.student.fingerprints
+        return {"backbone": self.model.digest, **files, **first}
+
+    @property
+    def student_digest(self) -> str:
+        return "" if self.student is None else self.student.digest
 
     @property
     def scored_by(self) -> Fingerprints:
@@ -211,25 +138,31 @@ class HeadScorer:
     def score(
         self,
         documents: DocumentTokens,
-        exits: ExitRule | None = None,
+        exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
-        """Score documents with both heads.
+        """Score documents with the student, where there is one, and with both heads.
 
-        `exits` says from stored probe scores `[B, 5]` which documents leave, bool `[B]`; without it
-        none does. `known` are scores by this backbone and these heads: a batch of the same
-        documents, of which the same leave, is taken over whole. Raises HeadError: a score is not
-        finite although the states are (E-HEAD-NONFINITE).
+        `exits` says which documents leave; without it none does. `known` are scores by this
+        backbone and these heads: a batch of the same documents, of which the same leave, is taken
+        over whole. Raises HeadError: a score is not finite although the states are
+        (E-HEAD-NONFINITE).
         """
-        exits = exits or (lambda probe: np.zeros(len(probe), np.bool_))
+        exits = exits or ExitRules(*2 * [lambda scores: np.zeros(len(scores), np.bool_)])
         known = known or HeadScores.empty(0)
         scores = HeadScores.empty(len(documents))
-        for batch in batches(documents, self.max_batch, device_of(self.model)):
+        if self.student is not None:
+            read = [tokens[: self.student.max_ctx] for tokens in documents.tokens]
+            first = self.student.score(DocumentTokens(documents.names, read))
+            scores.student[:] = first.judge
+            scores.exited[:] = exits.student(scores.student)
+        stay = np.flatnonzero(~scores.exited).tolist()
+        for batch in batches(documents, self.max_batch, device_of(self.model), stay):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
             places = known.batches.get(key)
-            if not places or (exits(known.probe[places]) != known.exited[places]).any():
-                self._score_batch(documents, batch, exits, scores)
+            if not places or (exits.probe(known.probe[places]) != known.exited[places]).any():
+                self._score_batch(documents, batch, exits.probe, scores)
                 scores.ran.extend(batch.rows)
                 continue
             for name in ("probe", "judge", "exited"):

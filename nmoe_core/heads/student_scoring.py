@@ -1,7 +1,7 @@
 """The student as the grader: its scores stand in the place of the judge's, and no probe is asked.
 
 No document leaves early, and none is taken over from an earlier grading: a core scores some fifty
-thousand documents a second.
+thousand documents a second. `HeadScorer` asks the same scorer before its probe.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from nmoe_core.base.fingerprint import Fingerprints, local_digest
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.ngrams import TokenTable
-from nmoe_core.heads.scoring import ExitRule, HeadScores
+from nmoe_core.heads.scores import ExitRules, HeadScores
 from nmoe_core.heads.student_file import LoadedStudent, load_student, token_table
 from nmoe_core.text.tokenizer import Tokenizer
 
@@ -45,6 +45,10 @@ class StudentScorer:
         return {"student": self.digest}
 
     @property
+    def student_digest(self) -> str:
+        return ""
+
+    @property
     def scored_by(self) -> None:
         return None
 
@@ -63,7 +67,7 @@ class StudentScorer:
     def score(
         self,
         documents: DocumentTokens,
-        exits: ExitRule | None = None,
+        exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
         """Scores of documents as those of a judge; without a probe there is nothing to exit by."""

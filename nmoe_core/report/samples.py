@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmoe_core.calibration.graded import read_graded
+from nmoe_core.calibration.graded import read_graded, scored_by
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import DocumentReader, beginning
@@ -52,7 +52,7 @@ def _spread(numbers: np.ndarray, count: int) -> list[int]:
 def _read(run: Run, shard: ShardPaths, chosen: Sequence[tuple[int, str]]) -> list[Sample]:
     wanted = dict(chosen)
     graded = read_graded(shard.graded)
-    judge = "the student" if graded.summary.get("grader") == "student" else "the judge"
+    judge = "student" if graded.summary.get("grader") == "student" else "judge"
     rows = {i: row for i, row in enumerate(graded.rows()) if i in wanted}
     copies = _copies(run, shard, list(wanted))
     tokenizer, reader = load_tokenizer(run.tokenizer), DocumentReader(run.tree.data)
@@ -70,8 +70,7 @@ def _read(run: Run, shard: ShardPaths, chosen: Sequence[tuple[int, str]]) -> lis
 
 
 def _judged(row: dict[str, Any], judge: str) -> str:
-    by = "the probe" if row["early_exit"] else judge
-    return f"{row['decision']}: {row['aggregated']:.2f} by {by}"
+    return f"{row['decision']}: {row['aggregated']:.2f} by the {scored_by(row, judge)}"
 
 
 def _copies(run: Run, shard: ShardPaths, numbers: list[int]) -> dict[int, str]:

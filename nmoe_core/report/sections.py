@@ -8,6 +8,7 @@ from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
 from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
 from nmoe_core.config.rubric import DIMENSIONS
@@ -88,11 +89,10 @@ def _quality(corpus: Corpus) -> Iterator[object]:
 
 def _thresholds(corpus: Corpus) -> Iterator[object]:
     summary = read_calibration(corpus.run.tree.calibration_summary)
-    names = ("tau_probe", "tau_drop", "tau_keep")
-    yield table(["threshold", "value"], [[name, float(summary[name])] for name in names])
-    made_from = [
-        summary.get(key) for key in (*names, "keep_curve", "reliability", "count", "grader")
-    ]
+    found = {name: float(summary[name]) for name in THRESHOLDS if name in summary}
+    yield table(["threshold", "value"], list(found.items()))
+    names = ("keep_curve", "reliability", "count", "grader")
+    made_from = [*found.values(), *(summary.get(name) for name in names)]
     title = "keep rate and reliability"
     kept = corpus.run.tree.picture("report/calibration")
     draw = partial(png_markdown, alt=title)

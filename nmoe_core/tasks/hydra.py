@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
     from nmoe_core.grading.grade import Grader
     from nmoe_core.heads.features import Corpus
-    from nmoe_core.heads.scoring import HeadScorer, Scorer
+    from nmoe_core.heads.scores import Scorer
+    from nmoe_core.heads.scoring import HeadScorer
     from nmoe_core.heads.student_scoring import StudentScorer
     from nmoe_core.text.models import ModelIds
     from nmoe_core.text.tokenizer import Tokenizer
@@ -162,6 +163,8 @@ def load_grader(run: Run) -> Grader:
     scorer = load_student_scorer(run) if kind == "student" else load_scorer(run)
     # Missing heads are named before a missing calibration, which is made from them.
     calibration = calibration or load_calibration(run.tree.calibration)
+    if kind == "hydra" and table.early_exit and calibration.student_digest:
+        scorer = load_scorer(run, with_student=True)
     return Grader.fitted(scorer, calibration, table.early_exit, compat=table.compat)
 
 
@@ -174,21 +177,26 @@ def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
     """The graders that calibration chooses from, each with the documents as it reads them."""
     asked, found = run.config.grading.grader, []
     if asked != "student":
-        found.append((load_scorer(run), _corpus(run)))
+        found.append((load_scorer(run, with_student=run.has_file), _corpus(run)))
     if asked != "hydra":
         student = load_student_scorer(run)
         found.append((student, _student_corpus(run, student.max_ctx)))
     return found
 
 
-def load_student_scorer(run: Run) -> StudentScorer:
-    """The run's student, read once in a process; raises as `load_student`."""
+def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentScorer:
+    """The run's student, read once in a process; raises as `load_student`.
+
+    It reads the ids of shards, or (`reads_as_model`) those that the backbone reads.
+    """
     path, size = run.tree.student, run.config.grading.max_batch
     digest = local_digest(path) if path.is_file() else ""
-    return _loaded_student(path, load_tokenizer(run.tokenizer), size, digest)
+    model = ids_for_model(run) if reads_as_model else None
+    tokenizer = load_tokenizer(run.tokenizer) if model is None else model.model
+    return _loaded_student(path, tokenizer, size, digest)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _loaded_student(path: Path, tokenizer: Tokenizer, max_batch: int, digest: str) -> StudentScorer:
     """`digest` makes a changed file another student."""
     from nmoe_core.heads.student_scoring import StudentScorer
@@ -196,9 +204,21 @@ def _loaded_student(path: Path, tokenizer: Tokenizer, max_batch: int, digest: st
     return StudentScorer.load(path, tokenizer, max_batch)
 
 
-def load_scorer(run: Run) -> HeadScorer:
+def load_scorer(run: Run, *, with_student: bool = False) -> HeadScorer:
     """The run's backbone and heads, opened once in a process; raises as `load_checkpoint` and
-    `load_heads`. Files are hashed again only where their size, inode or times changed."""
+    `load_heads`. Files are hashed again only where their size, inode or times changed.
+
+    `with_student`: the run's student is asked first, if it was fitted on the heads' labels.
+    """
+    scorer = _load_heads(run)
+    if not with_student or not run.tree.student.is_file():
+        return scorer
+    student = load_student_scorer(run, reads_as_model=True)
+    is_of_these = student.loaded.header.get("labels_digest") == scorer.heads.labels_digest
+    return replace(scorer, student=student) if is_of_these else scorer
+
+
+def _load_heads(run: Run) -> HeadScorer:
     heads = run.tree.probe, run.tree.judge
     digests = tuple(local_digest(path) if path.is_file() else "" for path in heads)
     sizes = run.config.heads.max_ctx, run.config.grading.max_batch

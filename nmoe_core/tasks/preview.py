@@ -192,7 +192,7 @@ class _GradingInputs(NamedTuple):
     """Digests of the files that grading would read now, and its calibration."""
 
     digests: dict[str, str]
-    settings: tuple[int, bool]
+    settings: tuple[int, bool]  # how much heads read, and whether documents leave early
     calibration: Any
 
 
@@ -212,8 +212,11 @@ def _grading_inputs(run: Run) -> _GradingInputs:
         for path in (run.tree.probe, run.tree.judge):
             read_header(path)
         probe, judge = sha256_file(run.tree.probe), sha256_file(run.tree.judge)
-        digests = {"backbone": checkpoint_digest(run.tree.checkpoint)}
-        digests |= {"probe": probe, "judge": judge}
+        backbone = checkpoint_digest(run.tree.checkpoint)
+        digests = {"backbone": backbone, "probe": probe, "judge": judge}
+        if table.early_exit and calibration.student_digest:
+            calibration.require_student(student := sha256_file(run.tree.student))
+            digests["student"] = student
         settings, heads = (run.config.heads.max_ctx, table.early_exit), heads_digest(probe, judge)
     calibration.require_heads(heads, compat=table.compat)
     if (model := ids_for_grader(run, kind)) is not None:
@@ -235,8 +238,7 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
         read_graded(shard.graded)
     except FormatError as error:
         return stale((error.line(),), open_flips=documents)
-    made_from = {"shard": documents_digest(manifest)}
-    wanted = grade_fingerprints(made_from, now.digests, *now.settings)
+    wanted = grade_fingerprints({"shard": documents_digest(manifest)}, now.digests, *now.settings)
     if before == wanted:
         return None
     changed = [key for key in wanted if before.get(key) != wanted[key]]
@@ -250,18 +252,19 @@ def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
     """Decisions that flip under the current calibration, and those that only the judge can give."""
     from nmoe_core.labels.scores import as_vector
 
-    taus, flips, unsure = now.calibration.thresholds, 0, 0
+    made, flips, unsure = now.calibration, 0, 0
+    steps = ("student_scores", made.leaves_at_student), ("probe_scores", made.leaves_at_probe)
     for row in _rows(scores):
-        if row.get("failed"):  # dropped whatever the thresholds are
-            continue
-        probe = row["probe_scores"] if now.settings[1] else None
-        if probe and now.calibration.leaves_at_probe(np.asarray([as_vector(probe)]))[0]:
+        if row.get("failed"):
+            continue  # dropped whatever the thresholds are
+        given = [(leaves, row[key]) for key, leaves in steps if now.settings[1] and row.get(key)]
+        if any(leaves(np.asarray([as_vector(scores)]))[0] for leaves, scores in given):
             flips += row["decision"] != "drop"
         elif row["scores"] is None:
             unsure += 1
         else:
-            value = float(now.calibration.aggregate(np.asarray(as_vector(row["scores"]))))
-            flips += row["decision"] != taus.decide(value)
+            value = float(made.aggregate(np.asarray(as_vector(row["scores"]))))
+            flips += row["decision"] != made.thresholds.decide(value)
     return flips, unsure
 
 

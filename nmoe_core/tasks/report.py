@@ -12,8 +12,9 @@ from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.calibration.files import read_calibration
-from nmoe_core.calibration.graded import read_graded, read_grading_summary
+from nmoe_core.calibration.graded import read_graded, read_grading_summary, scored_by
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
@@ -51,7 +52,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "grader": calibration.get("grader", "hydra"),
         "grader_choice": calibration.get("grader_choice"),
         "heads": _heads(run),
-        "thresholds": {key: calibration[key] for key in ("tau_probe", "tau_drop", "tau_keep")},
+        "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {
             "path": str(run.tree.plan),
             "plan_hash": plan.plan_hash,
@@ -138,7 +139,7 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
             "decision": row["decision"],
             "score": round(row["aggregated"], 3),
             **({} if row["q_probe"] is None else {"probe": round(row["q_probe"], 3)}),
-            "by": "probe" if row["early_exit"] else judge,
+            "by": scored_by(row, judge),
             "text": text,
         }
         for row, text in zip(picked, texts)

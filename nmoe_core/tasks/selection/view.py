@@ -33,6 +33,7 @@ _SCORES: Schema = {
     "decision": pa.string(),
     "aggregated": pa.float64(),
     "q_probe": pa.float64(),
+    "q_student": pa.float64(),
     "early_exit": pa.bool_(),
     **dict.fromkeys(DIMENSIONS, pa.float64()),
 }

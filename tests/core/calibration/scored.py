@@ -14,23 +14,26 @@ from tests.core.quality import write_labels
 
 
 class Scored(NamedTuple):
-    """Aggregated scores `[N]` of both heads and of the oracle, which gives multiples of 0.05."""
+    """Aggregated scores `[N]` of both heads and of the oracle, which gives multiples of 0.05, and
+    of a student where one is asked before the probe."""
 
     probe: np.ndarray
     judge: np.ndarray
     oracle: np.ndarray
+    student: np.ndarray | None = None
 
 
 def scored(
-    seed: int, count: int, noise: tuple[float, float] = (0.7, 0.7), kind: str = "plain"
+    seed: int, count: int, noise: Sequence[float] = (0.7, 0.7), kind: str = "plain"
 ) -> Scored:
-    """Probe and judge see the quality with some noise, in deviations of it.
+    """Probe, judge and, where a third is given, student see the quality with some noise, in
+    deviations of it.
 
     `kind` is how the judge's scores are spread: `plain`, `skewed` or `tied`.
     """
     rng = np.random.default_rng(seed)
     quality = rng.normal(size=count)
-    probe, judge = (quality + rng.normal(0, deviation, count) for deviation in noise)
+    probe, judge = (quality + rng.normal(0, deviation, count) for deviation in noise[:2])
     if kind == "skewed":
         judge = 1 / (1 + np.exp(-judge)) ** 6
     elif kind == "tied":
@@ -38,14 +41,16 @@ def scored(
     else:
         judge = 0.5 + 0.1 * judge
     oracle = np.clip(np.rint(10 + 4 * (quality + rng.normal(0, 0.3, count))), 0, 20) / 20
-    return Scored(*(np.clip(x, 0, 1).round(6) for x in (0.5 + 0.1 * probe, judge, oracle)))
+    student = [0.5 + 0.1 * (quality + rng.normal(0, third, count)) for third in noise[2:]]
+    given = 0.5 + 0.1 * probe, judge, oracle, *student
+    return Scored(*(np.clip(x, 0, 1).round(6) for x in given))
 
 
 def fit(scores: Scored, target_keep: float, max_false_drop: float) -> Thresholds:
     """Thresholds of these documents."""
     keeps = scores.oracle >= would_keep(scores.oracle, target_keep)
     targets = Targets(target_keep, max_false_drop)
-    return fit_thresholds(scores.probe, scores.judge, keeps, targets)
+    return fit_thresholds((scores.student, scores.probe), scores.judge, keeps, targets)
 
 
 def write_val(directory: Path, scores: Scored) -> tuple[Path, Path]:

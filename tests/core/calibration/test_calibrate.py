@@ -102,7 +102,7 @@ def test_the_share_kept_of_new_documents_is_in_the_interval_in_93_of_100_trials(
         scores = scored(trial, count, kind=kind)
         target = (0.1, 0.3, 0.5, 0.8)[trial % 4]
         halves = slice(0, count // 2), slice(count // 2, count)
-        a, b = (type(scores)(*(x[half] for x in scores)) for half in halves)
+        a, b = (type(scores)(*(x[half] for x in scores[:3])) for half in halves)
         taus = fit(a, target, 0.02)
         assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
         kept = (Aggregates(*half).decisions(taus) == 2 for half in (a, b))
@@ -121,7 +121,7 @@ def test_figures_of_the_thresholds_hold_on_new_documents(tmp_path: Path) -> None
     assert 0 < summary["tau_drop"] < summary["tau_keep"], "a band lies between"
     assert min(summary[f"achieved_{d}"] for d in ("drop", "band", "keep")) > 0.02
     assert summary["probe_false_drop_rate"] <= 0.05
-    probe, judge, oracle = scored(10**6, 20_000, noise)
+    probe, judge, oracle = scored(10**6, 20_000, noise)[:3]
     exits = probe < summary["tau_probe"]
     kept = ~exits & (judge >= summary["tau_keep"])
     worth = oracle >= summary["oracle_tau_keep"]

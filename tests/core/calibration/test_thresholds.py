@@ -36,11 +36,12 @@ from tests.refusals import refused
 def test_thresholds_are_ordered_for_every_target(
     seed: int, count: int, noise: float, target_keep: float, max_false_drop: float
 ) -> None:
-    probe, judge, oracle = scores = scored(seed, count, (noise, noise))
+    scores = scored(seed, count, (noise, noise, noise))
+    probe, judge, oracle = scores[:3]
     keeps = oracle >= would_keep(oracle, target_keep)
     taus = fit(scores, target_keep, max_false_drop)
     assert 0 <= taus.tau_drop <= taus.tau_keep <= 1
-    exits = probe < taus.tau_probe
+    exits = Aggregates(*scores).exits(taus)
     drops = exits | (judge < taus.tau_drop)
     assert keeps[exits].sum() <= max_false_drop * exits.sum()
     assert keeps[drops].sum() <= max_false_drop * drops.sum()
@@ -71,7 +72,7 @@ def test_the_largest_certified_threshold_is_one_whose_bound_holds() -> None:
 
 def test_thresholds_lie_between_scores_so_noise_does_not_move_documents() -> None:
     rng = np.random.default_rng(0)
-    probe, judge, _ = documents = scored(1, 200, (0.5, 0.5))
+    probe, judge = (documents := scored(1, 200, (0.5, 0.5)))[:2]
     taus = fit(documents, 0.5, 0.3)
     for tau, scores in ((taus.tau_probe, probe), (taus.tau_drop, judge), (taus.tau_keep, judge)):
         nearest = np.abs(scores - tau).min()
@@ -90,10 +91,18 @@ def test_the_early_exit_takes_hardly_any_of_what_the_judge_keeps() -> None:
     rng = np.random.default_rng(0)
     judge, probe = rng.permutation(4000) / 4000, rng.permutation(4000) / 4000
     # The oracle would keep nothing, so every exit is safe by its word.
-    taus = fit_thresholds(probe, judge, np.zeros(4000, np.bool_), Targets(0.5, 0.5))
+    nothing, targets = np.zeros(4000, np.bool_), Targets(0.5, 0.5)
+    taus = fit_thresholds((None, probe), judge, nothing, targets)
     lost = (judge >= taus.tau_keep) & (probe < taus.tau_probe)
     assert 0 < lost.sum() <= 40
     assert (probe < taus.tau_probe).sum() > lost.sum()
+    # A student that takes all that may be lost leaves nothing for the probe to take.
+    student = rng.permutation(4000) / 4000
+    both = fit_thresholds((student, probe), judge, nothing, targets)
+    lost = (judge >= both.tau_keep) & ((student < both.tau_student) | (probe < both.tau_probe))
+    assert 0 < lost.sum() <= 40
+    assert both.tau_student > 0
+    assert both.tau_probe < taus.tau_probe
 
 
 def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> None:
@@ -110,7 +119,7 @@ def test_weights_of_an_independent_target_are_recovered_and_never_negative() -> 
 
 
 def test_reliability_bins_and_the_keep_curve_follow_the_scores() -> None:
-    _, judge, oracle = scores = Aggregates(*scored(2, 300, (0.1, 0.1)))
+    judge, oracle = (scores := Aggregates(*scored(2, 300, (0.1, 0.1))))[1:3]
     keeps = oracle >= would_keep(oracle, 0.5)
     bins = score_reliability(scores, scores, keeps, keeps)["reliability"]
     assert sum(b["count"] for b in bins) == 300
@@ -128,9 +137,12 @@ VALID = {
     "tau_drop": 0.3,
     "tau_keep": 0.5,
     "heads_digest": "h",
+    "tau_student": 0.1,
+    "student_digest": "s",
 }
 
 
+STEPS = ("student", "probe", "drop", "keep")
 EQUAL = dict.fromkeys(DIMENSIONS, 1.0)
 NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5", None)
 
@@ -138,8 +150,11 @@ NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5"
 @pytest.mark.parametrize(
     "change",
     [
-        *({f"tau_{name}": value} for name in ("probe", "drop", "keep") for value in NOT_SHARES),
+        *({f"tau_{name}": value} for name in STEPS for value in NOT_SHARES),
         {"tau_probe": 0.6},
+        {"tau_student": 0.6},
+        {"tau_student": 0.0},  # nothing leaves at a student, and yet one is named
+        *({"student_digest": value} for value in ("", 7)),
         {"tau_drop": 0.6},
         {"weights": {"density": 1.0}},
         {"weights": dict.fromkeys(DIMENSIONS, 0.0)},

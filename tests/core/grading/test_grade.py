@@ -19,7 +19,7 @@ from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import grade_rows
 from nmoe_core.grading.inputs import GradeDocument, docid_input, text_input
-from nmoe_core.heads.scoring import HeadScores
+from nmoe_core.heads.scores import HeadScores
 from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from tests.core.quality import (
@@ -106,9 +106,11 @@ def test_a_document_at_a_threshold_stays_and_one_below_the_probe_s_is_dropped() 
     probe = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
     exited = calibration.leaves_at_probe(probe)
     assert exited.tolist() == [True, False, False]
-    judge = np.full((3, 5), 4.0)
+    judge, no_student = np.full((3, 5), 4.0), np.full((3, 5), np.nan)
     documents = [GradeDocument(name, "web", np.empty(0, np.uint32)) for name in "abc"]
-    left, stayed, _ = grade_rows(documents, HeadScores(probe, judge, exited), calibration)
+    left, stayed, _ = grade_rows(
+        documents, HeadScores(probe, judge, exited, no_student), calibration
+    )
     assert (left["decision"], left["scores"], left["aggregated"]) == ("drop", None, 0.499999)
     assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 0.5)
 
