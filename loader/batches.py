@@ -241,9 +241,9 @@ class BatchReader:
         return array, self._wrap(array)
 
     def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
-        """This rank's row of the batch of `size` rows at sequence `n`, fewer than ranks, and which
-        part of how many it has of that row's targets. Ranks go one by one to the row that has the
-        most targets for each of its ranks."""
+        """This rank's row of the batch at sequence `n`, which has `size` rows, fewer than there are
+        ranks; and of that row's targets the number of this rank's part, and how many parts there
+        are. Ranks go one by one to the row that has the most targets for each of its ranks."""
         world_size, rank = self._options.world_size, self._options.rank
         if self._options.dtype == "uint32":
             raise ConfigError(

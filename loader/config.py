@@ -40,7 +40,8 @@ from loader.rows.stream import Split
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
-# A table is a slip of one of ours above the likeness of one slip in a short name.
+# A table whose name is at least this much like one of ours is taken for a misspelling of it: one
+# wrong letter in a short name is.
 _SLIP = 0.85
 
 
@@ -147,9 +148,9 @@ def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunS
 
 
 def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The tables of a run's TOML; in place of its sections `mixtures` and `flow`, keys that name
-    the file itself as mixture and flow profiles. Raises ConfigError where such a key names another
-    file."""
+    """The tables of a run's TOML. Its sections `mixtures` and `flow` are replaced by keys that name
+    this very file as the mixture and the flow profiles. Raises ConfigError where such a key names
+    another file."""
     inner = table.get("data")
     named = {**table, **(inner if isinstance(inner, Mapping) else {})}
     for section, key in _SECTIONS.items():

@@ -12,8 +12,8 @@ from loader.loader import DeterministicLoader
 from loader.opening import data_rank
 from loader.rows.stream import Split
 
-# A pass begins where another one did, or where a run was resumed. Single rows at random begin one
-# with every second row.
+# A sampler in order begins few passes: one at the start, and one where a run was resumed. A random
+# sampler seems to begin a new pass at every second row.
 _MOST_STARTS = 4
 
 

@@ -200,7 +200,7 @@ def _rest(
     stages: list[PlanStage] = []
     for segment in segments:
         before = [*kept, *stages][-1:]
-        # An urn is unbiased as it is, and has no share at any one place.
+        # `weighted_random` draws without replacement: it owes nothing at any one place.
         has_owed = before and plan.policy != "weighted_random"
         due = _owed_after(before[0]) if has_owed else {}
         listed = [source for source in segment.stage.sources if source.weight]

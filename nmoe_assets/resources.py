@@ -81,7 +81,7 @@ class Machine(dg.ConfigurableResource):
                 if is_gone(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            # The daemon starts it again no more than before: that is for who gave the command.
+            # The daemon does not start it again: that is for the person who gave the command.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
             show_under_location(instance, run, LOCATION)
 

@@ -41,7 +41,8 @@ def run_tasks(
     ConfigError where there is no such task.
 
     The status is 1 where one failed, 130 after an interrupt, and 143 after SIGTERM.
-    `show` takes a task before it starts, and when it is made; its number from 1, and how many."""
+    `show` is called for each task before it starts and when it has ended, with its number from 1
+    and the number of tasks."""
     _set_up(run)
     tasks = [job.name for job in task_jobs(run, run_sources(run))]
     made = build_definitions(run)

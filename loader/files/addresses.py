@@ -12,7 +12,8 @@ from typing import Any
 
 from loader.errors import ConfigError
 
-# A scheme has two letters at least, or it is a drive; `simplecache::s3` is two of them.
+# A scheme has at least two letters, because a single one is a drive; `simplecache::s3` is two
+# schemes.
 _MANGLED = re.compile(r"((?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]+):/(?!/)")
 
 
@@ -72,7 +73,7 @@ def local_path(
 
 
 class PathParser(argparse.ArgumentParser):
-    """A parser, as are its subparsers, that refuses URLs for every argument of type Path."""
+    """A parser that refuses URLs for every argument of type Path; so do its subparsers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,9 +1,10 @@
 """Blocks on this machine: a directory that several processes share and that keeps to its limit.
 
 A block's name is its SHA-256. It is checked before it gets its name, and again when a process maps
-a block that it has not fetched itself. Room is made under a lock of the directory before a block is
-written, the longest unused going first; to delete one is safe while others map it. A process that
-is killed leaves no lock, and at most one `.part`, which the next writer deletes.
+a block that it has not fetched itself. Before a block is written, room is made under a lock of the
+directory: the blocks unused for the longest time go first. A block may be deleted while other
+processes map it. A process that is killed leaves no lock, and at most one `.part`, which the next
+writer deletes.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CLAIMS = 256
-_KEEP = 0.9  # of the limit stays when room is made, so that the directory is seldom listed
+_KEEP = 0.9  # share of the limit that is kept when room is made, so that it is seldom made
 
 
 class BlockCache:

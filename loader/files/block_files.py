@@ -23,7 +23,7 @@ from loader.files.store import check_not_forked, read_bytes
 from loader.files.tokens import TokenFiles, max_mapped
 
 _REQUESTS, _AHEAD, _LEAST_BLOCKS = 16, 64, 8
-_TRIES = 8  # of a block that others delete before it is mapped
+_TRIES = 8  # to fetch a block that other processes delete before it is mapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class Found(NamedTuple):
 
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
-    """A whole file, or those of its bytes `[start, stop)` that there are; None where there is none.
-    Raises PlanError where the store does not answer, refuses or gives no ranges (E-STORE),
+    """A whole file, or its bytes `[start, stop)` as far as it has them; None where there is no such
+    file. Raises PlanError where the store does not answer, refuses or gives no ranges (E-STORE),
     ConfigError where its client is not installed."""
     with _asking(url):
         store, key = _store_of(url)
@@ -71,8 +71,8 @@ def copy(url: str, local: Path) -> bool:
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:
-    """As `copy`, but only the first bytes are the file's: the others, to its size, are zeros that
-    take no room. A server that gives no ranges gives the whole file."""
+    """As `copy`, but only of the first bytes: the rest of the local file, up to the size of the
+    whole, is a hole that takes no room. A server that gives no ranges gives the whole file."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -139,7 +139,7 @@ def check_not_forked() -> None:
 
 @cache
 def _first_process() -> int:
-    """The process that first asked a store, here or, where that came before a fork, above."""
+    """The process that first asked a store: this one, or the one that it was forked from."""
     return os.getpid()
 
 
@@ -279,8 +279,8 @@ def _refused(url: str, verb: str, error: Exception) -> PlanError:
 
 
 def _cause(error: BaseException) -> str:
-    """The message of another package's error, cut to one line. Of obstore's page of debugging the
-    store's own code and status remain, or the cause of a failed connection."""
+    """The message of another package's error, cut to one line. obstore gives a page of debugging;
+    only the store's own code and status are kept, or the cause of a failed connection."""
     text, _, details = str(error).partition("\n\nDebug source:")
     status = re.search(r"status code: (\d+(?: [A-Za-z]+)*)", text)
     if status is None:

@@ -97,7 +97,8 @@ class Pace:
             -(-(quota * self._total - phase) // rate)
             for quota, rate, phase in zip(quotas, self._rates, self._phases)
         )
-        # The closed form of the filler is another, within twice the number of sources.
+        # The heaviest source fills the rest, so this form is not exact for it: it is off by less
+        # than twice the number of sources.
         met += 2 * len(quotas)
         blocks = range(self._number_of(max(met - 1, 0)) + 1)
 
@@ -109,7 +110,7 @@ class Pace:
         return inside[bisect_left(inside, True, key=lambda n: is_met(self.counts_before(n)))]
 
     def _number_of(self, n: int) -> int:
-        # The rest of a period that is no whole block belongs to its last one.
+        # Where a period ends with a part of a block, that part belongs to its last whole block.
         per_period = max(1, self._period // self._size)
         period, inside = divmod(n, self._period)
         return period * per_period + min(inside // self._size, per_period - 1)
@@ -134,8 +135,8 @@ def paced_until_met(
     weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int, owed: Sequence[int]
 ) -> tuple[Pace, int]:
     """The stream of some sources, and for how many sequences it is good: until a source has first
-    had its quota. Quotas that are the weights' shares and what is owed, rounded, are followed
-    themselves; then all are met together at the end.
+    had its quota. Where the quotas are the weights' shares plus what is owed, only rounded, the
+    stream follows the quotas themselves, so that all of them are met together at the end.
     """
     total, num_sequences = sum(weights), sum(quotas)
     off = (

@@ -232,10 +232,10 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
     entries, dtype = [], None
     for path in sorted(directory.rglob("*.npy")):
         relative = path.relative_to(directory)
-        # What is hidden may be half made.
+        # A hidden file may be half written.
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
             header = read_npy_header(resolve_inside(directory, relative.as_posix()), dtype)
-            dtype = header.integers.name  # that of the first is that of all
+            dtype = header.integers.name  # the other files must have that of the first
             entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
     if dtype is None:
         raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")

@@ -18,7 +18,7 @@ from loader.plan.mixture import quotas
 from loader.plan.records import Consumed, LoaderPlan, SourceData
 from loader.plan.schedule import PlanSchedule
 
-# The keys of a row of `datasets`, and what a row says that leaves one out; None: it must say it.
+# The keys of a row of `datasets`, each with its value where a row leaves it out; None: no row may.
 _ROW = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
 
 

@@ -28,7 +28,8 @@ _Data = Path | str | TextSource  # a directory of tokens or its URL, or text
 
 class _Layout(NamedTuple):
     """The keys of a source. kinds: those that say where its data are, of which it has one. hub: its
-    name, configuration and revision on the hub. needs: what to say where it has another number."""
+    name, configuration and revision on the hub. needs: what the error asks for where it has none of
+    them or several."""
 
     keys: tuple[str, ...]
     kinds: tuple[str, ...]

@@ -19,7 +19,7 @@ from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
 _ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
-# Tokens that are shuffled among each other where all of a source are not: 16 MiB of most.
+# Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
 SHUFFLED_TOKENS = 2**22
 
 

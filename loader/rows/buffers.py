@@ -13,7 +13,7 @@ import numpy as np
 
 from loader.errors import ConfigError
 
-# A list that holds an array, and getrefcount's own argument.
+# References that are always there: the list that holds the array, and getrefcount's argument.
 _UNHELD = 2
 MAX_BUFFERS = 16
 

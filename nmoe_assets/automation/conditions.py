@@ -45,9 +45,9 @@ _unusable = (
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
     """When the asset of a key (without the mixture's prefix) is asked for; None for never.
 
-    A tick evaluates every node of every condition for every input: none stands here that another
-    one implies. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one input after
-    the other with the latter, and reads the status of each by itself.
+    A tick evaluates every node of every condition for every input, so no node stands here that
+    another one implies. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one
+    input after the other with the latter, and reads the status of each by itself.
     """
     mode = _mode(run, key[-1])
     if mode == "off":

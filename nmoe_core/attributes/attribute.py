@@ -1,7 +1,7 @@
 """One attribute of documents, and its file for one shard.
 
-The rows of a document depend on its text alone. So a file that was made with the same code and
-settings gives the rows of the texts that it has, and only new and changed texts are looked at.
+The rows of a document depend on its text alone. So rows of texts that an earlier file of the same
+code and settings holds are taken from that file, and only new and changed texts are looked at.
 Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 

@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
 
 
 def is_card(candidate: str) -> bool:
-    """Whether the digits pass Luhn's check and are as many as cards with this first digit have."""
+    """Whether the digits pass Luhn's check, at a length that cards with this first digit have."""
     digits = [int(char) for char in candidate if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     return len(digits) in _CARD_DIGITS[digits[0]] and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0

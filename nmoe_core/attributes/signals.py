@@ -7,8 +7,8 @@ A word is a run of characters other than white space; a CJK, kana or Thai charac
 own. A symbol word has no letter, mark or digit. Blank lines do not count as lines; paragraphs are
 separated by two or more line ends. A sentence ends with . ? ! or a similar sign, before white space
 or the end of a line. Shares are of a document's lines, paragraphs, words or characters, and 0 where
-it has none. C4 and RefinedWeb cut lines out of texts; recorded are the shares that they would keep
-or cut.
+it has none. C4 and RefinedWeb cut lines out of texts; here the shares are recorded that they would
+keep or cut.
 """
 
 from functools import cache

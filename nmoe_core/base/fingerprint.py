@@ -79,7 +79,8 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def seal_summary(value: dict[str, Any]) -> dict[str, Any]:
-    """A task's summary as it is written: with a version, since which it has a hash."""
+    """A task's summary as it is written: with a version, and sealed by a hash, which every summary
+    with a version has."""
     return sealed(value | {"schema_version": 1})
 
 

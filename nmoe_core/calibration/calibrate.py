@@ -171,7 +171,8 @@ def _fit(
     (fit, report, test), choice = choose(candidates)
     for half in (fit, report):
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
-    # The documents that prove the bounds also chose the grader: each may fail less often.
+    # The documents that prove the bounds also chose the grader, so each bound gets a smaller part
+    # of the error.
     targets = replace(targets, delta=DELTA / len(candidates))
     summary = summarise(fit, report, targets, test)
     facts = {

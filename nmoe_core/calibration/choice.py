@@ -51,7 +51,8 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     vals = _shared([val for val, _ in candidates])
     tests = [test for _, test in candidates if test is not None]
     tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
-    # Who reads less of a document takes more of them for the same: no such pair is parted.
+    # A grader that reads less of each document takes more documents for equal. Halves by its keys
+    # do not part such documents.
     keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
 

@@ -51,7 +51,7 @@ def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> Score
 
 
 def _quantile(degrees: int) -> float:
-    """Of chi-square, which a share of 99.9 % does not exceed; 0 of a single bin."""
+    """The 99.9 % quantile of chi-square; 0 where there is a single bin."""
     from scipy.special import chdtri
 
     return float(chdtri(degrees, 0.001)) if degrees else 0.0

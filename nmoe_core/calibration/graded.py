@@ -102,7 +102,8 @@ class PartialRows:
         self._log.close()
 
     def resume(self, tally: Tally) -> int:
-        """Cut the file to the rows that are known to be whole; count them into `tally`, and all."""
+        """Cut the file to the rows that are known to be whole, count them into `tally`, and return
+        how many there are."""
         note, num_rows = read_sealed(self._note) or {}, 0
         is_of_these = note.get("fingerprints") == self._fingerprints
         if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):

@@ -195,9 +195,9 @@ def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarra
 
     Both halves tell of it: the report half by counting, and the fit half because a threshold at an
     order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
-    The interval is of both counts together, at 97.5 %: it is to hold the share of new documents and
-    the report half's own at once, and each may fail half the time (Bonferroni). `keys` name the
-    contents of the documents of both.
+    The interval is of both counts together, at 97.5 %. It has to cover two things at once, the
+    share of new documents and that of the report half itself, so each gets half of the error
+    (Bonferroni). `keys` name the contents of the documents of both.
     """
     return wilson(*_independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 

@@ -119,7 +119,8 @@ def fit_thresholds(
     for step, given in enumerate(early):
         if given is None:
             continue
-        # What the judge keeps hardly leaves early, nor more than is to be dropped.
+        # Hardly any document that the judge keeps may leave early, and no more than are to be
+        # dropped.
         scores, ceiling = np.where(has_left, -1.0, given), least_keep
         if drop is not None:
             place = min(int(drop * len(scores)), len(scores) - 1)

@@ -2,7 +2,7 @@
 
 Results come back in the order of the items whatever the number of workers, and a bounded number of
 items is in flight, so memory stays bounded however long the input is and however many the workers.
-What is dear to open (a model, a tokenizer) is opened once per worker by an initializer:
+What is expensive to open (a model, a tokenizer) is opened once per worker by an initializer:
 
     map_shards(embed, batches, compute, initializer=partial(open_embedder, checkpoint))
 
@@ -47,8 +47,8 @@ def map_shards(
 
 @contextmanager
 def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
-    """Workers that several maps use one after the other. Processes of this machine start at once:
-    files and locks that are opened later are not theirs too."""
+    """Workers that several maps use one after the other. Processes of this machine start at once,
+    so they do not inherit files and locks that are opened later."""
     if compute.backend == "ray":
         from nmoe_core.compute.ray import open_ray_pool
 

@@ -68,7 +68,8 @@ class Worker:
 
 @contextmanager
 def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
-    """Workers that are started at once: files and locks that are opened later are not theirs."""
+    """Workers that are started at once, so they do not inherit files and locks that are opened
+    later."""
     context = _context()
     pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
     reader, writer = pipe

@@ -169,7 +169,7 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) 
 def _attend_block(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
     """Attention of q [X, Y, Q, D] over k and v [X, Y, S, D], mask [..., Q, S] added to scores."""
     if q.device.type == "cpu":
-        # The operator behind scaled_dot_product_attention, which itself keeps the sum to itself.
+        # The operator behind scaled_dot_product_attention, which does not return the sum.
         mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=mask
         )

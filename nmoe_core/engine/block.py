@@ -98,7 +98,8 @@ class MixtureOfExperts(nn.Module):
         return (top - logits.logsumexp(-1, keepdim=True)).exp_(), experts
 
     def _one_row(self, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
-        """As `forward` of one row, as decoding one sequence has: nothing to sort."""
+        """`forward` of a single row, the case of decoding one sequence: there is nothing to
+        sort."""
         run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
         results = x.new_empty(len(experts), x.shape[1])
         self._run(run, x.expand(len(experts), -1), results, min_rows=1)

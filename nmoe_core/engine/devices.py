@@ -43,7 +43,8 @@ class Shard:
         return items[self.index :: self.count]
 
     def device(self, kind: str) -> torch.device:
-        """The CPU, or one of the accelerators this process sees: number `index`, counted round."""
+        """The CPU, or one of the accelerators this process sees: number `index`, modulo how many
+        there are."""
         device = backend.known_device(kind)
         if device.type == "cpu" or device.index is not None:
             return device

@@ -97,7 +97,8 @@ class Transformer(nn.Module):
             config, form = checkpoint.config, checkpoint.expert_form(experts)
             backend.check_fits(checkpoint, dtype, form)
             runtime = choose_runtime(config, device, use_kernels)
-            # The tables first: what is read of a mapping counts, and they are the largest tensors.
+            # The tables are read first: what is read of a mapping counts as memory, and they are
+            # the largest tensors.
             tables = checkpoint.tables(dtype)
             # One by one, so that the plain form of two blocks is never in memory.
             blocks = [

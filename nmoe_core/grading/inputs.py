@@ -67,7 +67,8 @@ def docid_input(
 ) -> GradeInput:
     """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
-    Of a `sample` only so many are graded, chosen by the MD5 of their ids. `model` as `shard_input`.
+    With `sample`, only that many are graded, chosen by the MD5 of their ids. `model` as
+    `shard_input`.
     """
 
     def place(i: int) -> str:

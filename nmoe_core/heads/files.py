@@ -234,10 +234,10 @@ class LoadedHead(NamedTuple):
 
 
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
-    """Load a head for use on a backbone, where that lies, and on `max_ctx` tokens of a document.
-    Raises HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not
-    finite (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another
-    number of tokens (E-HEAD-CONTEXT)."""
+    """Load a head for a backbone, onto its device, and for `max_ctx` tokens of a document. Raises
+    HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not finite
+    (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another number of
+    tokens (E-HEAD-CONTEXT)."""
     header, tensors = read_head(path)
     named = header.get("backbone")
     trained_on = named.get("digest") if isinstance(named, dict) else None

@@ -44,7 +44,7 @@ class Labelled:
 
     @property
     def digests(self) -> Fingerprints:
-        """Of the labels of each split; empty where it has none."""
+        """Digests of the labels of each split; empty where it has none."""
         found = {split: labels.digest for split, labels in self.reported.items()}
         val, test = found.get("val", ""), found.get("test", "")
         return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
@@ -56,7 +56,7 @@ class Labelled:
         return sorted({source for labels in read for source in labels.sources})
 
     def fingerprints(self, corpus: Corpus) -> Fingerprints:
-        """Of the labels, and of what their document ids stand for."""
+        """Fingerprints of the labels, and of what their document ids stand for."""
         data = data_digest(corpus.data_root, self.sources)
         return {**self.digests, "data": data, **corpus.fingerprints}
 

@@ -86,8 +86,8 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
 
     `auc_better_half`: the chance that a document of the oracle's better half is placed above one of
     the other half. `precision_top_fifth`: of the fifth that is placed highest, the share that is in
-    the oracle's best fifth. Documents with the oracle's score at the edge count as within, so
-    chance reaches `chance_top_fifth`.
+    the oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth
+    count as inside, so a random order reaches `chance_top_fifth`.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
@@ -97,7 +97,7 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
         return auc(given[rows], better[rows])
 
     def precision(rows: np.ndarray) -> float:
-        # The order in which equal scores stand says nothing of the grader: each counts in part.
+        # The order among equal scores says nothing of the grader, so each of them counts in part.
         scores, hits = given[rows], best[rows]
         edge = np.sort(scores)[-count]
         above, at = scores > edge, scores == edge

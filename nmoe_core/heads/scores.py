@@ -71,17 +71,17 @@ class Scorer(Protocol):
 
     @property
     def digest(self) -> str:
-        """What thresholds are fitted for."""
+        """The digest that thresholds are fitted for."""
         ...
 
     @property
     def student_digest(self) -> str:
-        """Of the student that is asked before the probe; empty where none is."""
+        """Digest of the student that is asked before the probe; empty where none is."""
         ...
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Of the files that make the scores."""
+        """Digests of the files that make the scores, by name."""
         ...
 
     @property

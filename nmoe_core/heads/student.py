@@ -1,8 +1,8 @@
 """A student that needs no backbone: ridge regression of the oracle's scores on n-grams of tokens.
 
 The penalty is chosen by the closed form of leave-one-out errors. Costs an eigendecomposition: 4 s
-for 3,000 labels. Of more than `MAX_DUAL` labels, so many choose the penalty, and all are fitted by
-conjugate gradients. Scoring takes over 5 million tokens a second on one core.
+for 3,000 labels. With more than `MAX_DUAL` labels, that many choose the penalty, and all are fitted
+by conjugate gradients. Scoring takes over 5 million tokens a second on one core.
 """
 
 from collections.abc import Iterator, Sequence

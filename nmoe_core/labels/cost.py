@@ -85,7 +85,8 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
 
 
 def _parts(run: Run, job: LabelJob, oracles: Oracles) -> Iterator[tuple[Documents, Path, Oracle]]:
-    """What a job asks whom about; documents to label twice come once more."""
+    """The documents of a job, the directory of their labels, and the oracle; documents to label
+    twice come a second time."""
     yield job.documents, job.out_dir, oracles(run.rubric)
     if job.relabel:
         yield *second_labels(job), oracles(run.rubric.turned())

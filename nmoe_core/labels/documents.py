@@ -37,8 +37,8 @@ class Documents:
     """Documents to label, by `rows` of (document id, source), in their order.
 
     `fingerprints` are digests of everything the texts come from. `text` gives the text of an id and
-    `num_tokens` its length, or raise FormatError. Labels that name `former_data`, as earlier
-    versions did under `data`, stay.
+    `num_tokens` its length, or raise FormatError. Labels of earlier versions, whose `data` is
+    `former_data`, stay valid.
     """
 
     rows: list[tuple[str, str]]

@@ -58,7 +58,7 @@ class KnownAnswers(ExitStack):
         return len(self._places)
 
     def find(self, text_sha256: str, is_cut: bool) -> Record | None:
-        """The record of a text, shown whole or cut; its document is another one."""
+        """The record of a text, shown whole or cut; it is of another document with this text."""
         key, place = bytes.fromhex(text_sha256), None
         # The record of a cut text says so, which is wrong where the text is all of a document.
         for is_truncated in (False, True) if is_cut else (False,):

@@ -80,7 +80,7 @@ def png_markdown(png: bytes, alt: str) -> str:
 
 
 def say_empty(axes: Axes, what: str) -> None:
-    """Write into empty axes that no data is there."""
+    """Say in empty axes that there is no data."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, what, transform=axes.transAxes, ha="center", va="center", color=GREY)
 

@@ -71,7 +71,7 @@ def _made_from(shard_dir: Path, fingerprints: Fingerprints) -> dict[str, Any]:
 
 
 def _other_setting(then: dict[str, Any], now: dict[str, Any], *may_differ: str) -> str | None:
-    """The first key that differs, beside those that may, and a budget that grew."""
+    """The first key that differs and may not: a source may change, and a budget may grow."""
     then = {key: value for key, value in then.items() if key not in may_differ}
     now = {key: value for key, value in now.items() if key not in may_differ}
     key = "max_tokens"

@@ -167,8 +167,8 @@ def _final(names: tuple[str, ...], types: Any) -> Any:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """The rows of streams that follow each other in a file, about a block's at a time: every piece
-    costs as much as many rows."""
+    """The rows of streams that follow each other in a file, about a block's at a time: a piece
+    costs as much time as many rows."""
     import pyarrow as pa
 
     held, num_bytes = [], 0

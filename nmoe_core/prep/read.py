@@ -93,7 +93,7 @@ def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
     chosen = [
         (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))
         for i, record in enumerate(records)
-        # A replaced record is counted; of a long text no more copies are made.
+        # A replaced record has to be counted, and a long text must not be copied once more.
         if isinstance(record, Record) and not record.is_replaced and len(record.text) <= BLOCK_BYTES
     ]
     keys[[i for i, _ in chosen]] = line_keys(payload for _, payload in chosen)

@@ -125,7 +125,8 @@ def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:
 
 
 def share_of_mixture(split_dir: Path, num_tokens: int) -> float:
-    """Part of the tokens of all sources of this split's data root, if it has so many."""
+    """Share of the tokens of all sources in this split's data root, if the split has
+    `num_tokens`."""
     others = split_dir.parent.parent.glob(f"[!.]*/{split_dir.name}/{MANIFEST_NAME}")
     mine = split_dir / MANIFEST_NAME
     total = sum(load_manifest(path).total_tokens for path in others if path != mine)
@@ -160,7 +161,7 @@ def _kept(split_dir: Path) -> list[Path]:
 
 
 def _link_version(directory: Path, to: Path) -> None:
-    """The shards and, last, the manifest of a version as links in another directory."""
+    """Link the shards and, last, the manifest of a version into another directory."""
     to.mkdir(parents=True)
     for path in shard_dirs(directory):
         link_tree(path, to / path.name)

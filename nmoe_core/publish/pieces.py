@@ -120,5 +120,5 @@ def _piece(
 
 
 def _in_order(pieces: list[Piece]) -> list[Piece]:
-    """Each file once, data first; of files without a checksum above, that of below."""
+    """Each file once, data first. Of a file that several manifests name, the last piece counts."""
     return sorted({piece.name: piece for piece in pieces}.values(), key=lambda p: (p.tier, p.name))

@@ -162,7 +162,7 @@ def sample_tokens(
 ) -> dict[str, list[dict[str, Any]]]:
     """A seeded sample of the tokens of each file, with their text and the text around them.
 
-    Equal for files of one length; tokens outside the vocabulary have no text.
+    Positions are the same in all files of one length; tokens outside the vocabulary have no text.
     """
     found: dict[str, list[dict[str, Any]]] = {}
 

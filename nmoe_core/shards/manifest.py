@@ -205,7 +205,7 @@ def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
 
 
 def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
-    """An entry as its manifest writes it; or the one above it, with paths below `directory`."""
+    """An entry as its own manifest writes it; or, with `directory`, as the manifest above does."""
     row: dict[str, Any] = {
         "path": entry.path,
         "index_path": entry.index_path,

@@ -175,7 +175,8 @@ class DatasetsSource(Source):
         return datasets
 
     def _error(self, what: str, error: Exception, code: str) -> SourceError:
-        """One error for what the libraries raise; `code` unless it is absence or the network."""
+        """One error for what the libraries raise; its code is `code`, unless something is not there
+        or the network failed."""
         from huggingface_hub import errors
 
         do = None

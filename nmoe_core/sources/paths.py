@@ -226,7 +226,7 @@ def _refuse_loops(top: Path) -> None:
             )
         above |= {identity}
         for entry in entries:
-            # Costs a call of the system for a link alone.
+            # Only a link costs a system call.
             is_dir = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
             if is_dir and not entry.name.startswith("."):
                 waiting.append((entry.path, above))

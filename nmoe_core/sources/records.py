@@ -135,7 +135,8 @@ class Source(ABC):
         """Digest of what the source holds now; changes when any record may have changed."""
 
     def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """The same names and marks of files, once `changed` says how they differ from the last."""
+        """Note in `changed` how names and marks of files differ from the last ones; returns them as
+        they are."""
         now, before = dict(marks), self._marks
         if before is not None:
             names = sorted(now.keys() | before.keys())

@@ -259,8 +259,8 @@ def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
     """The bytes of all frames of a file, whole or an EOFError.
 
     The library's stream reader takes a cut frame for the end of the data; frame objects know, but
-    give all that an input holds at once. A small input bounds that, 128 KiB per 4 bytes: inputs are
-    large only where little came of the last, so at most 128 MiB come at once.
+    give all that an input holds at once. A small input bounds its output, 128 KiB per 4 bytes.
+    Inputs are large only where the last one gave little, so at most 128 MiB come at once.
     """
     frame, size = None, _LEAST_ZSTD_INPUT_BYTES
     while chunk := stored.read(size):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     """Fit the topic model over all sources; a current one is left alone.
 
-    One that an order depends on (stability other than `replan`) is kept although documents came.
+    A model that an order depends on (stability other than `replan`) is kept even after documents
+    were added.
     """
     from nmoe_core.curate.topics.assign import TopicSettings, fit_topic_model
     from nmoe_core.curate.topics.model import load_topic_model

@@ -1,7 +1,8 @@
 """The texts of many documents at once, as an Arrow array.
 
-Of an encoding, the bytes of all tokens of a batch are taken out of one table in a single call, many
-times as fast as decoding document by document, as other tokenizers do here.
+With an encoding of tiktoken, the bytes of all tokens of a batch are taken out of one table in a
+single call. That is many times as fast as decoding document by document, which is what other
+tokenizers need.
 """
 
 import functools

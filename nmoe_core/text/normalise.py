@@ -76,7 +76,8 @@ def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
     others = [i for i, payload in enumerate(encoded) if len(payload) != len(texts[i])]
     suspects |= _holders(others, encoded, _other_controls)
     for i in others:
-        # Where a look cannot tell, the whole is normalised to compare it: no long text.
+        # `is_normalized` may normalise the whole text to compare it, which a long one must not
+        # cost.
         is_long = len(texts[i]) > _LONG_CHARS
         if i not in suspects and (is_long or not unicodedata.is_normalized("NFC", texts[i])):
             suspects.add(i)

@@ -2,8 +2,8 @@
 
 The library that defines a tokenizer is its reference. `engine = "auto"` takes the fastest engine
 that is proven to give the reference's ids (`proof`), and the reference where there is none. Engines
-are not part of an output's identity. What a proof did not see, a sample of at most 3 % of the cpu
-time is there to find: that is an error, and no later process takes the engine. Prep then starts
+are not part of an output's identity. A sample, at most 3 % of the cpu time, looks for differences
+that the proof did not see: one is an error, and no later process takes the engine. Prep then starts
 again with the reference.
 """
 

@@ -47,7 +47,8 @@ class HelpfulParser(PathParser):
         return given
 
     def near(self, words: Sequence[str]) -> str:
-        """A question after flags of this parser, where one of the words may be misspelt for it."""
+        """The question whether flags of this parser were meant of which the words may be
+        misspellings; empty where there are none."""
         known = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help()))
         misspelt = [word.partition("=")[0] for word in words if word.startswith("--")]
         return _question([n for w in misspelt for n in difflib.get_close_matches(w, known)])

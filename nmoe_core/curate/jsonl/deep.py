@@ -44,7 +44,8 @@ from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
-# Factors of the most tokens in one pass: after a batch that did not fit, after one that did.
+# The limit of tokens in one pass is multiplied by these: after a batch that did not fit, and after
+# one that did.
 SHRINK, GROW = 0.6, 1.1
 
 

@@ -107,7 +107,8 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
         written += map(paths.picture, PICTURES)
         for path in written:
             for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
-                # Pictures and token counts may be another output's, which is now being written.
+                # Pictures and token counts may belong to another output, which is being written
+                # now.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield

@@ -1,8 +1,8 @@
 """Embeddings and token counts of records, through the cache: only new texts are computed.
 
-A row is found by the digest of its text and of the model, so appended records cost themselves and
-an edited one costs one. Each block is committed to the cache when it is done: a killed run loses
-one block. Equal texts are computed once. Special tokens are never added, texts are never cut.
+A row is found by the digest of its text and of the model, so only new and edited records cost
+anything. Each block is committed to the cache when it is done: a killed run loses one block. Equal
+texts are computed once. Special tokens are never added, texts are never cut.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,7 +3,8 @@
 An order is a function of the topic and the length of each document, `order(doc_clusters,
 doc_tokens, **options) -> int64 [N]`: position -> document. All take int64 `[N]` twice, as `arrange`
 checks them, are pure and deterministic, and break ties by the lower document number. `seed` and
-`epoch` turn an order into another one as good, in independent directions, so that no epoch repeats.
+`epoch` turn an order into another, equally good one, in independent directions, so that no epoch
+repeats.
 """
 
 from collections.abc import Callable

@@ -55,11 +55,11 @@ def stratified(
 ) -> np.ndarray:
     """The sample-count greedy: at each step the cluster furthest behind its share, lowest id first.
 
-    After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Times the
-    positive t (N - t) that is n_k t - placed_k N, which is kept here in integers, so ties are
-    exact; an exhausted cluster is below zero while the scores sum to zero, so it is never picked.
-    The first pick is the largest cluster. O(N K). Each epoch begins at another document of each
-    cluster; `seed` has no effect.
+    After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Multiplied by
+    the positive t (N - t), this is n_k t - placed_k N, which is kept here in integers, so that ties
+    are exact. The scores sum to zero and that of an exhausted cluster is below zero, so it is never
+    picked. The first pick is the largest cluster. O(N K). Each epoch begins at another document of
+    each cluster; `seed` has no effect.
     """
     # Only clusters that have documents: the score of an empty one would stay at zero.
     members = [documents for _, documents in members_by_topic(doc_clusters)]

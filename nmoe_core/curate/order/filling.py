@@ -2,8 +2,8 @@
 
 Documents go to windows in batches of one topic, at most one per window (bin covering), and the
 fills are then evened out by exchanging documents of the same topic, until windows end where
-documents end: few documents are cut. At another length than that of training `golden` is better.
-O(N log N).
+documents end: few documents are cut. If training uses windows of another length, `golden` is
+better. O(N log N).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Group:
 class _Windows(FilledWindows):
     """Deals documents to windows.
 
-    `fill` starts with the tokens of no document: those before the first window, and in the last
-    window the tokens that all documents fall short of whole windows.
+    `fill` starts with tokens that belong to no document: those before the first window, and in the
+    last window the tokens that all documents fall short of whole windows.
     """
 
     def __init__(
@@ -189,8 +189,9 @@ class _Windows(FilledWindows):
     def _windows_for(self, cluster: int, batch: np.ndarray, reserve: _Reserve) -> np.ndarray:
         """Different windows for the front of a batch, emptiest first.
 
-        Windows poor in this topic come first, then those poor in topics; where too few have room,
-        the room kept for other topics is given up, then the evenness of this one.
+        Windows with few documents of this topic come first, then those with few topics. Where too
+        few windows have room, the room kept for other topics is used, and then also windows that
+        have more of this topic.
         """
         count, fill = reserve.counts[cluster], self.fill
         is_poor = count <= int(count.min()) + 1

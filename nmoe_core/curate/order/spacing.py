@@ -1,8 +1,8 @@
 """Orders that space the documents of each topic evenly over the epoch; no window length is needed.
 
 Document r of the n of a topic goes to (r + phase) / n of the epoch, each topic with a phase of its
-own; the orders differ in how a topic's documents are ranked before. A few sorts, O(N log N), and
-at most 64 bytes of memory per document beside the input.
+own; the orders differ in how they rank a topic's documents first. A few sorts, O(N log N), and at
+most 64 bytes of memory per document beside the input.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
 class Turn(TypedDict, total=False):
-    """Options that turn an order into another one as good; both default to 0."""
+    """Options that turn an order into another, equally good one; both default to 0."""
 
     seed: int
     epoch: int
@@ -87,8 +87,8 @@ def balance_tokens(
     """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
 
     For exact mixing ratios. A topic of long documents gets wider gaps, so fewer topics meet in a
-    window than with `golden`. Lengths are dealt out as there; a document stands at the middle of
-    its tokens. This is what a greedy on the deficit of tokens arrives at.
+    window than with `golden`. Lengths are dealt out as with `golden`; a document stands at the
+    middle of its tokens. This is what a greedy on the deficit of tokens arrives at.
     """
     key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):

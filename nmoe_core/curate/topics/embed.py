@@ -3,7 +3,8 @@
 Rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in fp64, and the mean is L2-normalised.
 The EOS is left out; a document without text is the zero row. A row depends only on its document,
 not on the block that it was computed in. Memory is one block, of tokens or of the table, which is
-read alone. The table's digest names the tensor: checkpoints that share it share what it made.
+read alone. The table's digest names the tensor, so checkpoints that share it share what was made
+with it.
 """
 
 from __future__ import annotations

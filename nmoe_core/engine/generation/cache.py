@@ -99,7 +99,8 @@ class PagedCache:
         return slot
 
     def reserve(self, slot: int, length: int) -> bool:
-        """Give the slot pages for `length` positions; False, and nothing done, if too few are."""
+        """Give the slot pages for `length` positions; False, with nothing done, if too few are
+        free."""
         missing = self.pages_for(length) - len(self._pages[slot])
         if missing > len(self.free_pages):
             return False

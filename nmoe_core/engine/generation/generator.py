@@ -122,7 +122,8 @@ class BatchedGenerator:
         return self.idle
 
     def add(self, tokens: Sequence[int], max_tokens: int | None = None) -> int:
-        """Queue a prompt for `max_tokens` new tokens, by default all that fit; a sequence's id.
+        """Queue a prompt for `max_tokens` new tokens, by default as many as fit; returns its
+        sequence's id.
 
         Raises:
             ConfigError: Prompt and new tokens do not fit, or there are none (E-CONFIG-GENERATE).
@@ -261,7 +262,7 @@ class BatchedGenerator:
         return [] if before is None else self._read(before, taken)
 
     def _choose(self, logits: Tensor, sequences: list[Running], taken: Taken) -> Launched:
-        """Choose the sequences' tokens, on the device; those whose last it is end."""
+        """Choose the sequences' tokens, on the device; a sequence ends with its last one."""
         samplings = [taken[sequence.seq_id][1].sampling for sequence in sequences]
         places = [len(sequence.tokens) for sequence in sequences]
         launched = Launched(Arriving(choose(logits, samplings, places)), sequences, places)

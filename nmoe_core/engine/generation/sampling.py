@@ -127,7 +127,8 @@ def _draw(kept: Tensor, shares: list[float]) -> Tensor:
 def _smallest_kept(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """[B, 1]: the probability with which the largest of each row first sum to `top_p` [B, 1]."""
     size = probabilities.shape[1]
-    # A look at a part has to be waited for, which is dear on a GPU: there all are sorted at once.
+    # Looking at a part first means waiting for the result, which is expensive on a GPU: there all
+    # are sorted at once.
     count = min(_FIRST_LOOK, size) if probabilities.device.type == "cpu" else size
     largest = probabilities.topk(count).values
     mass = largest.cumsum(-1)

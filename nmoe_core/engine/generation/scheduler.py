@@ -70,7 +70,8 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._next_id = itertools.count()
-        # Prompts just finished stay in the tree, so that one added after another shares with it.
+        # Prompts that have just finished stay in the tree, so that a prompt that comes later can
+        # share their beginning.
         self._finished: deque[Node] = deque(maxlen=len(cache.tables))
 
     def add(self, prompt: list[int], max_tokens: int) -> int:
@@ -128,7 +129,8 @@ class Scheduler:
         if not self._waiting or not self.cache.free_slots:
             return
         being_made = {node for sequence in self._running for node in self._to_make(sequence)}
-        # Only so far down the queue: else the cost of a pass would grow with what waits.
+        # Only the head of the queue is looked at: else the cost of a pass would grow with the
+        # number of waiting prompts.
         for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue

@@ -32,8 +32,8 @@ class QueryBlocks:
 
     documents, firsts: int32 [max_blocks], document and first row within it of each block; a
     document of -1 marks blocks past the last. starts, key_starts: int32 [B + 1], first row and
-    first key of each document. Of a document with more keys than queries, the queries are the last
-    ones, and keys that no window reaches may be left out at its beginning.
+    first key of each document. Where a document has more keys than queries, the queries are its
+    last positions, and keys at its beginning that no window reaches may be missing.
     """
 
     documents: Tensor

@@ -84,7 +84,8 @@ DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
 
 
 class HeuristicOracle:
-    """Scores texts by their statistics; records name the rubric by its hash, which is not read."""
+    """Scores texts by their statistics; records name the rubric by its hash, although it is not
+    read."""
 
     def __init__(self, rubric_hash: str = "") -> None:
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)

@@ -53,7 +53,8 @@ class Appender:
             [0, *np.cumsum(sizes).tolist()]
             for sizes in (num_tokens, is_new, num_tokens * is_new, id_bytes * is_new)
         )
-        # A run is of one shard; it is new, or of documents that follow each other in an old file.
+        # A run is of one shard; its documents are all new, or they follow each other in one old
+        # file.
         offsets = np.where(is_new, np.iinfo(np.int64).min, numbers - np.arange(len(numbers)))
         is_first = np.diff(buckets, prepend=-1).astype(np.bool_)
         is_first[1:] |= offsets[1:] != offsets[:-1]

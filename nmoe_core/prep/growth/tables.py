@@ -2,7 +2,8 @@
 
 They lie in `.prep/known`, 112 bytes per document; making them takes 40 bytes of memory per
 document. A file with another checksum than its manifest says is left out, and so are documents that
-may have been cut. Lines of a shard are in the table where the settings are those of then.
+may have been cut. Lines of a shard are in the table only where the settings are those that it was
+made with.
 """
 
 import logging
@@ -97,7 +98,7 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     info = manifest.extra.get("source_info", {})
     if info.get("truncated_documents", 1) and table.shape[1]:
         lengths = table[8] - table[7]
-        table[:7, lengths == lengths.max()] = 0  # those that were cut are the longest
+        table[:7, lengths == lengths.max()] = 0  # documents that were cut are the longest
     np.save(shard.table, table)
     return files
 
@@ -145,7 +146,8 @@ def join_tables(
     joined[11] = np.repeat(np.arange(len(every)), [file.num_documents for file in every])
     for name, column in ((BY_TEXT, joined[0]), (BY_LINE, joined[4])):
         order = np.argsort(column, kind="stable")
-        order = order[np.searchsorted(column, 1, sorter=order) :]  # without those of no use
+        # The key 0 finds no document.
+        order = order[np.searchsorted(column, 1, sorter=order) :]
         np.save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
     joined.flush()
     (tables / FILES).write_bytes(orjson.dumps([tuple(file) for file in every]))

@@ -65,7 +65,7 @@ def find_causes(num_suspects: int, is_gone: Callable[[list[int]], bool]) -> list
     causes: list[int] = []
     high, was_gone, was_there = num_suspects, False, False
     while not causes or not is_gone(causes):
-        low = 0  # of the head before `high`, so many are too few
+        low = 0  # masking this many of the head before `high` is not enough
         while high - low > 1:
             middle = (low + high) // 2
             if is_gone([*range(middle), *causes]):
