@@ -39,8 +39,8 @@ class SourceWindows:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """That `after` is `before` up to a step. prefix_sha256: of the source and the window of each
-    sequence before it. windows: of each source of `after`."""
+    """The proof that `after` is `before` up to a step. prefix_sha256: of the source and the window
+    of each sequence before it. windows: of each source of `after`."""
 
     step: int
     before: LoaderPlan

@@ -1,9 +1,9 @@
 """From a plan, its file, its URL or a run's settings to a plan and its loader.
 
-Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader/runs.md. Of a
-mapping or a file each key must be one of the loader's, or a table of another task's or the
-trainer's; the table `data` is the loader's. Of an object only the attributes with the loader's
-names are read. None and "" count as not set.
+Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader/runs.md. Each
+key of a mapping or a file must be one of the loader's, or a table of another task or of the
+trainer; the table `data` is the loader's. Of an object only the attributes with the loader's names
+are read. None and "" count as not set.
 """
 
 import difflib

@@ -80,7 +80,8 @@ class BlockFiles(TokenFiles):
         return self._paths
 
     def read_ahead(self, blocks: Iterable[int]) -> None:
-        """Fetch these blocks, in this order, ahead of their use; those of before are forgotten."""
+        """Fetch these blocks, in this order, ahead of their use; blocks asked for earlier are
+        forgotten."""
         self._forget()
         self._needs = iter(blocks)
         self._fill()

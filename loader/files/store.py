@@ -1,9 +1,9 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises errors of its own: all become one of one line, so that a store that is
-down (E-STORE) is told from a missing file. Credentials come from the environment; those of S3 also
-from AWS profiles where botocore is installed, those of HTTP from the URL. A write is whole under
-its name or not there.
+Each store's client raises errors of its own. All become one error of one line, so that a store that
+is down (E-STORE) is told from a missing file. Credentials come from the environment; those of S3
+also from AWS profiles where botocore is installed, those of HTTP from the URL. A write is whole
+under its name or not there.
 """
 
 import base64

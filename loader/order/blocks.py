@@ -35,9 +35,10 @@ _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 
 class Pace:
     """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
-    its share. A block has more than `block_size` sequences where the heaviest source could not give
-    way to all others within one. `key` says which phases and orders. owed: in 1 / OWED_UNIT
-    sequences, what each source is to have beside its share; with `in_shares` it is a part of it.
+    its share. A block is longer than `block_size` sequences where the heaviest source would
+    otherwise leave no room in it for all the others. `key` seeds phases and orders. owed: in 1 /
+    OWED_UNIT sequences, what each source gets beside its share; with `in_shares` the shares contain
+    it.
     """
 
     def __init__(

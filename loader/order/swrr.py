@@ -109,7 +109,8 @@ def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] =
 
 
 def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> array[int]:
-    """The next picks; `charged`, accumulators with the next weights added, goes on with them."""
+    """The next picks. `charged`, the accumulators with the next weights added, is moved on by
+    them."""
     num_sources, period = len(weights), sum(weights)
     # Row k is what the accumulators gain after k was picked: one addition per pick.
     gains = np.tile(np.array(weights, np.int64), (num_sources, 1))

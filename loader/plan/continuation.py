@@ -85,7 +85,7 @@ def resume_counts(
     known = []
     for name, digest in ((source.name, source.content_hash) for source in plan.sources):
         if name in own and (own[name].rows or own[name].tokens):
-            # In an order of its own a window is the only row that can be counted on.
+            # Where windows have an order of their own, only whole windows can be counted.
             rows = own[name].sequences if order else own[name].rows
             read = replace(own[name], source=name, rows=rows, content_hash=digest, order=order)
             known.append(read)
@@ -100,7 +100,7 @@ def without_consumed(
 
     What was read, of whichever source, took steps from the start; a begun step counts as done. The
     stage that holds the next step keeps what is left of its length, shared among its weights. A run
-    that reads its data to their ends has all that is left of them instead. Raises StateError where
+    that reads its data to their ends gets all that is left of them instead. Raises StateError where
     nothing is left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size

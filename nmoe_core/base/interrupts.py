@@ -1,8 +1,8 @@
 """Interrupts: SIGTERM ends a command in one line, and one that Python ignores is sent again.
 
-What the handler of a signal raises inside a finaliser, or a callback of a weak reference or of the
-garbage collector, Python prints and ignores (`sys.unraisablehook`): the program was told to stop
-and goes on.
+Python prints and ignores (`sys.unraisablehook`) what the handler of a signal raises inside a
+finaliser, or inside a callback of a weak reference or of the garbage collector: the program was
+told to stop and goes on.
 """
 
 import os

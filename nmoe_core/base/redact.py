@@ -24,7 +24,8 @@ class Redactor:
         self._spellings = sorted(spellings, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
-        """The text without the secret. Clean first and cut then: half a key is no spelling."""
+        """The text without the secret. Clean first and cut afterwards: half a key would not be
+        recognised."""
         for spelling in self._spellings:
             text = text.replace(spelling, HIDDEN)
         return without_credentials(_AUTHORIZATION.sub(rf"\1{HIDDEN}", text))

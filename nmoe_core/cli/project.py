@@ -202,7 +202,7 @@ def _show_report(report: dict[str, Any]) -> None:
 
 
 def _costs(run: Run) -> list[dict[str, Any]]:
-    """What runs through Dagster took; none where it is not installed."""
+    """The times that runs through Dagster took; none where it is not installed."""
     try:
         return _of_dagster("costs")(run)
     except ConfigError:
@@ -210,7 +210,7 @@ def _costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_dagster(name: str) -> Callable[..., Any]:
-    """What does a verb on the platform's side; ConfigError where Dagster is not installed."""
+    """The function of a verb on the platform's side; ConfigError where Dagster is not installed."""
     (verb,) = entry_points(group=_VERBS, name=name)
     try:
         return verb.load()

@@ -25,7 +25,8 @@ class Parcel(NamedTuple):
 
 
 class Slots:
-    """The slots of one pool. A slot is free again once its item's worker cannot write to it."""
+    """The slots of one pool. A slot is free again once its item's worker can no longer write to
+    it."""
 
     def __init__(self, num_slots: int) -> None:
         self._slots = [mmap.mmap(-1, SLOT_BYTES) for _ in range(num_slots)]

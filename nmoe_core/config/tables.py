@@ -132,7 +132,8 @@ class ComputeTable(StrictModel):
     pods: PodsTable | None = None
 
     def for_work(self, *, workers: int | None = None, gpus: bool = False) -> ComputeTable:
-        """This table for one kind of work: with its own number of workers, GPUs if it uses them."""
+        """This table for one kind of work: with that work's own number of workers, and with GPUs if
+        it uses them."""
         ray = self.ray if gpus else self.ray.model_copy(update={"gpus_per_task": 0.0})
         return self.model_copy(update={"workers": workers or self.workers, "ray": ray})
 
@@ -140,10 +141,10 @@ class ComputeTable(StrictModel):
 class CurationTable(StrictModel):
     """`[curation]`: which documents are kept, and in which order.
 
-    `seq_len` is the window that orders fill, by default that of the run's loader. `stability` is
-    what an order owes to the one before: nothing (`replan`), that old documents keep their order
-    (`insert_only`), or that those consumed stay in place (`resume`): `resume_from_token` says how
-    many tokens of each source training has read.
+    `seq_len` is the window that orders fill, by default that of the run's loader. `stability` says
+    what a new order keeps of the one before: nothing (`replan`), the order of the old documents
+    (`insert_only`), or the places of those that training has read (`resume`), of which
+    `resume_from_token` gives the tokens of each source.
     """
 
     include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)

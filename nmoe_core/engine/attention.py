@@ -129,7 +129,7 @@ def attend(
     """
     batch, num_kv, group, length, head_dim = q.shape
     lead, tail = start % QUERY_BLOCK_SIZE, -(start + length) % QUERY_BLOCK_SIZE
-    # Whole blocks: a product of another shape would round a document's rows otherwise.
+    # Whole blocks: a product of another shape would round a document's rows differently.
     q = F.pad(q, (0, 0, lead, tail)).reshape(batch * num_kv, group, -1, head_dim)
     origin = 0 if window is None else max(0, start - lead - window + 1)
     missing = start + length - k.shape[2] - origin

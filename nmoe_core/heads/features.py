@@ -4,7 +4,7 @@ The heads see the first `max_ctx` tokens of a document, without the EOS. Documen
 are padded on the right and run together. Lengths say what is padding, never a token's value. A
 document with states that are not finite fails; more than a few of those are an error.
 
-Of training documents, pooled states are kept on disk in parts, so that another training costs no
+Pooled states of training documents are kept on disk in parts, so that another training costs no
 backbone pass: 11.5 kB per document at 2,880 dimensions. States at every position are kept in memory
 where they fit.
 """
@@ -167,7 +167,8 @@ def finite_states(
     failed: dict[int, str],
     start: Residual | None = None,
 ) -> tuple[Tensor, Batch]:
-    """Residual after block `tap`, `[B, T, H]`, of the documents in which it is finite, and those.
+    """Residual after block `tap`, `[B, T, H]`, of the documents in which it is finite, and their
+    batch.
 
     Values are counted before any mask, mean or clamp could hide them; `failed` gets the reason of
     each other document, by its row. From `start`, only the blocks after that residual run.

@@ -86,8 +86,8 @@ class Scorer(Protocol):
 
     @property
     def scored_by(self) -> Fingerprints | None:
-        """Fingerprints of a score beside the texts of its batch; None where a score is as quickly
-        made as found."""
+        """Fingerprints of a score beside the texts of its batch; None where making a score is as
+        quick as finding it."""
         ...
 
     @property

@@ -98,7 +98,7 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
             label = f"{name}: {curve[-1, 1]:.4g} at the end" if len(curve) else name
             axes.plot(curve[:, 0], curve[:, 1], color=color, marker=marker, label=label)
         losses = np.concatenate([curve[:, 1] for curve in points.values()])
-        # Within one power of ten a log axis has no room for labels but one.
+        # Within one power of ten, a log axis has room for a single label.
         if 0 < 10 * losses.min() <= losses.max():
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

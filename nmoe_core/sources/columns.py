@@ -200,7 +200,8 @@ def _as_bytes(pa: Any, array: Any) -> Any:
     kind = array.type
     if pa.types.is_integer(kind):
         return array
-    # A cast from text to bytes does not validate UTF-8: the record that is not reports it.
+    # A cast from text to bytes does not validate UTF-8; a record whose text is not valid reports
+    # that itself.
     is_small = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)
     return array.cast(pa.binary() if is_small else pa.large_binary())
 

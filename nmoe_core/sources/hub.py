@@ -192,7 +192,8 @@ class DatasetsSource(Source):
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Versions of the client use different HTTP libraries; the bases name the error of the one here.
+    # Versions of the client use different HTTP libraries; the base classes of its error include
+    # that of the library.
     return OSError, *HfHubHTTPError.__bases__
 
 

@@ -184,7 +184,7 @@ def _remote_files(expanded: Sequence[tuple[str, str]]) -> Iterator[SourceFile]:
 
 
 def _type(fs: Any, key: str) -> str:
-    # Not fs.isfile, to which a store that does not answer is a file that is not there.
+    # Not fs.isfile: it takes a store that does not answer for a missing file.
     try:
         return str(fs.info(key)["type"])
     except FileNotFoundError as error:

@@ -145,8 +145,8 @@ def _without_specials(reference: JsonReference) -> bytes:
 
 
 def _refuse_other_merges(reference: JsonReference) -> None:
-    """quicktok merges the pair that makes the token of the lowest id. That is what the merges say
-    where every longer token is made by one, in the order of ids, from tokens before it."""
+    """quicktok merges the pair that makes the token of the lowest id. That agrees with the merges
+    if each longer token is made by one merge, in the order of ids, from tokens before it."""
     model = reference.data["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     if model.get("type") != "BPE" or reference.added or any(model.get(key) for key in odd):

@@ -169,7 +169,8 @@ class _Windows(FilledWindows):
         return documents[np.argsort(-self.load[documents], kind="stable")]
 
     def _group(self, documents: np.ndarray) -> None:
-        """Make groups of documents already placed: the j-th of each topic in its window."""
+        """Group documents that are placed already: each group is one topic's j-th documents of all
+        windows."""
         place = self.window[documents] * self.num_clusters + self.clusters[documents]
         grouped = np.argsort(place, kind="stable")
         rank = np.empty(len(documents), np.int64)
@@ -211,7 +212,8 @@ class _Windows(FilledWindows):
         return np.argsort(fill, kind="stable")[: len(batch)]
 
     def _serve_tight(self, pools: dict[int, np.ndarray], reserve: _Reserve) -> None:
-        """The shortest documents to windows too full to be dealt one of each topic later."""
+        """Give the shortest documents to windows that are too full to get one of each topic
+        later."""
         tight = np.flatnonzero(self.fill + _TIGHT * reserve.needed > self.seq_len)
         tight = tight[np.argsort(self.fill[tight], kind="stable")]
         for cluster in sorted(pools, key=lambda cluster: (self.load[pools[cluster][-1]], cluster)):

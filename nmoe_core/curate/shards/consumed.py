@@ -1,8 +1,8 @@
 """Start of a curated shard in its source's stream, and its documents that are consumed.
 
 The loader reads the curated shards of a source one after another, so a shard begins where those
-before it end. Before anything is curated that is known from decisions and lengths alone; once
-training has begun, from the curated shards that it reads.
+before it end. Before anything is curated, that place is known from decisions and lengths alone;
+once training has begun, it is known from the curated shards that training reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,11 +1,11 @@
 """`nmoe bisect`: which documents of some steps cause a symptom, found by replays that mask them.
 
 A replay runs the user's command over a plan in which some suspects are no target and their text is
-EOS. The last number it prints is the symptom's, which is there where it is above a threshold or not
-a number. Suspects stand in the order in which the run reads them. The shortest head of them that
-must be masked for the symptom to go ends with a cause, which halving finds in log2(n) replays, and
-one more tells whether it is the only one. If not, it stays masked, and the head before it is
-searched. More masked documents must not bring the symptom back.
+EOS. The last number that it prints measures the symptom, which is there if the number is above a
+threshold or not a number. Suspects stand in the order in which the run reads them. The shortest
+head of them that must be masked for the symptom to go ends with a cause, which halving finds in
+log2(n) replays, and one more tells whether it is the only one. If not, it stays masked, and the
+head before it is searched. More masked documents must not bring the symptom back.
 """
 
 from __future__ import annotations
