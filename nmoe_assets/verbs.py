@@ -79,7 +79,7 @@ def run_tasks(
 
 
 def costs(run: Run) -> list[dict[str, Any]]:
-    """Time of the runs of each job that succeeded, most first: `task`, `runs`, `seconds`, and the
+    """The successful runs of each job, the longest in all first: `task`, `runs`, `seconds`, and the
     `last` one's end. None where the project has no home of Dagster yet; nothing is written."""
     home = Path(os.environ.get("DAGSTER_HOME", run.base / ".dagster"))
     if not (home / "dagster.yaml").is_file():

@@ -1,8 +1,9 @@
 """Published rules as clauses over the columns of `signals`: what each keeps, never applied alone.
 
 A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors on
-English web text. `languages` names the languages that a preset was made for; none is for code.
-Where a rule cuts lines out of texts, its clause is about the share that it would keep.
+English web text. `languages` names the languages that a preset was made for; a preset without
+languages is for code. Where a rule cuts lines out of texts, its clause is about the share that it
+would keep.
 """
 
 from typing import NamedTuple
