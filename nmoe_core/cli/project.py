@@ -45,6 +45,8 @@ def register(verbs: Any) -> None:
     report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
     text = "write a page of all of it to FILE, and a data card and Croissant metadata beside it"
     report.add_argument("--html", type=Path, metavar="FILE", help=text)
+    text = "show N kept and N left-out documents, and why"
+    report.add_argument("--sample", type=number(0), default=0, metavar="N", help=text)
     add_run_flags(report, is_required=True)
     text = "write a tiny checkpoint of random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
@@ -161,7 +163,14 @@ def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
 
     run = run_of(arguments)
     if arguments.html is None:
-        return run_report(run)
+        report = run_report(run)
+        if arguments.sample:
+            from nmoe_core.report.samples import samples_of_all
+
+            names = [source["source"] for source in report["sources"]]
+            found = samples_of_all(run, names, arguments.sample)
+            report["samples"] = [one._asdict() for one in found]
+        return report
     from nmoe_core.report.write import write_report
 
     written = write_report(run, arguments.html, _costs(run))
@@ -179,8 +188,7 @@ def _show_report(report: dict[str, Any]) -> None:
     print_table(columns, [*rows, ["total", *totals, None, None, None]])
     print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
-    reasons = [f"{count:,} {reason}" for reason, count in report["left_out"].items()]
-    print(f"\nleft out: {', '.join(reasons) or 'no document'}\n")
+    _show_left_out(report)
     show_scoreboard(report["heads"])
     if (choice := report["grader_choice"]) is not None:
         print(textwrap.fill(choice["sentence"], 112))
@@ -199,6 +207,28 @@ def _show_report(report: dict[str, Any]) -> None:
         f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
     )
     print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
+
+
+def _show_left_out(report: dict[str, Any]) -> None:
+    """What was left out by reason and source, what that changed, and documents to read."""
+    sources = [source["source"] for source in report["sources"]]
+    reasons = [
+        [why, sum(counts.values()), *(counts.get(name, 0) for name in sources)]
+        for why, counts in report["left_out"].items()
+    ]
+    print()
+    print_table(["left out", "documents", *sources], reasons or [["no document", 0]])
+    print("\nshares of tokens that changed most, before and after:")
+    for kind, moved in report["composition"].items():
+        shares = (f"{name} {100 * old:.1f} -> {100 * new:.1f} %" for name, old, new in moved)
+        print(textwrap.fill(f"{kind + ':':10}{'; '.join(shares)}", 112, subsequent_indent=" " * 10))
+    print()
+    for sample in report.get("samples", []):
+        verdict = f"left out: {sample['reason']}" if sample["reason"] else "kept"
+        text = textwrap.shorten(sample["text"], 160, placeholder=" ...")
+        print(f"{sample['doc_id']}\n  {verdict} ({sample['judged']})\n  {text!r}")
+    if report.get("samples"):
+        print()
 
 
 def _costs(run: Run) -> list[dict[str, Any]]:

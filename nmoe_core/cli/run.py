@@ -197,7 +197,7 @@ def _print_document(facts: dict[str, Any]) -> None:
     print(f"label       {_label(facts)}")
     print(f"grade       {_grade(facts)}")
     if verdict := facts.get("selection"):
-        print(f"selection   {'kept' if verdict['keep'] else 'dropped by ' + verdict['dropped_by']}")
+        print(f"selection   {'kept' if verdict['keep'] else 'left out: ' + verdict['why']}")
     print(f"curated     {_curated(facts['curated'])}")
     print(f"training    {_training(facts['readings'])}")
 

@@ -78,7 +78,7 @@ def totals(corpus: Corpus) -> dict[str, int | None]:
 
 def data_card(corpus: Corpus) -> str:
     """The Markdown of the card, with its YAML head."""
-    found, name = totals(corpus), _name(corpus)
+    found, name = totals(corpus), corpus.name
     head = {
         "pretty_name": name,
         "license": "unknown",
@@ -109,8 +109,8 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
         yield "\n## What was left out\n"
         yield f"Kept is a document of which this is true: `{rule_of(run)}`\n"
         try:
-            for reason, count in left_out(run, corpus.sources).items():
-                yield f"* {count:,} documents: {_plain(reason)}"
+            for reason, counts in left_out(run, corpus.sources).items():
+                yield f"* {sum(counts.values()):,} documents: {_plain(reason)}"
         except UNREADABLE as error:
             yield f"Cannot be shown: {_plain(one_line(error))}"
     if headers := head_headers(run):
@@ -139,10 +139,6 @@ def _plain(text: str) -> str:
     return line
 
 
-def _name(corpus: Corpus) -> str:
-    return corpus.run.path.absolute().parent.name
-
-
 def _size(count: int) -> str:
     return next((name for limit, name in _SIZES if count < limit), "n>1T")
 
@@ -162,7 +158,7 @@ def _languages(corpus: Corpus) -> list[str]:
 
 def croissant(corpus: Corpus, base: Path) -> str:
     """The JSON-LD of the corpus, with paths from the directory that it lies in."""
-    name, tree = _name(corpus), corpus.run.tree
+    name, tree = corpus.name, corpus.run.tree
     made = [path for path in [*corpus.manifests(), *corpus.curated()] if path.is_file()]
     files = [_file(path, base) for path in [*made, *[tree.plan] * tree.plan.is_file()]]
     found = [one for one in map(readable_manifest, made) if one is not None]

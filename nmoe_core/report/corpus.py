@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loader.files.format import Manifest, load_manifest
+from loader.plan.tables import PROJECT_FILE
 from nmoe_core.base.errors import NmoeError, one_line
 from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.run import Run
@@ -40,6 +41,12 @@ class Corpus:
         made = {name: readable_manifest(run.tree.manifest(name)) for name in names}
         sizes = {name: one.total_tokens for name, one in made.items() if one is not None}
         return cls(run, sorted(names, key=lambda name: -sizes.get(name, 0)))
+
+    @property
+    def name(self) -> str:
+        """The directory of a project, else the configuration without its suffix."""
+        path = self.run.path.absolute()
+        return path.parent.name if path.name == PROJECT_FILE else path.stem
 
     @property
     def drawn(self) -> list[str]:

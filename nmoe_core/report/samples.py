@@ -1,6 +1,7 @@
 """Documents to read: some that are kept and some that are left out of each source, and why."""
 
 from collections.abc import Sequence
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +10,10 @@ from nmoe_core.calibration.graded import read_graded, scored_by
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import DocumentReader, beginning
-from nmoe_core.tasks.selection.outcome import COPIES, outcome_of
+from nmoe_core.tasks.selection.outcome import outcome_of, why_left_out
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _TOKENS, _CHARS = 400, 1200
-_COPY = ("exact_of", "near_of", "near_jaccard")
 
 
 class Sample(NamedTuple):
@@ -39,9 +39,18 @@ def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sampl
     kept = _spread(np.flatnonzero(codes == 0), count)
     groups = [_spread(np.flatnonzero(codes == i), count) for i in range(1, len(reasons) + 1)]
     turns = [group[k] for k in range(count) for group in groups if k < len(group)]
-    names = ["", *reasons]
-    found = _read(run, shard, [(i, names[codes[i]]) for i in [*kept, *turns[:count]]])
+    found = _read(run, shard, [*kept, *turns[:count]])
     return found[: len(kept)], found[len(kept) :]
+
+
+def samples_of_all(run: Run, sources: Sequence[str], count: int) -> list[Sample]:
+    """Up to `count` kept documents, then as many that are left out, of all sources in turn."""
+    found = [samples(run, source, count) for source in sources]
+    chosen: list[Sample] = []
+    for of_kind in zip(*found):
+        turns = chain.from_iterable(zip_longest(*of_kind))
+        chosen += islice((one for one in turns if one is not None), count)
+    return chosen
 
 
 def _spread(numbers: np.ndarray, count: int) -> list[int]:
@@ -49,42 +58,23 @@ def _spread(numbers: np.ndarray, count: int) -> list[int]:
     return numbers[places].tolist()
 
 
-def _read(run: Run, shard: ShardPaths, chosen: Sequence[tuple[int, str]]) -> list[Sample]:
-    wanted = dict(chosen)
+def _read(run: Run, shard: ShardPaths, chosen: Sequence[int]) -> list[Sample]:
+    wanted = set(chosen)
     graded = read_graded(shard.graded)
     judge = "student" if graded.summary.get("grader") == "student" else "judge"
     rows = {i: row for i, row in enumerate(graded.rows()) if i in wanted}
-    copies = _copies(run, shard, list(wanted))
+    reasons = why_left_out(run, shard, chosen)
     tokenizer, reader = load_tokenizer(run.tokenizer), DocumentReader(run.tree.data)
     found = []
-    for i, reason in chosen:
+    for i in chosen:
         doc_id = rows[i]["doc_id"]
         tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
         text, is_cut = beginning(tokens, tokenizer, _TOKENS)
         is_cut |= len(text) > _CHARS
         shown = text[:_CHARS].rstrip() + "\u2026" * is_cut
-        copy = copies.get(i, "")
-        why = copy if copy and reason == COPIES else ", ".join(filter(None, (reason, copy)))
-        found.append(Sample(doc_id, why, _judged(rows[i], judge), shown))
+        found.append(Sample(doc_id, reasons.get(i, ""), _judged(rows[i], judge), shown))
     return found
 
 
 def _judged(row: dict[str, Any], judge: str) -> str:
     return f"{row['decision']}: {row['aggregated']:.2f} by the {scored_by(row, judge)}"
-
-
-def _copies(run: Run, shard: ShardPaths, numbers: list[int]) -> dict[int, str]:
-    """Of which document those of these numbers are copies, where the run looks for copies."""
-    path = shard.attribute("duplicates")
-    if "duplicates" not in run.config.attributes.use or not path.is_file():
-        return {}
-    from nmoe_core.attributes.files import read_attribute
-
-    rows = zip(numbers, read_attribute(path, list(_COPY)).take(numbers).to_pylist())
-    found = {}
-    for i, row in rows:
-        if row["exact_of"] is not None:
-            found[i] = f"a copy: the same text as {row['exact_of']}"
-        elif row["near_of"] is not None:
-            found[i] = f"a copy: {row['near_jaccard']:.0%} the same as {row['near_of']}"
-    return found

@@ -20,9 +20,11 @@ from nmoe_core.report.html import Html, element, note, paragraph, pictures, tabl
 from nmoe_core.report.samples import Sample, samples
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
+from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 _SAMPLES = 5
+_PORTIONS = 12
 _SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
 _SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
 _SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
@@ -38,9 +40,22 @@ def _composition(corpus: Corpus) -> Iterator[object]:
         curated = load_manifest(path) if path.is_file() else None
         kept = (None, None) if curated is None else (curated.total_documents, curated.total_tokens)
         share = one.total_tokens / max(whole, 1)
-        bar = Html(f'<meter min="0" max="1" value="{share:.4f}"></meter> {100 * share:.1f} %')
-        rows.append([name, one.total_documents, one.total_tokens, bar, *kept])
+        rows.append([name, one.total_documents, one.total_tokens, _percent(share), *kept])
     yield table(["source", "documents", "tokens", "share of tokens", "kept", "kept tokens"], rows)
+
+
+def _changes(corpus: Corpus) -> Iterator[object]:
+    yield paragraph("Share of tokens before and after selection; those that moved most come first.")
+    for kind, portions in composition(corpus.run, corpus.sources).items():
+        moved = most_moved(portions, _PORTIONS)
+        sizes = {one.name: (one.before, one.after) for one in portions}
+        rows = [[name, *sizes[name], _percent(old), _percent(new)] for name, old, new in moved]
+        yield table([kind, "tokens", "kept tokens", "share before", "share after"], rows)
+
+
+def _percent(share: float) -> Html:
+    bar = f'<meter min="0" max="1" value="{share:.4f}"></meter>'
+    return Html(f"{bar} {100 * share:.1f} %")
 
 
 def _lengths(corpus: Corpus) -> Iterator[object]:
@@ -154,7 +169,10 @@ def _left_out(corpus: Corpus) -> Iterator[object]:
     if not reasons:
         yield paragraph("No document was left out.")
     else:
-        yield table(["left out", "documents"], reasons.items())
+        rows = [
+            [why, sum(of.values()), *map(of.get, corpus.sources)] for why, of in reasons.items()
+        ]
+        yield table(["left out", "documents", *corpus.sources], rows)
     for name in corpus.drawn:
         kept, dropped = samples(corpus.run, name, _SAMPLES)
         yield element("h3", name)
@@ -209,6 +227,7 @@ def _heads(corpus: Corpus) -> list[Path]:
 SECTIONS = (
     Section("composition", "Composition", "prep", Corpus.manifests, _composition),
     Section("left-out", "Kept and left out", "curate", Corpus.outcomes, _left_out),
+    Section("changes", "Before and after", "curate", Corpus.outcomes, _changes),
     Section("lengths", "Lengths", "prep", Corpus.manifests, _lengths),
     Section(
         "languages",

@@ -51,9 +51,8 @@ def page_of(corpus: Corpus, cost: origins.Cost = ()) -> str:
     """The whole page."""
     shown = [(one.anchor, one.title, one.content(corpus)) for one in (*SECTIONS, *_ORIGINS)]
     shown.append(("cost", "Cost", origins.cost(cost)))
-    name = corpus.run.path.absolute().parent.name
-    head = [element("h1", f"The corpus {name}"), _summary(totals(corpus))]
-    return page(f"{name}: report", joined(head), shown)
+    head = [element("h1", f"The corpus {corpus.name}"), _summary(totals(corpus))]
+    return page(f"{corpus.name}: report", joined(head), shown)
 
 
 def _summary(found: Mapping[str, int | None]) -> Html:

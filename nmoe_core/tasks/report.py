@@ -18,6 +18,7 @@ from nmoe_core.calibration.graded import read_graded, read_grading_summary, scor
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIGEST_STEPS = 8
+_PORTIONS = 4  # sources, languages and topics that are said to have moved
 Row = dict[str, str | int | float]
 _TEXT_CHARS = 160
 _TEXT_TOKENS = 64
@@ -43,10 +45,13 @@ def run_report(run: Run) -> dict[str, Any]:
     calibration = read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
+    names = [source.name for source in run_sources(run)]
+    moved = composition(run, names).items()
     return {
         "root": str(run.tree.root),
-        "sources": [_source(run, plan, source.name) for source in run_sources(run)],
-        "left_out": left_out(run, [source.name for source in run_sources(run)]),
+        "sources": [_source(run, plan, name) for name in names],
+        "left_out": left_out(run, names),
+        "composition": {kind: most_moved(found, _PORTIONS) for kind, found in moved},
         "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
         "grader": calibration.get("grader", "hydra"),

@@ -161,6 +161,17 @@ def test_numbers_outside_their_range_do_not_pass(
     assert passed == (found == "finite")
 
 
+def test_numbers_of_odd_texts_are_within_their_ranges(tmp_path: Path) -> None:
+    """Words of n-grams that overlap count once for each: the share of a rule line is above 1."""
+    texts = ["= " * 300, "...." * 90, "a" * 400, "# # #\n" * 60, "\u2022 \n" * 200]
+    rows = [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)]
+    settings = {"attributes": {"use": ["signals"]}}
+    project = write_project(tmp_path, [jsonl_source("web", rows)], settings)
+    assert main(["prep-mixture", "--config", str(project.config)]) == 0
+    assert main(["attributes", "--config", str(project.config)]) == 0
+    assert checks.check_attribute_of_all(project.run, "signals", ["web"])["ranges"].passed
+
+
 def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project: Project) -> None:
     assert "no earlier" in _found(_rated(project, [1.0, 2.0, 3.0, 4.0]), "drift")[1]
     assert _found(_rated(project, [1.0, 2.0, 3.0, 4.0]), "drift")[0]

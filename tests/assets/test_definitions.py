@@ -24,11 +24,17 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     graph = defs.resolve_asset_graph()
     keys = {tuple(key.path) for key in graph.get_all_asset_keys()}
     names = ("documents", "shards", "manifest", "docid_slices", "quality_scores")
-    names += ("topics", "curated", "curated_manifest")
+    names += ("topics", "selection", "curated", "curated_manifest")
     expected = {(source, name) for source in DEMO_SOURCES for name in names}
+    recorded = ("signals", "language", "signatures")
+    expected |= {(source, "attributes", name) for source in DEMO_SOURCES for name in recorded}
     heads = ("backbone", "oracle_labels", "student", "probe_head", "judge_head", "calibration")
     expected |= {("hydra", name) for name in (*heads, "regrade_plan")}
-    expected |= {("curation", "topic_model"), ("mixture", "loader_plan")}
+    expected |= {
+        ("curation", "topic_model"),
+        ("curation", "duplicates"),
+        ("mixture", "loader_plan"),
+    }
     assert keys == expected
     assert {job.name for job in defs.jobs or []} == JOBS
     grade = defs.resolve_job_def("grade")

@@ -11,7 +11,9 @@ from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
 from nmoe_core.tasks.contaminated import refuse_contaminated
 
-_ABOVE_ONE = frozenset({"mean_word_chars", "hashes_per_word", "ellipses_per_word"})
+# n-grams of repeated words overlap, and each counts all of its characters.
+_ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
+_ABOVE_ONE |= {"mean_word_chars", "hashes_per_word", "ellipses_per_word"}
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
 
 

@@ -1,7 +1,9 @@
 """What became of each document of a run, kept or left out, and why in words."""
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ _WORDS = {  # of clauses as a selection writes them
     "(decision IN ('keep'))": "judged `drop` or `band`",
     "(decision = 'keep')": "judged `drop` or `band`",
 }
+_COPY = ("exact_of", "near_of", "near_jaccard")
+_SCORE = "quality.aggregated"
 
 
 class Outcome(NamedTuple):
@@ -39,7 +43,6 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
     the shard is not selected, or not graded, yet."""
     if run.config.curation.where is not None:
         from nmoe_core.attributes.files import read_attribute
-        from nmoe_core.tasks.selection.rule import clauses_of
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
         return Outcome(codes, [_WORDS.get(one, f"not {one}") for one in clauses_of(shard)])
@@ -49,13 +52,87 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
     return Outcome(np.array(codes, np.uint8), [f"judged `{name}`" for name in decisions])
 
 
-def left_out(run: Run, sources: Iterable[str]) -> dict[str, int]:
-    """Documents of sources that are not curated, by the reason, most first. Raises as
+def clauses_of(shard: ShardPaths) -> list[str]:
+    """The clauses of a committed selection, in the order of their numbers."""
+    from nmoe_core.attributes.files import read_footer
+
+    metadata = read_footer(shard.selection).schema.field("reason").metadata
+    return json.loads(metadata[b"clauses"])
+
+
+def left_out(run: Run, sources: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Documents that are not curated, by the reason, most first, and by the source. Raises as
     `outcome_of`."""
-    counts: Counter[str] = Counter()
+    found: dict[str, Counter[str]] = {}
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
             codes, reasons = outcome_of(run, shard)
-            found = np.bincount(codes, minlength=len(reasons) + 1)[1:].tolist()
-            counts.update({reason: n for reason, n in zip(reasons, found) if n})
-    return dict(counts.most_common())
+            counts = np.bincount(codes, minlength=len(reasons) + 1)[1:].tolist()
+            for reason, count in zip(reasons, counts):
+                if count:
+                    found.setdefault(reason, Counter())[source] += count
+    ordered = sorted(found.items(), key=lambda item: -item[1].total())
+    return {reason: dict(counts) for reason, counts in ordered}
+
+
+def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
+    """A line for each of these documents of a shard that is left out, by its number: the reason,
+    and the values of the document that the reason is about. Raises as `outcome_of`."""
+    codes, reasons = outcome_of(run, shard)
+    dropped = [i for i in numbers if codes[i]]
+    copies, values = copies_of(run, shard, dropped), _values(run, shard, dropped, codes)
+    found = {}
+    for i in dropped:
+        reason, copy = reasons[codes[i] - 1], copies.get(i, "")
+        shown = ", ".join(f"{name} {value}" for name, value in values.get(i, {}).items())
+        line = f"{reason}: {shown}" if shown else reason
+        found[i] = copy if copy and reason == COPIES else ", ".join(filter(None, (line, copy)))
+    return found
+
+
+def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
+    """Of which document those of these numbers are copies, where the run looks for copies."""
+    path = shard.attribute("duplicates")
+    if "duplicates" not in run.config.attributes.use or not path.is_file():
+        return {}
+    from nmoe_core.attributes.files import read_attribute
+
+    rows = zip(numbers, read_attribute(path, list(_COPY)).take(list(numbers)).to_pylist())
+    found = {}
+    for i, row in rows:
+        if row["exact_of"] is not None:
+            found[i] = f"a copy: the same text as {row['exact_of']}"
+        elif row["near_of"] is not None:
+            found[i] = f"a copy: {row['near_jaccard']:.0%} the same as {row['near_of']}"
+    return found
+
+
+def _values(
+    run: Run, shard: ShardPaths, numbers: Sequence[int], codes: np.ndarray
+) -> dict[int, dict[str, object]]:
+    """Of each document the columns that its clause names; a judgement's score is beside it."""
+    if run.config.curation.where is None or not numbers:
+        return {}
+    from nmoe_core.tasks.selection.view import read_columns, run_schema
+
+    clauses, schema = clauses_of(shard), run_schema(run, shard.source)
+    named = [[label for label in schema if _names(clause, label)] for clause in clauses]
+    for labels in named:
+        if "quality.decision" in labels and _SCORE not in labels:
+            labels.append(_SCORE)
+    wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
+    columns = read_columns(run, shard, schema, wanted).take(list(numbers))
+    rows = dict(zip(numbers, columns.to_pylist()))
+    return {
+        i: {label.partition(".")[2]: _shown(rows[i][label]) for label in named[codes[i] - 1]}
+        for i in numbers
+    }
+
+
+def _names(clause: str, label: str) -> bool:
+    column = re.escape(label.partition(".")[2])
+    return re.search(rf"(?<![\w']){column}(?![\w'])", clause) is not None
+
+
+def _shown(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value

@@ -29,6 +29,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.tasks.selection.outcome import clauses_of, why_left_out
 from nmoe_core.tasks.selection.view import planned_schema, read_columns, run_schema, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -136,12 +137,6 @@ def open_planned(run: Run) -> Where:
     return _opened(required_where(run), tuple(planned_schema(run).items()), str(run.path))
 
 
-def clauses_of(shard: ShardPaths) -> list[str]:
-    """The clauses of a committed selection, in the order of their numbers."""
-    metadata = read_footer(shard.selection).schema.field("reason").metadata
-    return json.loads(metadata[b"clauses"])
-
-
 def opened(run: Run, source: str, expression: str) -> Where:
     """The expression over the columns of a source; its process goes on to the next shard."""
     schema = run_schema(run, source)
@@ -210,8 +205,9 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
-    """The attributes of a document of the training split, and what `where` says of it: `keep`, and
-    the clause that drops it; None where the shard is not selected yet, or another `where` was."""
+    """The attributes of a document of the training split, and what `where` says of it: `keep`, the
+    clause that drops it, and a line `why`; None where the shard is not selected yet, or another
+    `where` was."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
     attributes = {
@@ -225,7 +221,8 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
     if path.is_file() and read_footer(path).fingerprints["where"] == run.config.curation.where:
         row = read_attribute(path).slice(number, 1).to_pylist()[0]
         dropped = None if row["keep"] else clauses_of(shard)[row["reason"] - 1]
-        verdict = {"keep": row["keep"], "dropped_by": dropped}
+        why = why_left_out(run, shard, [number]).get(number)
+        verdict = {"keep": row["keep"], "dropped_by": dropped, "why": why}
     return {"attributes": attributes, "selection": verdict}
 
 

@@ -14,7 +14,8 @@ from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_regrade, plan_run
-from nmoe_core.tasks.selection.outcome import left_out
+from nmoe_core.tasks.selection.composition import Portion, composition, most_moved
+from nmoe_core.tasks.selection.outcome import left_out, why_left_out
 from nmoe_core.tasks.shards import each_shard
 from tests.core.curate.corpus import Corpus
 from tests.project import said
@@ -150,9 +151,51 @@ def test_documents_that_are_left_out_are_counted_by_their_first_reason(
     run = numbered.configure(rule).with_settings({"attributes.files": {"own": "own.parquet"}})
     assert main(["curate", "shards", *_flags(numbered)]) == 0
     found = left_out(run, ["web"])
-    assert found[reason] == sum(map(is_left_out, _rows(numbered))) > 0
+    assert found[reason] == {"web": sum(map(is_left_out, _rows(numbered)))}
+    assert found[reason]["web"] > 0
     kept = sum(len(numbered.shard(b).lineage.read_text().splitlines()) for b in (0, 1))
-    assert kept + sum(found.values()) == len(_rows(numbered))
+    assert kept + sum(counts["web"] for counts in found.values()) == len(_rows(numbered))
+
+
+def test_every_document_that_is_left_out_is_explained_in_one_line(numbered: Corpus) -> None:
+    run = _run(numbered)
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    for bucket in (0, 1):
+        rows = [row for row in _rows(numbered) if row["bucket"] == bucket]
+        values = (
+            "not ((number % 2) = 0): number {number}",
+            "not (decision != 'drop'): decision {decision}, aggregated ",
+            "not ((topic < 4) OR (number > 100)): topic {topic}, number {number}",
+        )
+        found = why_left_out(run, numbered.shard(bucket), range(len(rows)))
+        assert [*found] == [i for i, row in enumerate(rows) if _failing(row)]
+        for i, line in found.items():
+            assert "\n" not in line
+            expected = values[_failing(rows[i])[0] - 1].format(**rows[i])
+            clause, _, shown = expected.partition(": ")
+            assert line.startswith(f"{clause}: ")
+            assert all(part in line.partition(": ")[2] for part in shown.split(", "))
+
+
+def test_composition_counts_tokens_before_and_after_the_rule(numbered: Corpus) -> None:
+    run = _run(numbered)
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    rows = _rows(numbered)
+    found = composition(run, ["web"])
+    kept = sum(row["tokens"] for row in rows if not _failing(row))
+    assert found["source"] == [("web", sum(row["tokens"] for row in rows), kept)]
+    by_topic = {portion.name.partition(":")[0]: portion[1:] for portion in found["topic"]}
+    for topic in {row["topic"] for row in rows}:
+        of_topic = [row for row in rows if row["topic"] == topic]
+        after = sum(row["tokens"] for row in of_topic if not _failing(row))
+        assert by_topic[str(topic)] == (sum(row["tokens"] for row in of_topic), after)
+
+
+def test_what_moved_most_comes_first() -> None:
+    portions = [Portion("a", 50, 10), Portion("b", 30, 6), Portion("c", 20, 24)]
+    found = most_moved(portions, 2)
+    assert [name for name, _, _ in found] == ["c", "a"]
+    assert found[0][1:] == (0.2, 0.6)
 
 
 def test_only_shards_whose_selection_changed_are_curated_again(
@@ -215,10 +258,12 @@ def test_explain_names_the_clause_that_dropped_a_document_and_its_attributes(
     ):
         facts = said(capsys, "explain", row["doc_id"], *_flags(numbered))
         assert facts["attributes"] == {"own.number": row["number"]}
+        why = None if verdict["keep"] else "not (decision != 'drop'): decision drop, aggregated "
+        assert (facts["selection"].pop("why") or "")[: len(why or "")] == (why or "")
         assert facts["selection"] == verdict
         assert facts["curated"]["is_included"] is verdict["keep"]
     assert main(["explain", dropped["doc_id"], *_flags(numbered)]) == 0
-    assert "dropped by (decision != 'drop')" in capsys.readouterr().out
+    assert "left out: not (decision != 'drop')" in capsys.readouterr().out
 
 
 def test_sql_answers_over_all_attributes_and_reads_nothing_else(
