@@ -2,8 +2,8 @@
 
 `peek` prints what each stage takes of each source and rows of a batch with their sources, as text
 where a vocabulary file is named; `fingerprint` a digest of the first batches that is equal wherever
-the stream is; `verify` reads every file and compares checksums; `blocks` writes those of each MiB,
-for reading from a store; `verify-remix` makes a certificate again from its plans.
+the stream is; `verify` reads every file and compares checksums; `blocks` writes the checksums of
+each MiB, for reading from a store; `verify-remix` makes a certificate again from its plans.
 
 PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
 Exit status: 0 done, 1 refused with one line, 2 usage.

@@ -161,8 +161,8 @@ class Rows(NamedTuple):
 
 class BatchReader:
     """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`. Raises
-    ConfigError where ranks would share rows of the last batch, and the type of its targets cannot
-    hold -100 or the batch has fewer targets than there are ranks."""
+    ConfigError where ranks would share rows of the last batch, but the type of its targets cannot
+    hold -100, or it has fewer targets than there are ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream, self._end, self._options = stream, end, options
@@ -193,7 +193,7 @@ class BatchReader:
         return _rows(memory, rows.first, *self._stream.read(n, rows, array))
 
     def read_rows(self, n: int, size: int) -> Rows:
-        """Any rows of the stream that follow each other, from sequence `n` on."""
+        """Consecutive rows of the stream, from sequence `n` on."""
         rows = RankRows(size, 0, size)
         array, memory = self._fresh(self._shape(rows))
         return _rows(memory, 0, *self._stream.read(n, rows, array))
@@ -241,9 +241,9 @@ class BatchReader:
         return array, self._wrap(array)
 
     def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
-        """This rank's row of the batch at sequence `n`, which has `size` rows, fewer than there are
-        ranks; and of that row's targets the number of this rank's part, and how many parts there
-        are. Ranks go one by one to the row that has the most targets for each of its ranks."""
+        """This rank's row in the batch at sequence `n`, which has only `size` rows, fewer than
+        there are ranks; then the number of this rank's part of that row's targets, and the number
+        of parts. Ranks go one by one to the row that has the most targets for each of its ranks."""
         world_size, rank = self._options.world_size, self._options.rank
         if self._options.dtype == "uint32":
             raise ConfigError(

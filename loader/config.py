@@ -1,4 +1,4 @@
-"""From a plan, its file, its URL or a run's settings to a plan and its loader.
+"""Opens a plan and its loader, given the plan, its file, its URL or a run's settings.
 
 Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader/runs.md. Each
 key of a mapping or a file must be one of the loader's, or a table of another task or of the
@@ -40,8 +40,8 @@ from loader.rows.stream import Split
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
-# A table whose name is at least this much like one of ours is taken for a misspelling of it: one
-# wrong letter in a short name is.
+# A table whose name is at least this similar to one of ours counts as a misspelling of it; a short
+# name with one wrong letter does.
 _SLIP = 0.85
 
 

@@ -185,8 +185,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs; and
-        masked, targets of them that were not learned, where the plan masks documents."""
+        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs; and,
+        where the plan masks documents, masked: how many targets were left out."""
         found, masked = self._counts(), self._open_stream().masked_before(self._next)
         for name, count in zip(self.source_names, masked or ()):
             found[name]["masked"] = count

@@ -42,7 +42,7 @@ class BatchDataset(PlanDataset):
 
     def set_epoch(self, _: int) -> None:
         """Called by accelerate's loaders, and so by transformers' Trainer, which deal batches to
-        ranks themselves. Raises ConfigError where there are several."""
+        ranks themselves. Raises ConfigError where there are several ranks."""
         if (found := data_rank()[1]) > 1:
             raise ConfigError(
                 "a rank's own batches would be dealt to all ranks again",

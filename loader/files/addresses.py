@@ -39,7 +39,7 @@ def join(base: str, part: str) -> str:
 
 
 def parent(url: str) -> str:
-    """The URL of what holds a file."""
+    """The URL of the directory that holds a file."""
     head, path = _split(url)
     return head + posixpath.dirname(path)
 

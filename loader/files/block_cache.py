@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CLAIMS = 256
-_KEEP = 0.9  # share of the limit that is kept when room is made, so that it is seldom made
+_KEEP = 0.9  # share of the limit that stays full when room is made, so that this is rare
 
 
 class BlockCache:
@@ -30,8 +30,8 @@ class BlockCache:
         return self._directory / digest
 
     def get(self, digest: str, fetch: Callable[[], bytes]) -> bool:
-        """Put a block here unless it is here; of all processes that want it, one fetches. Returns
-        whether this one did. Raises what `fetch` raises."""
+        """Fetch a block unless it is here; if several processes want it, only one fetches it.
+        Returns whether this one did. Raises what `fetch` raises."""
         if self.path(digest).exists():
             return False
         with self._locked(f"claim-{int(digest[:8], 16) % _CLAIMS}"):
@@ -48,7 +48,7 @@ class BlockCache:
             return  # others needed its room
 
     def is_whole(self, digest: str) -> bool:
-        """Whether a block's content is its own; one of other content is deleted."""
+        """Whether a block's content matches its name; a block that does not match is deleted."""
         try:
             with open(self.path(digest), "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == digest:

@@ -127,8 +127,8 @@ def remove(url: str) -> None:
 
 
 def check_not_forked() -> None:
-    """Refuse a process that was forked from one that asked a store: its client waits without end
-    there. Raises ConfigError."""
+    """Refuse a process that was forked from one that asked a store: the store's client would wait
+    without end in it. Raises ConfigError."""
     if _first_process() != os.getpid():
         raise ConfigError(
             "a store's client does not survive a fork",
@@ -217,7 +217,7 @@ def _profile() -> dict[str, Any]:
     region = session.get_config_variable("region")
     options = {"region": region} if region else {}
     if found is None or found.method in ("env", "iam-role", "container-role"):
-        return options  # which obstore has too, and asks for again in time
+        return options  # obstore finds these itself, and renews them in time
     return options | {"credential_provider": _Credentials(found)}
 
 

@@ -55,7 +55,7 @@ class Pace:
         self._key, self._period, self._total = key, sum(shares), sum(shares) * unit
         self._filler = max(range(count), key=self._rates.__getitem__)
         left = self._total - sum(self._rates) + self._rates[self._filler]
-        # What each of the others can gain in a block over its rate.
+        # How much more than its rate each of the others can get in a block.
         most = (count - 1) * (2 if any(owed) else 1)
         least = -(-most * self._total // left) if left > 0 else self._period
         self._size = max(1, block_size, least)
@@ -153,7 +153,8 @@ def paced_until_met(
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Elements `[start, stop)`; counts: of each source in it; before: of each before it."""
+    """Elements `[start, stop)`. counts: those of each source in it. before: those of each source
+    before it."""
 
     start: int
     stop: int

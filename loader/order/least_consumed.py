@@ -107,8 +107,8 @@ def _round_div(numerator: int | Fraction, denominator: int) -> int:
 
 
 def _unit(weights: Sequence[int], seq_len: int) -> int:
-    """What a token of a source of weight 1 moves its clock by, so that a sequence of the heaviest
-    source moves it by 2^40 to 2^48."""
+    """How far one token moves the clock of a source of weight 1. It is chosen so that a sequence of
+    the heaviest source moves its clock by 2^40 to 2^48."""
     heaviest = max(weights)
     divisor = math.gcd(*weights)
     common = 1

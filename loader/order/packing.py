@@ -2,8 +2,8 @@
 
 Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Truncations Improve
 Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory is
-that of one block and the order of the data survives but for its block. A document of at
-most `seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
+that of one block, and documents change their order only within a block. A document of at most
+`seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
 packed. Bins of a block come in the order of their first document. Costs about a microsecond a
 document: once when the data is opened, to count, and again for each block as it is reached.
 """

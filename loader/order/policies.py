@@ -55,12 +55,14 @@ class Shares(NamedTuple):
     owed: Sequence[int] = ()
 
 
-# Shares of the sources that have not met their quota, sequences drawn of them before; seed.
+# From the shares of the sources that have not met their quota, the sequences drawn of each before,
+# and a seed: the stream of these sources, and for how many sequences it is good.
 OpenStretch = Callable[[Shares, list[int], int], tuple[Picks, int]]
 
 
 class Sequential:
-    """Each source whole, one after the other. Args: `quotas`, sequences per source."""
+    """Each source's whole quota, one source after the other. Args: `quotas`, sequences per
+    source."""
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self._quotas = np.array(quotas, np.int64)
@@ -102,8 +104,8 @@ class Stretch:
 
 class UntilMet:
     """A policy's streams until quotas are met. `open_stretch` makes the stream of some sources and
-    says for how many sequences it is good: until a source has had its quota, or longer where it
-    exceeds none."""
+    says for how many sequences it is good: until a source has had its quota, or longer if no source
+    gets more than its quota."""
 
     def __init__(self, open_stretch: OpenStretch, shares: Shares, key: int) -> None:
         for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
@@ -169,7 +171,7 @@ def make_schedule(
             stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
             return stream, stream.first_met(quotas)
         if any(drawn):
-            owed = [0] * len(quotas)  # the stretch before has made up for it
+            owed = [0] * len(quotas)  # an earlier stretch has paid what was owed
         if policy == "swrr":
             return swrr_until_met(weights, quotas, owed)
         return paced_until_met(weights, quotas, block_size, key, owed)

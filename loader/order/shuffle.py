@@ -69,7 +69,8 @@ class Permutation:
 
 class BlockPermutation:
     """A pseudo-random permutation of `range(size)` whose neighbours stay near: blocks of `block`
-    elements come in a random order, each with its elements in one. A short last block stays last.
+    elements come in a random order, and so do the elements of each block. A short last block stays
+    last.
     """
 
     def __init__(self, size: int, block: int, key: int) -> None:

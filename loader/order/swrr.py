@@ -28,8 +28,8 @@ OWED_UNIT = 10**6
 def swrr_until_met(
     weights: Sequence[int], quotas: Sequence[int], owed: Sequence[int]
 ) -> tuple[PeriodTable, int]:
-    """Picks from accumulators at what sources are owed, in 1 / OWED_UNIT sequences, and after how
-    many of them a source has first had its quota."""
+    """Picks whose accumulators begin at what sources are owed, in 1 / OWED_UNIT sequences, and the
+    number of picks after which a source has first had its quota."""
     divisor = math.gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
     period, length = sum(reduced), sum(quotas)
@@ -109,8 +109,8 @@ def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] =
 
 
 def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> array[int]:
-    """The next picks. `charged`, the accumulators with the next weights added, is moved on by
-    them."""
+    """The next picks. `charged` holds the accumulators with the next weights added, and is changed
+    in place by each pick."""
     num_sources, period = len(weights), sum(weights)
     # Row k is what the accumulators gain after k was picked: one addition per pick.
     gains = np.tile(np.array(weights, np.int64), (num_sources, 1))

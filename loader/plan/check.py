@@ -208,7 +208,7 @@ def _check_need(plan: LoaderPlan) -> None:
 
 
 def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
-    """Tokens without which `taken` windows of a source cannot be read."""
+    """Number of tokens that a source must have for `taken` windows to be read."""
     if plan.wraps and not plan.wraps_tokens:
         capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
         passes = -(-taken // capacity) if capacity else 1
@@ -235,7 +235,7 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
         # A hidden file may be half written.
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
             header = read_npy_header(resolve_inside(directory, relative.as_posix()), dtype)
-            dtype = header.integers.name  # the other files must have that of the first
+            dtype = header.integers.name  # the other files must have the integers of the first
             entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
     if dtype is None:
         raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")

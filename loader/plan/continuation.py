@@ -18,7 +18,8 @@ from loader.plan.mixture import quotas
 from loader.plan.records import Consumed, LoaderPlan, SourceData
 from loader.plan.schedule import PlanSchedule
 
-# The keys of a row of `datasets`, each with its value where a row leaves it out; None: no row may.
+# The keys of a row of `datasets`, each with the value that it has where a row leaves it out; None
+# where no row may.
 _ROW = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
 
 
@@ -55,11 +56,12 @@ def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> li
 def resume_counts(
     plan: LoaderPlan, value: object, schedule: PlanSchedule, capacities: Sequence[int]
 ) -> tuple[LoaderPlan, int]:
-    """The plan that goes on where counts, the `datasets` of a state, end, and the sequence index
-    there: the plan itself where they are a place in its stream, else a new one, which begins at 0.
-    Raises StateError: not such rows, or a spec twice (E-STATE-FORMAT); a spec is ambiguous or two
-    are of one source (E-STATE-SPEC); the data or the order of a source is another (E-STATE-DATA);
-    the plan went on from counts itself (E-STATE-PLAN); nothing is left to read (E-STATE-END)."""
+    """The plan that goes on where counts (the `datasets` of a state) end, and the sequence index to
+    go on from. If the counts are a place in the plan's own stream, that is the plan itself; else it
+    is a new plan, which begins at 0. Raises StateError: not such rows, or a spec twice
+    (E-STATE-FORMAT); a spec is ambiguous or two are of one source (E-STATE-SPEC); the data or the
+    order of a source is another (E-STATE-DATA); the plan went on from counts itself (E-STATE-PLAN);
+    nothing is left to read (E-STATE-END)."""
     if plan.consumed:
         raise StateError(
             "the plan goes on from another run's counts already",
@@ -98,10 +100,10 @@ def without_consumed(
 ) -> LoaderPlan:
     """The plan of the steps that are left, its later stages and phases where they were.
 
-    What was read, of whichever source, took steps from the start; a begun step counts as done. The
-    stage that holds the next step keeps what is left of its length, shared among its weights. A run
-    that reads its data to their ends gets all that is left of them instead. Raises StateError where
-    nothing is left to read (E-STATE-END)."""
+    Everything that was read, of any source, counts as steps since the start; a begun step counts as
+    done. The stage that holds the next step keeps what is left of its length, shared among its
+    weights. A run that reads its data to their ends gets all that is left of them instead. Raises
+    StateError where nothing is left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))

@@ -2,7 +2,8 @@
 
 Two layouts are read: `datasets`, a list of tables with `weight` and `path` or `hf_name` (the mixing
 document's), and `configs` with `weights`, two mappings by name (levanter's). `path` is a directory
-of shards; a hub name, a list of files to tokenise, is turned into one in `cache_dir`.
+of shards; the text of a hub name or of a list of files is tokenised into such a directory in
+`cache_dir`.
 """
 
 import os
@@ -170,7 +171,7 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
     )
     root = Path(os.path.commonpath(places))
     plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)
-    # A directory of shards has no spec of a text source: an empty one.
+    # A directory of shards is not a text source, so its spec is empty.
     specs = {s.name: s.data.spec if isinstance(s.data, TextSource) else "" for s in sources}
     return plan.with_specs(specs)
 

@@ -26,7 +26,7 @@ _FLOW_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """A source of a stage and its relative weight, temperature applied; weights need not sum.
+    """A source of a stage and its relative weight after temperature; weights need not sum to 1.
     `listed` is the weight before temperature, where it differs."""
 
     name: str
@@ -63,8 +63,8 @@ class _Mixture:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """One `[flow.<name>]` table. mixture: of each stage. numbers: the one budget that is set, and
-    the temperature. override: 10^9 tokens of a stage."""
+    """One `[flow.<name>]` table. mixture: the mixture's name, by stage. numbers: the one budget
+    that is set, and the temperature. override: 10^9 tokens, by stage."""
 
     mixture: dict[str, str]
     numbers: dict[str, float]
