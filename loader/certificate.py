@@ -112,7 +112,7 @@ def verify_certificate(path: Path) -> Certificate:
     ]
     made = certify(plans[0], plans[1], step)
     expected = json.loads(made.to_json(path.parent))
-    for key in expected:  # the seal covers any other
+    for key in expected:  # the seal covers all other keys
         if value.get(key) != expected.get(key):
             found, own = (f"{rows.get(key)!r}"[:200] for rows in (value, expected))
             raise _refused(key, found, own)

@@ -4,7 +4,8 @@ The stream is a pure function of the plan; a batch is `batch_size` consecutive s
 owns a contiguous run of them, so any world size reads the same stream and the position is one
 number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
 that would not be whole, and an iteration goes on from the position. Valid gives its last rows as a
-short batch, since each is to be seen once, and each iteration is a pass from its first batch on.
+short batch, since every row must be seen once, and each iteration is a pass from its first batch
+on.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def seek(self, n: int) -> None:
         """Make sequence `n`, counted over all ranks, the first of the next batch. Raises StateError
-        where it is no multiple of `batch_size` and not the end, or lies outside the stream
+        where `n` is neither a multiple of `batch_size` nor the end, or lies outside the stream
         (E-SEEK)."""
         self._check_place(n, self._end, self.plan.batch_size)
         self._next, self._is_set = int(n), True

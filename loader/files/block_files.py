@@ -1,7 +1,7 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
-The plan says which blocks come next, so the next ones are always on their way: at most 64, and for
-all readers of a machine half of the cache. A block is one file of the axis.
+The plan says which blocks come next, so the next ones are always on their way: at most 64, and at
+most half of the cache for all readers of a machine together. A block is one file of the axis.
 """
 
 import hashlib

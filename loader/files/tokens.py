@@ -1,8 +1,8 @@
 """The token files of all sources as one axis of positions, mapped when they are reached.
 
 The files of a source lie end to end in manifest order, the sources after one another, so that one
-`searchsorted` places any number of rows. A map costs a file descriptor: at most a quarter of the
-process's limit is used, the longest unused file going first.
+`searchsorted` places any number of rows. A map costs a file descriptor, so at most a quarter of the
+process's limit is mapped at once; the longest unused file is unmapped first.
 """
 
 import mmap

@@ -1,10 +1,11 @@
 """Least-consumed interleave: always the source with the fewest tokens read for its weight.
 
-Every source has a clock, tokens / weight, that a sequence moves on by its tokens; the next sequence
-is of the source whose clock is lowest, equal clocks in the order of a hash of the source and of its
-draw. Clocks are integers, exact wherever the weights have a common multiple below 2^48 and else
-rounded at the 40th binary place. A source's readings form an arithmetic progression, so the state
-after n sequences is the clock up to which n readings lie: a binary search, O(sources x log n).
+Every source has a clock, tokens / weight, which each of its sequences moves on. The next sequence
+comes from the source whose clock is lowest; a hash of the source and of its draw decides between
+equal clocks. Clocks are integers, exact wherever the weights have a common multiple below 2^48 and
+else rounded at the 40th binary place. The clock readings at which a source is drawn form an
+arithmetic progression. So a binary search, O(sources x log n), finds the state after n sequences:
+the clock below which n readings lie.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Which source each sequence of a stage comes from, as a pure function of its number.
 
-Every policy is a stream that goes on for ever; a stage reads it until a source has met its quota,
-then lets that source go and reads a new stream of the others, so that each quota is met and none
-starves. Stretches before a position are opened once, at most one per source.
+Every policy is an endless stream. A stage reads it until a source has met its quota, then drops
+that source and reads a new stream of the others, so that each quota is met and no source starves.
+Stretches before a position are opened once, at most one per source.
 """
 
 from bisect import bisect_right

@@ -2,9 +2,9 @@
 
 Every pick adds each weight to its source's accumulator, takes the largest (ties: the earlier
 source) and charges it the sum of weights. The accumulators are back at zero after W / gcd picks, so
-any position is a lookup. Accumulators that begin elsewhere, at what sources are owed, are periodic
-after a lead, most often of one period. A table of 10^6 picks takes about half a second, once per
-set of weights.
+any position is a lookup. Accumulators that begin at what sources are owed, instead of zero, become
+periodic after a lead, most often of one period. A table of 10^6 picks takes about half a second,
+once per set of weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making a loader plan: stages, phases and manifests into weights, quotas and digests.
+"""Makes a loader plan: turns stages, phases and manifests into weights, quotas and digests.
 
 Reads each manifest once and writes nothing. Refuses a plan that its data could not serve to the
 end, a source that is asked for and would get no sequence, and sources of two tokenizers.

@@ -181,8 +181,8 @@ def _origin(spec: str) -> str:
 
 
 def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
-    """Refuse counts of a source whose data or reading order was another: the windows that they
-    count would be read again, and others passed over. Counts that do not say are taken."""
+    """Refuse counts of a source whose data or reading order changed since: windows that were read
+    would be read again, and others would be passed over. Counts that do not say are taken."""
     if not read.content_hash or not (read.rows or read.tokens):
         return
     where = f"source {source.name!r}"
