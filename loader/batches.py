@@ -1,4 +1,4 @@
-"""Batches of one rank: what is asked for, rows, memory, and the last, short batch.
+"""Batches of one rank: their options, rows and memory, and the last, short batch.
 
 Where the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one
 whole row as inputs and a part of its targets, the others being -100. So every target is on one

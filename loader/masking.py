@@ -1,4 +1,4 @@
-"""Documents whose text is no longer learned, such as after a takedown."""
+"""Masks documents so that their text is no longer learned, such as after a takedown."""
 
 import os
 from collections.abc import Iterable

@@ -45,7 +45,7 @@ class _Block(NamedTuple):
 
 
 class BlockFiles(TokenFiles):
-    """Blocks of several sources on one axis; see `TokenFiles`. `urls` are those of the manifests.
+    """Blocks of several sources on one axis; see `TokenFiles`. `urls`: the URLs of the manifests.
     Raises FormatError where a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError
     where the cache is too small, or the process was forked from one that asked a store."""
 
@@ -112,7 +112,7 @@ class BlockFiles(TokenFiles):
         self._pool, self._ahead, self._needs = None, {}, iter(())
 
     def _fill(self) -> None:
-        """Ask for the next blocks, as many as may wait."""
+        """Ask for the next blocks, up to the number that may be on their way."""
         while len(self._ahead) < self._max_ahead:
             block = next(self._needs, None)
             if block is None:

@@ -8,7 +8,7 @@ another.
 a single one: drawing without replacement. Block-deterministic mixing as in levanter, without its
 rounding per block.
 
-A block's order is a random arrangement of its counts, any part of which is found without making the
+A block's order is a random arrangement of its counts; any part of it is found without making the
 rest. The block is halved until a part holds at most 16,384 sequences; each half's share of a source
 is drawn from the hypergeometric law (above 32, from its normal approximation), a leaf is shuffled
 in whole. A position costs one path, O(sources x log(size)); the nodes of the last path are kept.

@@ -124,7 +124,8 @@ def _plan_stages(
                 code="E-PLAN-ZERO",
             )
         segments = cut_stage(stage, first, num_sequences, settings.phases, settings.batch_size)
-        # `epoch_weighted` never ends with its data, so its shares are those of the weights.
+        # `epoch_weighted` repeats data instead of ending with them, so the weights alone give its
+        # shares.
         to_end = bool(whole) and settings.policy != "epoch_weighted"
         for segment in segments:
             sources = [source for source in segment.stage.sources if source.weight]
