@@ -53,8 +53,8 @@ def remix(
         step: First step of the new shares; 0 to the last one that the plan has.
         weights: Of every source that is read from there on, as they are: without a temperature.
         sources: Directory or manifest of each source that the plan does not have.
-        phases: Tables as in `[[data.phases]]`, from the step on. Those of the plan that lie behind
-            the step end with it.
+        phases: Tables as in `[[data.phases]]`, from the step on. Phases of the plan after the step
+            are dropped.
         steps: Length of the run; as planned if left out.
 
     Raises:
