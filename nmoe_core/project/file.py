@@ -128,8 +128,8 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
 def _is_partly_unlabelled(good: Sequence[Survey]) -> bool:
     """Whether the heuristic may refuse more documents than the check allows by default."""
     total = sum(found.documents or 0 for found in good)
-    latin = sum((found.documents or 0) * found.latin_share for found in good)
-    return latin < 0.98 * total
+    labelled = sum((found.documents or 0) * found.labelled_share for found in good)
+    return labelled < 0.98 * total
 
 
 def _attributes() -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import NmoeError, SourceError
-from nmoe_core.labels.oracles.heuristic import MIN_LATIN_SHARE
-from nmoe_core.labels.oracles.text_statistics import latin_share
+from nmoe_core.labels.oracles.heuristic import refusal
 from nmoe_core.sources.open import open_reader
 from nmoe_core.sources.records import BadRecord, Block, Source
 from nmoe_core.sources.spec import SourceSpec
@@ -41,8 +40,8 @@ class Survey:
     tokens: int | None = None
     seconds: float | None = None
     languages: dict[str, float] = field(default_factory=dict)
-    latin_share: float = 1.0
-    """Documents of which the heuristic oracle can give scores."""
+    labelled_share: float = 1.0
+    """Share of documents to which the heuristic oracle gives scores."""
     is_whole: bool = False
     problem: NmoeError | None = None
 
@@ -135,8 +134,7 @@ def _read(found: Survey, source: Source, workers: int) -> None:
     if not num_documents:
         raise SourceError("no documents", where=found.spec.id, code="E-SOURCE-EMPTY")
     found.languages = _languages(sample)
-    is_latin = [latin_share(text) >= MIN_LATIN_SHARE for text in sample]
-    found.latin_share = sum(is_latin) / len(sample)
+    found.labelled_share = sum(refusal(text) is None for text in sample) / len(sample)
     tokens, seconds = _tokenised(sample)
     tokens_per_char = tokens / max(sum(map(len, sample)), 1)
     if not found.is_whole and not (found.size_bytes and num_bytes):

@@ -4,8 +4,8 @@ Each dimension is a weighted mean of two to five statistics (see `text_statistic
 0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another. All numbers are in
 `DIMENSION_CURVES`; they were set once so that grades spread over English documentation and Python
 source. No statistic is the length of the text or grows with it. It judges form alone: it does not
-know whether a statement is true, and its word list is English. Cost: a third of a millisecond per
-document.
+know whether a statement is true. It knows English and source code: a text in another script or in
+another language gets no scores. Cost: a third of a millisecond per document.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,9 @@ from nmoe_core.labels.oracles import text_statistics
 from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 
 SCORER_MODEL = "heuristic"
-SCORER_VERSION = "text-statistics-v2"
+SCORER_VERSION = "text-statistics-v3"
 MIN_LATIN_SHARE = 0.5
+MAX_OTHER_SHARE = 0.5
 _GRADES = tuple(float(grade) for grade in range(MAX_GRADE + 1))
 
 
@@ -94,16 +95,22 @@ class HeuristicOracle:
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """One result per text; blank texts and those mostly not in Latin letters get no scores."""
+        """One result per text; blank texts, those mostly not in Latin letters, and those of another
+        language than English get no scores."""
         for i, question in enumerate(questions):
-            statistics, scores, reason = text_statistics.measure(question.text), None, "scored"
-            if not statistics:
-                reason = "empty_text"
-            elif text_statistics.latin_share(question.text) < MIN_LATIN_SHARE:
-                reason = "unsupported_script"
-            else:
-                scores = grade(statistics)
-            yield i, OracleResult(scores, "", reason)
+            reason = refusal(question.text)
+            scores = None if reason else grade(text_statistics.measure(question.text))
+            yield i, OracleResult(scores, "", reason or "scored")
+
+
+def refusal(text: str) -> str | None:
+    """Why a text gets no scores; None where it gets some."""
+    if not text.strip():
+        return "empty_text"
+    if text_statistics.latin_share(text) < MIN_LATIN_SHARE:
+        return "unsupported_script"
+    is_other = text_statistics.other_language_share(text) > MAX_OTHER_SHARE
+    return "unsupported_language" if is_other else None
 
 
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:

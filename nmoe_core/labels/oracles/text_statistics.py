@@ -20,6 +20,7 @@ VARIETY_WORDS = 25
 LONG_WORD_CHARS = 8
 SHORT_WORD_CHARS = 3
 PROSE_WORDS = 6
+MIN_OTHER_WORDS = 3
 
 # One ideograph or kana counts as a word: in scripts without spaces a line would else be one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
@@ -35,6 +36,25 @@ _GUIDANCE = frozenset(
     must should can may default usage means such how why which what where this following required
     optional allows provides
     """.split()  # noqa: SIM905  (a list of 40 strings would take 40 lines)
+)
+# Words that are frequent in running text of one language, and seldom in source code and in names.
+_ENGLISH = frozenset(
+    """
+    the of and to in is that for it with as are on be this not by or from if you we
+    """.split()  # noqa: SIM905
+)
+_OTHERS = frozenset(
+    """
+    und ist nicht ein eine dem auf wird sich oder auch zu von sind werden durch
+    une dans pour qui pas avec vous cette sont être du aux
+    el los las por esta pero está como más gli che della dei nel questo sono è
+    uma não das em mais você ao het een dat niet zijn voor aan van wordt deze
+    się nie jest że oraz dla który och att det som på för inte till
+    og er ikke af til med har ved bir bu için ile olarak daha çok olan veya
+    yang dan untuk dengan pada tidak dari adalah dalam akan atau
+    là và của các có được cho không một trong này với những bạn để khi
+    je jako není jsou které nebo při jeho și în este care pentru din sau sunt
+    """.split()  # noqa: SIM905
 )
 
 
@@ -59,6 +79,15 @@ def latin_share(text: str) -> float:
     # U+1E00 to U+1EFF are Latin too; the letters between are IPA, Greek, Cyrillic and so on.
     num_latin = sum(char < "\u0250" or "\u1e00" <= char <= "\u1eff" for char in letters)
     return num_latin / len(letters) if letters else 1.0
+
+
+def other_language_share(text: str) -> float:
+    """Share of other languages' frequent words among the frequent words of the windows; 0.0 where
+    fewer than `MIN_OTHER_WORDS` of them are there."""
+    words = [word for window in windows(text) for word in _WORD.findall(window.lower())]
+    others = sum(word in _OTHERS for word in words)
+    english = sum(word in _ENGLISH for word in words)
+    return others / (others + english) if others >= MIN_OTHER_WORDS else 0.0
 
 
 def windows(text: str) -> list[str]:

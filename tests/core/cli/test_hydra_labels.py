@@ -27,7 +27,7 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
                 "--relabel", "2" if split == "val" else "0", "--quiet",
             )  # fmt: skip
             (row,) = facts.values()
-            assert row["scorer"] == "heuristic/text-statistics-v2"
+            assert row["scorer"] == "heuristic/text-statistics-v3"
     rows = said(capsys, "hydra", "status", "--labels", str(labels), "--slices", str(slices))
     assert [row["state"] for row in rows] == ["DONE"] * 24
     merged = said(capsys, "hydra", "merge-labels", "--labels", str(labels))

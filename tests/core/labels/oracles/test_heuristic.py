@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nmoe_core.labels.oracle import OracleResult, Question
-from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade
+from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade, refusal
 from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
 from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import DIMENSIONS
@@ -32,14 +32,17 @@ def real_texts() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[tuple[str, str]]:
-    """(kind, text) pairs cut at random lengths."""
+    """(kind, text) pairs cut at random lengths; nearly none is refused."""
     rng = random.Random(0)
-    return [
+    found = [
         (kind, text[: rng.randint(200, MAX_CHARS)])
         for kind, texts in real_texts().items()
         for text in texts
         if len(text) >= 200
     ]
+    scored = [one for one in found if refusal(one[1]) is None]
+    assert len(scored) >= 0.99 * len(found)
+    return scored
 
 
 def result_of(text: str) -> OracleResult:
@@ -135,13 +138,21 @@ def test_windows_cover_both_ends_and_stay_bounded() -> None:
     assert windows(text[:100]) == [text[:100]]
 
 
+OTHER = "unsupported_language"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         *((odd, "scored") for odd in ("x", "\ufffd", "12, 34; 56", "((((", "\n" * 50 + "a")),
         ("\x00\ud800", "scored"),
         ("1 + 2 = 3; 4 > 3" * 9, "scored"),
-        ("Voilà où l'été naît: ça dépend de l'œuvre, của người Việt Nam. " * 9, "scored"),
+        ("Voilà où l'été naît: ça dépend de l'œuvre, của người Việt Nam. " * 9, OTHER),
+        ("for i in range(n):\n    les.append(una[i])  # the largest of them\n" * 20, "scored"),
+        ("Das Gesetz ist auf den Vertrag nicht anzuwenden, den der Bund schließt.", OTHER),
+        ("Cette commande est un alias et ne doit pas être utilisée avec les autres.", OTHER),
+        ("Este comando es un alias para los usuarios que no usan el otro, como se ve.", OTHER),
+        ("Perintah ini merupakan alias yang tidak dapat digunakan dengan yang lain.", OTHER),
         ("The word 東京 (Tōkyō) means eastern capital, 京都 the capital city." * 9, "scored"),
         (" \n\t ", "empty_text"),
         ("床前明月光,疑是地上霜。举头望明月,低头思故乡。" * 20, "unsupported_script"),
