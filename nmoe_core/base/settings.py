@@ -13,6 +13,7 @@ ExpertChoice = Literal["auto", "decoded", "packed"]
 Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
 GraderKind = Literal["hydra", "student"]
+TargetUnit = Literal["documents", "tokens"]
 THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 """Fields of the thresholds of a calibration; older calibrations have no `tau_student`."""
 

@@ -7,7 +7,7 @@ the student grades.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ MIN_DOCUMENTS = 20
 MIN_PARSE_RATE = 0.5
 FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "tau_student", "weights_source"),
-    *("target_keep", "achieved_keep", "achieved_keep_ci95", "achieved_band", "achieved_drop"),
+    *("target_keep", "target_unit", "achieved_keep", "achieved_keep_ci95", "achieved_band"),
+    *("achieved_drop", "achieved_keep_tokens", "achieved_keep_tokens_ci95"),
     *("early_exit_rate", "count"),
     *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
@@ -80,7 +81,7 @@ def calibrate(
     for scorer, corpus in graders:
         fingerprints |= {**corpus.fingerprints, **scorer.fingerprints}
     sizes = [corpus.max_ctx for _, corpus in graders]
-    fingerprints["settings"] = sha256_json([*sizes, *astuple(targets)])
+    fingerprints["settings"] = sha256_json([*sizes, *targets.identity])
 
     def score() -> list[Candidate]:
         with one_thread():
@@ -116,7 +117,7 @@ def calibrate_predictions(
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
         "predictions": sha256_file(predictions),
-        "settings": sha256_json(astuple(targets)),
+        "settings": sha256_json(targets.identity),
     }
     return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])
 

@@ -34,7 +34,7 @@ from nmoe_core.calibration.thresholds import (
     would_keep,
 )
 from nmoe_core.labels.agreement import Z975, auc, wilson
-from nmoe_core.labels.ranks import Interval
+from nmoe_core.labels.ranks import Interval, bootstrap
 from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS, rounded
 
 MIN_TEST_DOCUMENTS = 3
@@ -68,9 +68,10 @@ def summarise(
                 do="train the heads longer, or check the oracle",
                 code="E-CALIBRATION-CONSTANT",
             )
-    oracle_tau = would_keep(fitted.oracle, targets.target_keep)
+    counts = _weights(fit) if targets.target_unit == "tokens" else None
+    oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
     early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
-    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out)
+    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
     b = Aggregates.of(shown, weights)
     proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
     return {
@@ -85,6 +86,7 @@ def summarise(
         "count_fit": len(proof),
         "count_report": len(shown),
         "target_keep": targets.target_keep,
+        **({} if counts is None else {"target_unit": targets.target_unit}),
         "target_drop": targets.target_drop,
         "max_false_drop": targets.max_false_drop,
         **_certified(a, taus, proof_keeps, targets),
@@ -143,7 +145,23 @@ def _shares(
             interval = keep_interval(fit_keep, hits, np.concatenate([fit.keys, report.keys]))
         found[f"achieved_{name}"] = rounded(hits.mean())
         found[f"achieved_{name}_ci95"] = interval_of(interval)
+    if report.lengths.all():
+        found |= _token_share(report, decided == DECISIONS.index("keep"))
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
+
+
+def _token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
+    """Share of tokens that is kept (bool `[N]`), with an interval over contents: copies are drawn
+    together."""
+    places = np.unique(rows.keys, return_inverse=True)[1]
+    sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
+
+    def share(drawn: np.ndarray) -> float:
+        return float(sums[0][drawn].sum() / sums[1][drawn].sum())
+
+    every = np.arange(len(sums[0]))
+    interval = bootstrap(share, len(every))
+    return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
 
 
 def drops_by_labels(
@@ -168,6 +186,19 @@ def drops_by_labels(
         more.append([times * len(scores), rounded((scores < tau).mean())])
     last = np.flatnonzero(is_safe)
     return {"certain": rounded((last[-1] + 1) / len(scores) if len(last) else 0.0), "more": more}
+
+
+def _weights(rows: CalibrationRows) -> np.ndarray:
+    """The documents' tokens, which their ids must tell."""
+    if rows.lengths.all():
+        return rows.lengths
+    raise CalibrationError(
+        "a target in tokens needs the lengths of documents",
+        found=f"id {rows.doc_ids[rows.lengths == 0][0]}",
+        expected="ids of documents in shards, which tell their tokens",
+        do="set calibration.target_unit to documents",
+        code="E-CALIBRATION-TARGET",
+    )
 
 
 def keep_by_source(rows: CalibrationRows, keeps: np.ndarray) -> list[dict[str, Any]]:

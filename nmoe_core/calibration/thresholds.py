@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
+from nmoe_core.base.settings import TargetUnit
 from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
 from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, as_scores
 
@@ -38,8 +39,17 @@ class Targets:
     target_keep: float = 0.5
     max_false_drop: float = 0.02
     target_drop: float | None = None
+    target_unit: TargetUnit = "documents"
+    """What the two shares are of; bounds are of documents in any case."""
     delta: float = DELTA
     """Chance that a bound fails; of graders that are chosen from, each has its part of `DELTA`."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """What thresholds depend on; without the unit where it is that of older calibrations."""
+        values = asdict(self)
+        unit = values.pop("target_unit")
+        return [*values.values(), *([unit] if unit != "documents" else [])]
 
     def __post_init__(self) -> None:
         drop = self.target_drop
@@ -100,6 +110,7 @@ def fit_thresholds(
     oracle_keeps: np.ndarray,
     targets: Targets,
     is_proof: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> Thresholds:
     """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
@@ -107,13 +118,15 @@ def fit_thresholds(
     None stands for one that is not asked, at which no document leaves. Early exits count as
     dropped: `max_false_drop` bounds those up to each step, and all drops. `oracle_keeps` (bool
     `[N]`) are the documents that the oracle would keep; `is_proof` those that bounds are proved on,
-    all when left out: no grader was trained on them, and no two have the same content. Raises
+    all when left out: no grader was trained on them, and no two have the same content. `weights`
+    (`[N]`, 1 each by default) are what the shares to keep and to drop are of. Raises
     CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
     most, drop, delta = targets.max_false_drop, targets.target_drop, targets.delta
-    num_keep = max(1, round(targets.target_keep * len(judge)))
-    least_keep = _least_tau_keep(judge, num_keep)
+    counts = np.ones(len(judge), np.int64) if weights is None else weights
+    num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
+    least_keep = _least_tau_keep(judge, counts, num_keep)
     # A document that left has no later score; it ranks below all that stay.
     has_left, taus = np.zeros(len(judge), np.bool_), [0.0] * len(early)
     for step, given in enumerate(early):
@@ -123,33 +136,37 @@ def fit_thresholds(
         # dropped.
         scores, ceiling = np.where(has_left, -1.0, given), least_keep
         if drop is not None:
-            place = min(int(drop * len(scores)), len(scores) - 1)
-            ceiling = min(ceiling, float(np.sort(scores)[place]))
+            order = np.argsort(scores, kind="stable")
+            num_dropped = np.searchsorted(np.cumsum(counts[order]), drop * counts.sum(), "right")
+            ceiling = min(ceiling, float(scores[order][min(num_dropped, len(scores) - 1)]))
         judge_keeps = judge[proof] >= least_keep
         taus[step] = largest_certified(
             scores[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
         )
         has_left |= scores < taus[step]
     deployed = np.where(has_left, -1.0, judge)
-    descending = np.sort(deployed)[::-1]
-    tau_keep = max(midpoint_above(descending, num_keep), least_keep)
+    order = np.argsort(-deployed, kind="stable")
+    descending, reached = deployed[order], np.cumsum(counts[order])
+    tau_keep = max(midpoint_above(descending, num_keep, reached), least_keep)
     if drop is None:
         proved = deployed[proof], oracle_keeps[proof]
         tau_drop = largest_certified(*proved, most, tau_keep, delta=delta)
     else:
-        num_stay = len(judge) - round(drop * len(judge))
-        tau_drop = min(midpoint_above(descending, num_stay), tau_keep)
+        num_stay = counts.sum() - round(drop * counts.sum())
+        tau_drop = min(midpoint_above(descending, num_stay, reached), tau_keep)
         is_below = (deployed < tau_drop) & proof
         _require_bound(Certificate.of(is_below, oracle_keeps, targets.delta), targets, proof)
     tau_student, tau_probe = taus
     return Thresholds(tau_probe, tau_drop, tau_keep, tau_student)
 
 
-def _least_tau_keep(judge: np.ndarray, num_keep: int) -> float:
+def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> float:
     """The least threshold of keeping: `num_keep` and the most that may leave early reach it."""
     # Above a fixed rank of the scores, the number of new documents is a binomial count.
-    descending = np.sort(judge)[::-1]
-    cut = descending[min(num_keep + math.ceil(MAX_LOST_KEEP * len(judge)), len(judge)) - 1]
+    order = np.argsort(-judge, kind="stable")
+    descending, reached = judge[order], np.cumsum(counts[order])
+    most = min(num_keep + math.ceil(MAX_LOST_KEEP * reached[-1]), reached[-1])
+    cut = descending[np.searchsorted(reached, most)]
     lower = descending[descending < cut]
     return _between(float(lower[0]), float(cut)) if len(lower) else 0.0
 
@@ -169,18 +186,23 @@ def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> N
     )
 
 
-def midpoint_above(descending: np.ndarray, num_above: int) -> float:
+def midpoint_above(
+    descending: np.ndarray, num_above: int, reached: np.ndarray | None = None
+) -> float:
     """A threshold that `num_above` of the scores reach: midway to the next lower score.
 
     It is 0.0 when all reach it. Scores tied at the cut all reach it or, where that is nearer to
-    `num_above`, none does.
+    `num_above`, none does. `reached` (int64 `[N]`) counts what reaches each score, 1, 2, ... by
+    default.
     """
-    if num_above >= len(descending):
+    reached = np.arange(1, len(descending) + 1) if reached is None else reached
+    if num_above >= reached[-1]:
         return 0.0
-    cut = descending[num_above - 1]
+    cut = descending[np.searchsorted(reached, num_above)]
     first = int(np.searchsorted(-descending, -cut, side="left"))
     last = int(np.searchsorted(-descending, -cut, side="right"))
-    nearest = first if first > 0 and num_above - first < last - num_above else last
+    is_first = first > 0 and num_above - reached[first - 1] < reached[last - 1] - num_above
+    nearest = first if is_first else last
     if nearest >= len(descending):
         return 0.0
     return _between(float(descending[nearest]), float(descending[nearest - 1]))
@@ -233,9 +255,14 @@ def _between(low: float, high: float) -> float:
     return middle if low < middle <= high else high
 
 
-def would_keep(oracle: np.ndarray, target_keep: float) -> float:
-    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave."""
-    return float(np.quantile(oracle, 1 - target_keep, method="higher"))
+def would_keep(oracle: np.ndarray, target_keep: float, weights: np.ndarray | None = None) -> float:
+    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave. `weights`
+    as in `fit_thresholds`."""
+    if weights is None:
+        return float(np.quantile(oracle, 1 - target_keep, method="higher"))
+    order = np.argsort(oracle, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(oracle[order][np.searchsorted(below, (1 - target_keep) * below[-1])])
 
 
 def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:

@@ -17,7 +17,8 @@ from nmoe_core.config.run import Run
 
 _MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
 _GRADER = ["grading.grader", "grading.max_batch"]
-_TARGETS = [f"calibration.{name}" for name in ("target_keep", "target_drop", "max_false_drop")]
+_TARGET_KEYS = ("target_keep", "target_drop", "target_unit", "max_false_drop")
+_TARGETS = [f"calibration.{name}" for name in _TARGET_KEYS]
 
 
 def register(verbs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.base.settings import ExpertChoice, TargetUnit
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.tables import PathText
 
@@ -195,11 +195,13 @@ class CalibrationTable(StrictModel):
     """`[calibration]`: thresholds."""
 
     target_keep: float = Field(default=0.5, gt=0, lt=1)
-    """Share of documents to keep."""
+    """Share to keep, of target_unit."""
     max_false_drop: float = Field(default=0.02, ge=0, lt=1)
     """Bound on the share of dropped documents that were worth keeping."""
     target_drop: float | None = Field(default=None, ge=0, lt=1)
-    """Share of documents to drop; by default what max_false_drop allows."""
+    """Share to drop, of target_unit; by default what max_false_drop allows."""
+    target_unit: TargetUnit = "documents"
+    """What target_keep and target_drop are shares of."""
 
 
 class GradingTable(StrictModel):

@@ -73,6 +73,8 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> str:
 
 def calibration(run: Run) -> str:
     settings = run.config.calibration.model_dump(mode="json")
+    if settings["target_unit"] == "documents":
+        del settings["target_unit"]  # calibrations made before this key stay current
     return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings, *_grader(run)])
 
 

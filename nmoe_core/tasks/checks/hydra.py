@@ -147,6 +147,7 @@ def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
     from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.labels.agreement import Z95
 
     summary = read_calibration(run.tree.calibration_summary)
     drop, keep = summary["tau_drop"], summary["tau_keep"]
@@ -162,8 +163,12 @@ def check_calibration(run: Run) -> Verdicts:
     if "achieved_keep" not in summary:
         none = Verdict(False, "the share kept was not measured: this is the published rule")
         return found | {"calibrated_keep_rate": none}
+    achieved = summary["achieved_keep"]
     margin = sampling_margin(run, target, summary.get("documents_report", count))
-    share = share_within(summary["achieved_keep"], target - margin, target + margin)
+    if summary.get("target_unit") == "tokens":
+        achieved, (low, high) = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
+        margin = run.config.checks.standard_errors * (high - low) / (2 * Z95)
+    share = share_within(achieved, target - margin, target + margin)
     return found | {"calibrated_keep_rate": share}
 
 

@@ -81,6 +81,34 @@ def test_a_calibration_says_what_it_keeps_of_each_source_and_what_its_bound_cost
         assert part in printed
 
 
+def test_a_target_of_tokens_is_kept_and_needs_ids_that_tell_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels, predictions = write_val(tmp_path, scored(0, 2000, (0.5, 0.5)))
+    call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
+    asked = (*call.split(), "--target-unit", "tokens", "--target-keep", "0.3")
+    refused_line(capsys, *asked, code="E-CALIBRATION-TARGET")
+    assert not (tmp_path / "out" / "calibration_summary.json").exists()
+    rows = read_rows(labels)
+    for i, row in enumerate(rows):  # what is worth more is longer
+        length = 1 + 10 * sum(row["scores"].values()) ** 2
+        row["doc_id"] = f"web//x/{i}#s=0:e={round(length)}"
+    write_rows(labels, rows)
+    predicted = [a | {"doc_id": b["doc_id"]} for a, b in zip(read_rows(predictions), rows)]
+    write_rows(predictions, predicted)
+    facts = said(capsys, *asked)["calibration"]
+    assert facts["target_unit"] == "tokens"
+    low, high = facts["achieved_keep_tokens_ci95"]
+    assert low <= 0.3 <= high
+    assert low <= facts["achieved_keep_tokens"] <= high
+    assert facts["achieved_keep"] < 0.25, "long documents are kept, so fewer of them"
+    run = Run(None, roots={"calibration": tmp_path / "out"})
+    assert check_calibration(run)["calibrated_keep_rate"].passed
+    of_documents = said(capsys, *call.split(), "--target-keep", "0.3")["calibration"]
+    assert of_documents["achieved_keep"] == pytest.approx(0.3, abs=0.04)
+    assert of_documents["achieved_keep_tokens"] > 0.4
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_bound_holds_on_fresh_documents_in_190_of_200_trials(
     setting: tuple[int, tuple[float, ...], float, float],

@@ -70,6 +70,30 @@ def test_the_largest_certified_threshold_is_one_whose_bound_holds() -> None:
     assert largest_certified(scores, ~keeps, 0.02, 1.0) == 0.0
 
 
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**16),
+    count=st.integers(20, 400),
+    target_keep=st.floats(0.05, 0.95),
+    kind=st.sampled_from(["plain", "skewed"]),
+)
+def test_a_target_in_tokens_keeps_that_share_of_tokens_up_to_one_document(
+    seed: int, count: int, target_keep: float, kind: str
+) -> None:
+    scores = scored(seed, count, kind=kind)
+    tokens = np.random.default_rng(seed).integers(1, 9, count) ** 3
+    whole = tokens.sum()
+    oracle_tau = would_keep(scores.oracle, target_keep, tokens)
+    assert tokens[scores.oracle >= oracle_tau].sum() >= target_keep * whole - tokens.max()
+    asked = (None, None), scores.judge, scores.oracle >= oracle_tau
+    unit = Targets(target_keep, target_unit="tokens")
+    taus = fit_thresholds(*asked, unit, None, tokens)
+    kept = tokens[scores.judge >= taus.tau_keep].sum()
+    assert abs(kept - target_keep * whole) <= tokens.max() + 1
+    equal = fit_thresholds(*asked, unit, None, np.ones(count, np.int64))
+    assert equal == fit_thresholds(*asked, Targets(target_keep))
+
+
 def test_thresholds_lie_between_scores_so_noise_does_not_move_documents() -> None:
     rng = np.random.default_rng(0)
     probe, judge = (documents := scored(1, 200, (0.5, 0.5)))[:2]

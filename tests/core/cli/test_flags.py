@@ -36,6 +36,7 @@ VALUES = {
     "oracle.http.api_key_env": "KEY",
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
+    "calibration.target_unit": "tokens",
     "contamination.max_share": "0.125",
     "attributes.use": "signals,pii",
     "curation.include": "keep,band",
