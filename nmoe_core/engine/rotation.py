@@ -58,7 +58,7 @@ def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str)
     """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
 
     def turning(turns: float) -> float:
-        """The (fractional) dimension pair that turns so often over the original context."""
+        """The (fractional) dimension pair that makes this many turns over the original context."""
         wavelength = scaling.original_max_position / (turns * 2 * math.pi)
         return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
 

@@ -1,6 +1,6 @@
 """Small transfers between host and device that make neither wait for the other; the current GPU.
 
-A copy that is waited for ends when all the device's earlier work has: one in every pass would keep
+Waiting for a copy means waiting for all earlier work of the device: a wait in every pass would keep
 the host from preparing the next pass while the device is busy.
 """
 

@@ -40,8 +40,8 @@ class Audited:
 
     `documents` are those of the test split, `asked` the sample, `unlabelled` those of it that got
     no label. `worth_keeping` is the share of the others that the oracle would keep, `low` to `high`
-    with a confidence of 95 %; of dropped documents that is the share of false drops, with the same
-    confidence each at least `at_least` and at most `at_most`.
+    with a confidence of 95 %; for dropped documents that is the share of false drops, and with the
+    same confidence each, it is at least `at_least` and at most `at_most`.
     """
 
     source: str

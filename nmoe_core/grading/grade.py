@@ -5,7 +5,7 @@ input and a killed grading goes on at the last whole buffer, with the same bytes
 current output is left as it is.
 
 The documents that run together decide the last digits of their scores. So scores of an earlier
-grading are taken over by whole batches, which with `max_batch` 1 are documents: the same texts in
+grading are reused only for whole batches (single documents if `max_batch` is 1): the same texts in
 the same order, scored by the same backbone and heads. A note beside the rows names each batch by
 the SHA-256 of its tokens.
 """
@@ -109,7 +109,7 @@ def grade_rows(
     """Rows of `quality_scores.jsonl`: the decision and every number it came from.
 
     A document that left early has `scores` null, the aggregate of the step that it left at as
-    `aggregated`, and the decision `drop`. The probe's fields are null of a document that left at
+    `aggregated`, and the decision `drop`. The probe's fields are null for a document that left at
     the student, and where the student grades alone. Keys `q_student` and `student_scores` are added
     where the student is asked first. A document without finite states has `aggregated` 0, the
     decision `drop`, and a key `failed` that says why.

@@ -83,7 +83,7 @@ class Corpus:
 def as_seen(
     tokens: np.ndarray, eos_token_id: int, max_ctx: int, model: ModelIds | None = None
 ) -> np.ndarray:
-    """The part of a document that heads see; of an empty one they see the EOS."""
+    """The part of a document that heads see; in an empty document they see the EOS."""
     if model is not None:
         tokens, eos_token_id = model(tokens, max_ctx), model.eos_token_id
     return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
@@ -139,7 +139,7 @@ def collate(documents: DocumentTokens, rows: list[int], device: torch.device) ->
 def one_thread() -> Iterator[None]:
     """Run torch on one CPU thread inside, so that sums have one order and results equal bytes.
 
-    Several cores are for several processes, each with its own shards.
+    To use several cores, run several processes, each with its own shards.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -196,8 +196,8 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
     """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
 
-    `failed` has the reason of each by document id. Raises HeadError: all failed, or more than ten
-    and one in a hundred (E-HEAD-NONFINITE).
+    `failed` has the reason of each failed document by its id. Raises HeadError: all failed, or more
+    than ten and one in a hundred (E-HEAD-NONFINITE).
     """
     allowed = min(max(MAX_FAILED, MAX_FAILED_SHARE * num_documents), num_documents - 1)
     if len(failed) <= allowed:

@@ -15,7 +15,7 @@ from nmoe_core.labels.scores import aggregate
 from nmoe_core.labels.slices import data_digest
 
 MIN_LABELS = 10
-# Names of the fingerprints that do not move the weights.
+# Names of the fingerprints that do not affect the weights.
 REPORTED_ON = ("labels_val", "labels_test", "student")
 _FIGURES = {"val": "metrics", "test": "test_metrics"}
 # Scores that a split's documents get.

@@ -163,7 +163,7 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
 def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
     """Markdown of what a head is, what it was made from, and how well it agrees on val and test.
 
-    `name` and `digest` are its file's, `header` is what the file holds; that of the student names
+    `name` and `digest` are its file's, `header` is what the file holds; the student's header names
     no backbone.
     """
     backbone, training = header.get("backbone"), header["training"]

@@ -65,7 +65,7 @@ def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
 
 
 def standardised(values: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Scalars `[N, 4]` as features; limited, since few documents tell of extremes."""
+    """Scalars `[N, 4]` as features; limited, since few training documents show extreme values."""
     return np.clip((values - mean) / deviation, -MAX_DEVIATIONS, MAX_DEVIATIONS) * SCALAR_WEIGHT
 
 

@@ -1,8 +1,8 @@
 """Fits the student on merged labels, and reads and writes `hydra_student.safetensors`.
 
 The file is a head's file of another shape: a sealed header, float16 weights of 2.6 MB, and the
-student's scores of val and test, which heads are compared with. It names no tokenizer's ids: what
-is needed to score is in the file, and the bytes of the tokens.
+student's scores of val and test, which heads are compared with. It holds no token ids: scoring
+needs only the file and the bytes of the tokens.
 """
 
 from collections.abc import Mapping

@@ -54,7 +54,7 @@ HeadKind = Literal["probe", "judge"]
 class HeadTraining:
     """One training of a head, from merged label files by split.
 
-    `train` is fitted; `val` and `test` are only reported on, where they are there, beside the
+    The head is fitted on `train`; `val` and `test`, where given, are only reported on, beside the
     student of the same labels in `heads_dir`. The corpus's `max_ctx` counts, not that of the table.
     Raises as `Labelled` and `load_student`, and HeadError: the tap is no block (E-HEAD-FORMAT).
     """
@@ -93,8 +93,8 @@ class HeadTraining:
         """Train the head and write it, with its card beside it; a current one is left as it is.
 
         Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
-        `backbone_tokens` (both 0 of a head that is current), `path`. Raises HeadError: states or a
-        loss are not finite (E-HEAD-NONFINITE); no head is written.
+        `backbone_tokens` (both 0 if the head was current already), `path`. Raises HeadError: states
+        or a loss are not finite (E-HEAD-NONFINITE); no head is written.
         """
         path, model, train = self.path, self.model, self.labelled.train
         header = current_header(path, self.fingerprints)
@@ -104,7 +104,7 @@ class HeadTraining:
         tokens_before = model.tokens_processed
         seeded = reproducible(self.recipe.seed, device_of(model))
         with replacing(path), seeded:
-            # With other labels of val and test the training is the same.
+            # The labels of val and test do not affect the training.
             made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
             state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
             documents = self.corpus.read(train.doc_ids)

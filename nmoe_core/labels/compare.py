@@ -70,7 +70,7 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
 
 
 def _is_same_text(a: Record, b: Record) -> bool:
-    """Whether no record says that it is of another text; a person's need not name it."""
+    """Whether no record names another text; records made by a person need not name any."""
     texts = {record["text_sha256"] for record in (a, b) if record.get("text_sha256")}
     return len(texts) < 2
 

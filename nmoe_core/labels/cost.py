@@ -2,8 +2,8 @@
 
 Prompts are counted by the run's tokenizer, and the template and schema that a server adds by a
 fixed number. An answer counts as the mean of those that the oracle has given here, or else as the
-most tokens that it may have. Failed requests that are sent again come on top. Cost: the index of
-the documents alone; where the oracle has answered before, their texts too.
+most tokens that it may have. Failed requests that are sent again come on top. The estimate reads
+only the index of the documents, and their texts where the oracle has answered before.
 """
 
 import functools

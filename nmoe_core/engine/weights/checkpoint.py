@@ -56,7 +56,8 @@ class LayerTensors:
     """The weights of one block; matrices are [.., outputs, inputs].
 
     E experts, H hidden, I intermediate, D head, N query heads, Q + 2K the fused query, key, value
-    width. Rows of gate and up: the I gates first, then the I ups. None: there is no such part.
+    width. Rows of gate and up: the I gates first, then the I ups. None means that the block has no
+    such part.
     """
 
     attn_norm: Tensor  # [H] float32
@@ -79,7 +80,7 @@ class LayerTensors:
 def find_checkpoint(path: str | Path) -> Path:
     """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
 
-    Refuses where there is none (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
+    Refuses a path without a checkpoint (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
     """
     root = Path(path)
     if root.suffix in PICKLE_SUFFIXES and not root.is_dir():

@@ -21,7 +21,7 @@ SAME_INTEGERS = (
     *("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "sliding_window"),
 )
-# What transformers takes where a file of another family leaves a field out.
+# The defaults of transformers for fields that a file of another family leaves out.
 _DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "norm_topk_prob": False,

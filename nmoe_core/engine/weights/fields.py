@@ -53,7 +53,7 @@ def bad_field(field: str, found: object, expected: str) -> CheckpointError:
 
 
 def variant(field: str, found: object, expected: str) -> CheckpointError:
-    """The error for a setting that changes what is computed, and is not computed here."""
+    """The error for a setting that would change results and that the engine does not support."""
     return CheckpointError(
         "the engine does not compute this variant",
         where=f"config.json {field}",

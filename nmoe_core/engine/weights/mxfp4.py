@@ -64,7 +64,7 @@ def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -
 
 
 def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
-    """Write what `decode` returns to `values`, contiguous, whose dtype decides.
+    """Write what `decode` returns into the contiguous tensor `values`, in its dtype.
 
     A byte's two values are looked up as one integer of twice the dtype's width, a piece of the
     rows at a time so that the work stays in the cache.

@@ -76,8 +76,8 @@ def read_rope(
 ) -> tuple[float, RopeScaling | None]:
     """Theta and scaling of a `config.json`; `defaults` are values of fields that it may omit.
 
-    Raises CheckpointError: a field is missing or out of range (E-CHECKPOINT-CONFIG); another
-    scaling, or a key of one that is not known (E-CHECKPOINT-ARCH).
+    Raises CheckpointError: a field is missing or out of range (E-CHECKPOINT-CONFIG); the scaling,
+    or one of its keys, is not known (E-CHECKPOINT-ARCH).
     """
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or defaults.get(field)

@@ -86,8 +86,8 @@ def make_tiny_checkpoint(
 ) -> Path:
     """Write the checkpoint and return its directory; does nothing if it is there already.
 
-    Constants that the arguments do not name are those of gpt-oss-20b; in gpt-oss, blocks have a
-    window or none in turn. `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
+    Constants that the arguments do not name are those of gpt-oss-20b; in gpt-oss, blocks with and
+    without a window alternate. `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
 
     Raises:
         CheckpointError: An unknown family (E-CHECKPOINT-ARCH), a size does not fit
