@@ -19,10 +19,10 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
-from nmoe_core.calibration.choice import Candidate, choose
+from nmoe_core.calibration.choice import Candidate, choose, halved
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
 from nmoe_core.calibration.rows import rows_from_predictions, rows_from_scorer
-from nmoe_core.calibration.summary import summarise
+from nmoe_core.calibration.summary import operating_point, summarise
 from nmoe_core.calibration.thresholds import DELTA, Targets
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.heads.features import Corpus, one_thread
@@ -41,6 +41,7 @@ FACTS = (
     *("early_exit_rate", "count"),
     *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
+    "grader_choice",
 )
 """The fields of the summary that are facts of a result."""
 
@@ -175,6 +176,10 @@ def _fit(
     # The documents that prove the bounds also chose the grader, so each bound gets a smaller part
     # of the error.
     targets = replace(targets, delta=DELTA / len(candidates))
+    if choice:
+        figures = choice["grader_choice"]["report"]["graders"]
+        for one in halved(candidates):
+            figures[one.fit.grader] |= operating_point(one.fit, one.report, targets)
     summary = summarise(fit, report, targets, test)
     facts = {
         **summary,

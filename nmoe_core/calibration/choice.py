@@ -35,7 +35,7 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Scored, dict[str, Any]]:
     if len(candidates) == 1:
         val, test = candidates[0]
         return Scored(*val.halves(), test), {}
-    found = _halved(candidates)
+    found = halved(candidates)
     bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
     best = max(found, key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"))
     chosen, facts = best.fit.grader, {"lower_bounds_fit": bounds}
@@ -46,7 +46,7 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Scored, dict[str, Any]]:
     return best, {"grader_choice": {"sentence": _sentence(report), "report": report, **facts}}
 
 
-def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
+def halved(candidates: Sequence[Candidate]) -> list[Scored]:
     """The rows of documents that all graders scored, halved alike."""
     vals = _shared([val for val, _ in candidates])
     tests = [test for _, test in candidates if test is not None]

@@ -6,7 +6,7 @@ figure of quality leaves those out.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nmoe_core.calibration.measures import (
     triage,
 )
 from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.calibration.shares import independent, keep_by_source, keep_interval, token_share
 from nmoe_core.calibration.thresholds import (
     DECISIONS,
     Certificate,
@@ -33,27 +34,25 @@ from nmoe_core.calibration.thresholds import (
     largest_certified,
     would_keep,
 )
-from nmoe_core.labels.agreement import Z975, auc, wilson
-from nmoe_core.labels.ranks import Interval, bootstrap
+from nmoe_core.labels.agreement import auc, wilson
 from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS, rounded
 
 MIN_TEST_DOCUMENTS = 3
 
 
-def summarise(
-    fit: CalibrationRows,
-    report: CalibrationRows,
-    targets: Targets,
-    test: CalibrationRows | None = None,
-) -> dict[str, Any]:
-    """Fields of `calibration_summary.json`.
+class Fitted(NamedTuple):
+    """What one half of val gives: weights and what they come from, the oracle's own threshold of
+    keeping, and the thresholds."""
 
-    Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
-    `test` is only reported on. Raises CalibrationError: probe, judge or oracle scores of the fit
-    half are all alike (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound
-    (E-CALIBRATION-BOUND).
-    """
-    proof, shown = fit.held_out(), report.held_out()
+    weights: Mapping[str, float]
+    weights_source: str
+    oracle_tau: float
+    taus: Thresholds
+
+
+def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
+    """Fit weights and thresholds on a half of val; raises as `summarise`."""
+    proof = fit.held_out()
     weights, weights_source = UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
     if proof.targets is not None:
         weights = fit_weights(proof.oracle, proof.targets)
@@ -72,7 +71,41 @@ def summarise(
     oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
     early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
     taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
-    b = Aggregates.of(shown, weights)
+    return Fitted(weights, weights_source, oracle_tau, taus)
+
+
+def operating_point(
+    fit: CalibrationRows, report: CalibrationRows, targets: Targets
+) -> dict[str, Any]:
+    """What a grader would keep and drop of the report half at thresholds of its own, and how much
+    of that is wrong; `not_fitted` says why it has no thresholds."""
+    try:
+        weights, _, oracle_tau, taus = fit_on(fit, targets)
+    except CalibrationError as error:
+        return {"not_fitted": str(error)}
+    scores = Aggregates.of(report.held_out(), weights)
+    found = errors(scores, taus, scores.oracle >= oracle_tau)
+    names = ("num_dropped", "false_drop_rate", "false_drop_rate_upper95")
+    names += ("precision_keep", "precision_keep_ci95", "recall_keep", "recall_keep_ci95")
+    return {name: found[name] for name in names}
+
+
+def summarise(
+    fit: CalibrationRows,
+    report: CalibrationRows,
+    targets: Targets,
+    test: CalibrationRows | None = None,
+) -> dict[str, Any]:
+    """Fields of `calibration_summary.json`.
+
+    Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
+    `test` is only reported on. Raises CalibrationError: probe, judge or oracle scores of the fit
+    half are all alike (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound
+    (E-CALIBRATION-BOUND).
+    """
+    proof, shown = fit.held_out(), report.held_out()
+    weights, weights_source, oracle_tau, taus = fit_on(fit, targets)
+    a, b = Aggregates.of(proof, weights), Aggregates.of(shown, weights)
     proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
     return {
         "weights": weights,
@@ -86,7 +119,7 @@ def summarise(
         "count_fit": len(proof),
         "count_report": len(shown),
         "target_keep": targets.target_keep,
-        **({} if counts is None else {"target_unit": targets.target_unit}),
+        **({"target_unit": "tokens"} if targets.target_unit == "tokens" else {}),
         "target_drop": targets.target_drop,
         "max_false_drop": targets.max_false_drop,
         **_certified(a, taus, proof_keeps, targets),
@@ -140,28 +173,14 @@ def _shares(
     }
     for place, name in enumerate(DECISIONS):
         hits = decided == place
-        interval = wilson(*_independent(hits, report.keys))
+        interval = wilson(*independent(hits, report.keys))
         if name == "keep":
             interval = keep_interval(fit_keep, hits, np.concatenate([fit.keys, report.keys]))
         found[f"achieved_{name}"] = rounded(hits.mean())
         found[f"achieved_{name}_ci95"] = interval_of(interval)
     if report.lengths.all():
-        found |= _token_share(report, decided == DECISIONS.index("keep"))
+        found |= token_share(report, decided == DECISIONS.index("keep"))
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
-
-
-def _token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
-    """Share of tokens that is kept (bool `[N]`), with an interval over contents: copies are drawn
-    together."""
-    places = np.unique(rows.keys, return_inverse=True)[1]
-    sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
-
-    def share(drawn: np.ndarray) -> float:
-        return float(sums[0][drawn].sum() / sums[1][drawn].sum())
-
-    every = np.arange(len(sums[0]))
-    interval = bootstrap(share, len(every))
-    return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
 
 
 def drops_by_labels(
@@ -199,45 +218,6 @@ def _weights(rows: CalibrationRows) -> np.ndarray:
         do="set calibration.target_unit to documents",
         code="E-CALIBRATION-TARGET",
     )
-
-
-def keep_by_source(rows: CalibrationRows, keeps: np.ndarray) -> list[dict[str, Any]]:
-    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), by source
-    and of all. Tokens are those of whole documents; None where ids do not tell them."""
-    found = []
-    for source in ("all", *np.unique(rows.sources).tolist()):
-        member = (rows.sources == source) | (source == "all")
-        tokens, kept = rows.lengths[member], keeps[member]
-        found.append(
-            {
-                "source": source,
-                "documents": int(member.sum()),
-                "tokens": int(tokens.sum()),
-                "keep_documents": rounded(kept.mean()),
-                "keep_documents_ci95": interval_of(wilson(*_independent(kept, rows.keys[member]))),
-                "keep_tokens": rounded(tokens[kept].sum() / tokens.sum()) if tokens.any() else None,
-            }
-        )
-    return found
-
-
-def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
-    """95 % interval of the share of new documents that the fitted thresholds keep.
-
-    Both halves tell of it: the report half by counting, and the fit half because a threshold at an
-    order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
-    The interval is of both counts together, at 97.5 %. It has to cover two things at once, the
-    share of new documents and that of the report half itself, so each gets half of the error
-    (Bonferroni). `keys` name the contents of the documents of both.
-    """
-    return wilson(*_independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
-
-
-def _independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
-    """(hits, documents), both reduced for copies, which are decided alike (Kish 1965)."""
-    copies = np.unique(keys, return_counts=True)[1].astype(float)
-    count = float(copies.sum() ** 2 / (copies**2).sum())
-    return float(hits.mean()) * count, count
 
 
 def _score_bins(

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     ]
     print_table(["kept of", "documents", "tokens", "documents (95 %)", "of tokens"], rows)
     _show_triage(found)
+    _show_graders(found)
     dropped, bound = found["num_dropped"], found["max_false_drop"]
     print(f"\ndropped: {dropped} of the other half", end="")
     if dropped:
@@ -159,6 +161,21 @@ def _show_triage(found: dict[str, Any]) -> None:
     columns = ["drops at", "below", "labels below", "dropped here", "judge's keeps lost"]
     print_table([*columns, "false drops proved", "seen", "at most (95 %)"], rows)
     print("false drops: of the documents dropped up to this step, those that the oracle keeps")
+
+
+def _show_graders(found: dict[str, Any]) -> None:
+    """What each grader that could be chosen would drop and keep, and how much of it wrongly."""
+    if (choice := found.get("grader_choice")) is None:
+        return
+    names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
+    rows = [
+        [grader, row.get("num_dropped"), *(_percent(row.get(name)) for name in names)]
+        for grader, row in choice["report"]["graders"].items()
+    ]
+    columns = ["grader", "would drop", "false drops", "at most (95 %)", "kept rightly"]
+    print()
+    print_table([*columns, "of the oracle's keeps"], rows)
+    print(textwrap.fill(choice["sentence"], 112))
 
 
 def _share(row: dict[str, Any]) -> str:

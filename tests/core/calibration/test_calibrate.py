@@ -11,7 +11,7 @@ import torch
 from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
 from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.measures import Aggregates
-from nmoe_core.calibration.summary import keep_interval
+from nmoe_core.calibration.shares import keep_interval
 from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.heads.models import Probe, ProbeArch
 from nmoe_core.labels.scores import DIMENSIONS

@@ -108,6 +108,10 @@ def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
     summary = read_calibration(own.run.tree.calibration_summary)
     figures = summary["grader_choice"]["report"]["graders"]
     assert figures.keys() == {"hydra", "student"}
+    chosen = figures["student"]
+    for name in ("num_dropped", "false_drop_rate", "precision_keep", "recall_keep"):
+        assert chosen[name] == summary[name]
+    assert figures["hydra"]["recall_keep"] < chosen["recall_keep"]
     assert summary["grader"] == "student"  # random states know less than n-grams
     found = summary["certificate"]
     bound = upper_bound(found["false_drops"], found["dropped"], 0.025)
