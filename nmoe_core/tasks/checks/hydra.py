@@ -236,17 +236,19 @@ def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict
 
     bins = read_calibration(run.tree.calibration_summary).get("score_bins", {}).get(source)
     if bins is None:
-        return Verdict(True, f"val has fewer than {MIN_DOCUMENTS} graded documents of {source}")
+        said = f"val has fewer than {MIN_DOCUMENTS} graded documents of {source}"
+        return Verdict(True, said, {"shards_compared": 0})
     found = []
     for name, one in graded.items():
         scores = np.array([-1.0 if r["early_exit"] else r["aggregated"] for r in one.rows()])
         if len(scores):
             found.append((score_drift(bins, scores), name))
     if not found:
-        return Verdict(True, "no documents")
+        return Verdict(True, "no documents", {"shards_compared": 0})
     (psi, ks), name = max(found)
     said = f"{name} is the farthest from val: PSI {psi:.3f}, KS {ks:.3f}"
-    return Verdict(psi <= run.config.checks.max_psi, said, {"psi": psi, "ks": ks})
+    facts = {"psi": psi, "ks": ks, "shards_compared": len(found)}
+    return Verdict(psi <= run.config.checks.max_psi, said, facts)
 
 
 def check_regrade(run: Run, plan: RegradePlan) -> Verdicts:
