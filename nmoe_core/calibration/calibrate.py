@@ -19,7 +19,7 @@ from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
-from nmoe_core.calibration.choice import Candidate, choose, halved
+from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
 from nmoe_core.calibration.rows import rows_from_predictions, rows_from_scorer
 from nmoe_core.calibration.summary import operating_point, summarise
@@ -170,7 +170,8 @@ def _fit(
     candidates = score()
     for rows, _ in candidates:
         _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
-    (fit, report, test), choice = choose(candidates)
+    graders, choice = choose(candidates)
+    fit, report, test = graders[0]
     for half in (fit, report):
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
     # The documents that prove the bounds also chose the grader, so each bound gets a smaller part
@@ -178,7 +179,7 @@ def _fit(
     targets = replace(targets, delta=DELTA / len(candidates))
     if choice:
         figures = choice["grader_choice"]["report"]["graders"]
-        for one in halved(candidates):
+        for one in graders:
             figures[one.fit.grader] |= operating_point(one.fit, one.report, targets)
     summary = summarise(fit, report, targets, test)
     facts = {

@@ -30,23 +30,23 @@ class Scored(NamedTuple):
     test: CalibrationRows | None
 
 
-def choose(candidates: Sequence[Candidate]) -> tuple[Scored, dict[str, Any]]:
-    """The best of the graders, and the facts of the choice: none of a single one."""
+def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
+    """The graders, the best one first, and the facts of the choice: none of a single one."""
     if len(candidates) == 1:
         val, test = candidates[0]
-        return Scored(*val.halves(), test), {}
-    found = halved(candidates)
+        return [Scored(*val.halves(), test)], {}
+    found = _halved(candidates)
     bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
-    best = max(found, key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"))
-    chosen, facts = best.fit.grader, {"lower_bounds_fit": bounds}
+    found.sort(key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"), reverse=True)
+    chosen, facts = found[0].fit.grader, {"lower_bounds_fit": bounds}
     report = _compared(_fresh([one.report for one in found]), chosen)
     tests = [one.test for one in found if one.test is not None]
     if len(tests) == len(found):
         facts["test"] = _compared(_fresh(tests), chosen)
-    return best, {"grader_choice": {"sentence": _sentence(report), "report": report, **facts}}
+    return found, {"grader_choice": {"sentence": _sentence(report), "report": report, **facts}}
 
 
-def halved(candidates: Sequence[Candidate]) -> list[Scored]:
+def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     """The rows of documents that all graders scored, halved alike."""
     vals = _shared([val for val, _ in candidates])
     tests = [test for _, test in candidates if test is not None]

@@ -7,7 +7,7 @@ intervals or upper bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,9 +41,10 @@ class Aggregates(NamedTuple):
 
     @classmethod
     def of(cls, rows: CalibrationRows, weights: Mapping[str, float]) -> Aggregates:
-        given = rows.probe, rows.judge, rows.oracle, rows.student
-        probe, judge, oracle, student = (s if s is None else aggregate(s, weights) for s in given)
-        return cls(probe, cast(np.ndarray, judge), cast(np.ndarray, oracle), student)
+        early = (rows.probe, rows.student)
+        probe, student = (None if s is None else aggregate(s, weights) for s in early)
+        judge, oracle = aggregate(rows.judge, weights), aggregate(rows.oracle, weights)
+        return cls(probe, judge, oracle, student)
 
     def left_at(self, taus: Thresholds) -> dict[str, np.ndarray]:
         """Masks of the documents that have left after each early step, in the order of the steps;

@@ -22,39 +22,23 @@ from nmoe_core.labels.scores import aggregate, as_vector
 from nmoe_core.tasks.checks import LEVELS, check_grades
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.project import Project, jsonl_source, read_rows, said, write_project
+from tests.core.grading.small_run import SETTINGS, TINY, labelled_run, nmoe, source_of
+from tests.project import Project, read_rows, said, write_project
 from tests.refusals import refused_line
 
 pytest.importorskip("torch")
-WORDS = ("use the default value", "because each example", "returns a long explanation of it")
-SETTINGS: dict[str, Any] = {
-    "prep": {"num_shards": 2, "max_tokens": "all", "min_doc_tokens": 1},
-    "oracle": {"max_doc_tokens": 32},
+GRADED: dict[str, Any] = {
     "backbone": {"checkpoint": "none here"},
     "calibration": {"max_false_drop": 0.5},
     "grading": {"grader": "student"},
 }
-
-AUTO: dict[str, Any] = {
-    "backbone": {"kind": "tiny"},
-    "heads": {"max_ctx": 16, "judge": {"mid_dim": 16, "num_heads": 4, "ffn_dim": 32}},
-    "grading": {"grader": "auto"},
-}
-TEXTS = [f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5) for i in range(500)]
-SOURCE = jsonl_source("web", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
-
-
-def nmoe(project: Project, words: str, *more: object) -> None:
-    assert main([*words.split(), "--config", str(project.config), *map(str, more)]) == 0
+COUNT = 500
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A run that the student calibrated; there is no backbone and no head."""
-    made = write_project(tmp_path_factory.mktemp("student"), [SOURCE], SETTINGS)
-    hydra = ("slices", "oracle-label", "merge-labels")
-    for words in ("prep-mixture", *(f"hydra {task}" for task in hydra)):
-        nmoe(made, words)
+    made = labelled_run(tmp_path_factory.mktemp("student"), COUNT, GRADED)
     nmoe(made, "train student")
     nmoe(made, "hydra calibrate")
     return made
@@ -102,7 +86,8 @@ def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(project.directory, tmp_path / "auto")
-    own = write_project(tmp_path / "auto", [SOURCE], SETTINGS | AUTO)
+    settings = SETTINGS | GRADED | TINY | {"grading": {"grader": "auto"}}
+    own = write_project(tmp_path / "auto", [source_of(COUNT)], settings)
     for words in ("train probe", "train judge", "hydra calibrate", "hydra grade"):
         nmoe(own, words)
     summary = read_calibration(own.run.tree.calibration_summary)
@@ -233,7 +218,7 @@ def test_the_grader_with_the_higher_lower_bound_is_chosen(
     heads: float, student: float, winner: str
 ) -> None:
     given = rows_of("hydra", heads), rows_of("student", student)
-    best, facts = choose([(rows, rows) for rows in given])
+    (best, *_), facts = choose([(rows, rows) for rows in given])
     assert best.fit.grader == winner
     choice = facts["grader_choice"]
     report = choice["report"]
@@ -250,7 +235,7 @@ def test_graders_are_compared_on_documents_that_both_scored_and_neither_was_trai
     # The heads read the beginnings alone, which pairs of documents share.
     heads = rows_of("hydra", 1.0, numbers % 4 > 0, [f"d{i // 2}" for i in numbers])
     student = rows_of("student", 2.0, numbers % 5 > 0).take(numbers < 300)
-    best, facts = choose([(heads, None), (student, None)])
+    (best, *_), facts = choose([(heads, None), (student, None)])
     kept = set(best.fit.doc_ids) | set(best.report.doc_ids)
     assert kept == set(student.doc_ids)
     pairs = {int(name[1:]) // 2 for name in best.fit.doc_ids}

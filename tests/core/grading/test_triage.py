@@ -9,36 +9,20 @@ import pytest
 from loader.files.sealed import sealed
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.calibration.files import load_calibration, read_calibration
-from nmoe_core.cli import main
 from nmoe_core.heads.metrics import document_lengths
 from nmoe_core.labels.scores import as_vector
 from nmoe_core.tasks.preview import plan_regrade
-from tests.project import Project, jsonl_source, read_rows, said, write_project
+from tests.core.grading.small_run import TINY, labelled_run, nmoe
+from tests.project import Project, read_rows, said
 from tests.refusals import refused_line
 
 pytest.importorskip("torch")
-WORDS = ("use the default value", "because each example", "returns a long explanation of it")
-SETTINGS: dict[str, Any] = {
-    "prep": {"num_shards": 2, "max_tokens": "all", "min_doc_tokens": 1},
-    "oracle": {"max_doc_tokens": 32},
-    "backbone": {"kind": "tiny"},
-    "heads": {"max_ctx": 16, "judge": {"mid_dim": 16, "num_heads": 4, "ffn_dim": 32}},
-}
-TEXTS = [f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5) for i in range(300)]
-SOURCE = jsonl_source("web", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
-
-
-def nmoe(project: Project, words: str, *more: object) -> None:
-    assert main([*words.split(), "--config", str(project.config), *map(str, more)]) == 0
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A graded run of so few labels that they prove no early exit."""
-    made = write_project(tmp_path_factory.mktemp("triage"), [SOURCE], SETTINGS)
-    hydra = ("slices", "oracle-label", "merge-labels")
-    for words in ("prep-mixture", *(f"hydra {task}" for task in hydra)):
-        nmoe(made, words)
+    made = labelled_run(tmp_path_factory.mktemp("triage"), 300, TINY)
     for words in ("train probe", "train judge", "hydra calibrate", "hydra grade"):
         nmoe(made, words)
     return made
