@@ -18,13 +18,12 @@ from nmoe_assets.assets.names import named
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import task_jobs
-from nmoe_assets.ops.pipeline import innermost_error
+from nmoe_assets.ops.pipeline import console, innermost_error
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 
 # The console shows a line per task; the UI keeps every event.
-_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # Fewer commits, and no call home; a value of the user's environment stands.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",
@@ -59,7 +58,7 @@ def run_tasks(
             show(task, i, len(chosen))
             watch = Stopwatch()
             outcome = made.resolve_job_def(name).execute_in_process(
-                instance=instance, raise_on_error=False, run_config=_QUIET
+                instance=instance, raise_on_error=False, run_config=console("CRITICAL")
             )
             try:
                 raise_if_interrupted()

@@ -3,10 +3,12 @@
 Started by the UI or the daemon, it asks for one backfill of all assets and ends: the backfill
 launches the runs, and its page has their state, Terminate and retries. Started by
 `dagster job execute`, without a daemon, it executes the job of each task in its own process, one
-after the other, and fails when one fails.
+after the other, and fails when one fails. Its console then shows a line per task and what goes
+wrong; the runs of the tasks hold the rest, as the UI shows it.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import dagster as dg
 
@@ -51,6 +53,11 @@ def pipeline_job(
     return pipeline
 
 
+def console(level: str) -> dict[str, Any]:
+    """The run configuration of a job whose console shows lines of this level and above."""
+    return {"loggers": {"console": {"config": {"log_level": level}}}}
+
+
 def _launch(
     context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
@@ -71,16 +78,18 @@ def _execute_here(
     tags = {PART_OF: context.run_id[:8]}
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
-            context.log.info(f"{job.name} ({i} of {len(jobs)})")
             watch = Stopwatch()
             outcome = definitions.resolve_job_def(job.name).execute_in_process(
-                instance=context.instance, tags=tags, raise_on_error=False
+                instance=context.instance,
+                tags=tags,
+                raise_on_error=False,
+                run_config=console("WARNING"),
             )
             cost = watch.read()
             raise_if_interrupted()
             rows.append({"part": job.name, **cost.facts(machine)})
             links[job.name] = dg.MetadataValue.dagster_run(outcome.run_id)
-            context.log.info(f"{job.name}: {cost} (run {outcome.run_id})")
+            context.log.info(f"{job.name} ({i} of {len(jobs)}): {cost} (run {outcome.run_id})")
             if not outcome.success:
                 raise _failure(job, outcome)
     facts = whole.read().facts(machine)

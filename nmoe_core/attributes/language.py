@@ -1,9 +1,11 @@
 """The language of each text, by eldc's n-grams of 60 languages.
 
 A text of fewer than 50 letters has no language; a CJK, kana, Hangul or Thai letter counts as three,
-as many as it has bytes. The detector reads the beginning of long texts. Code, tables and lists of
-names have no language of their own and are mostly called English: where the source declares one,
-keep that column and let it win in `where`.
+as many as it has bytes. Nor has one of which letters are less than a third, spaces not counted:
+test vectors and tables of numbers, whose few letters look like any language. (Of 37,359 documents
+of prose, verse, code, law and mathematics none has less than 44 %.) The detector reads the
+beginning of long texts. Code and lists of names have no language of their own and are mostly called
+English: where the source declares one, keep that column and let it win in `where`.
 About 45 MB/s on one core for short texts, 200 MB/s for long ones.
 """
 
@@ -14,26 +16,34 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from nmoe_core.attributes.kernels.words import ALONE, ALPHA, CODE_BITS, code_points, decode, utf8
+from nmoe_core.attributes.kernels.words import (
+    ALONE,
+    ALPHA,
+    CODE_BITS,
+    SPACE,
+    code_points,
+    decode,
+    utf8,
+)
 from nmoe_core.attributes.minhash import batches
 
-MIN_LETTERS, UNDETERMINED = 50, "und"
+MIN_LETTERS, MIN_SHARE, UNDETERMINED = 50, 1 / 3, "und"
 SCHEMA = pa.schema(
     [
         pa.field("lang", pa.string(), nullable=False),  # ISO 639-1, or `und`
         pa.field("lang_score", pa.float32()),  # 0 to 1 by the detector; null where it was not asked
     ]
 )
-_ALPHA, _ALONE = ALPHA << CODE_BITS, ALONE << CODE_BITS
+_ALPHA, _ALONE, _SPACE = ALPHA << CODE_BITS, ALONE << CODE_BITS, SPACE << CODE_BITS
 
 
 def language(texts: pa.Array) -> pa.Table:
-    """The language of each text, by `SCHEMA`: `und` below 50 letters."""
+    """The language of each text, by `SCHEMA`: `und` with too few letters."""
     names: list[str] = []
     scores: list[float | None] = []
     for start, stop in batches(texts):
         batch = texts.slice(start, stop - start)
-        enough = _letters(*utf8(batch), code_points()) >= MIN_LETTERS
+        enough = _has_enough_letters(*utf8(batch), code_points())
         for text, is_enough in zip(batch, enough.tolist()):
             name, score = _detect(text.as_py()) if is_enough else (UNDETERMINED, None)
             names.append(name)
@@ -55,13 +65,18 @@ def _detector() -> ModuleType:
 
 
 @njit(cache=True)
-def _letters(payload, offsets, table):
-    counts = np.zeros(len(offsets) - 1, np.int64)
-    for text in range(len(counts)):
+def _has_enough_letters(payload, offsets, table):
+    enough = np.zeros(len(offsets) - 1, np.bool_)
+    for text in range(len(enough)):
+        letters = weight = others = 0
         i = offsets[text]
         while i < offsets[text + 1]:
             code, i = decode(payload, i)
             entry = table[code]
             if entry & _ALPHA:
-                counts[text] += 3 if entry & _ALONE else 1
-    return counts
+                letters += 1
+                weight += 3 if entry & _ALONE else 1
+            elif not entry & _SPACE:
+                others += 1
+        enough[text] = weight >= MIN_LETTERS and letters >= MIN_SHARE * (letters + others)
+    return enough

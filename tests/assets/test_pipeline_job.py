@@ -10,7 +10,7 @@ import pytest
 
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.ops.pipeline import PART_OF, innermost_error, pipeline_job
+from nmoe_assets.ops.pipeline import PART_OF, console, innermost_error, pipeline_job
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from tests.assets.small_project import small_project
@@ -57,6 +57,20 @@ def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
         assert {run.tags["dagster/max_retries"] for run in instance.get_runs()} == {"0"}
 
 
+def test_the_console_shows_a_line_per_part_and_what_is_odd(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert run_two_parts(instance).success
+        runs = instance.get_runs()
+        logged = [entry.user_message for run in runs for entry in instance.all_logs(run.run_id)]
+    assert logged.count("a shard is done") == 2
+    lines = [line.rpartition(" - ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line.partition(":")[0] for line in lines if line] == [
+        *("a shard is odd", "first (1 of 2)", "a shard is odd", "second (2 of 2)")
+    ]
+
+
 def test_a_part_that_fails_ends_the_job_and_is_linked() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         outcome = run_two_parts(instance, fails="first")
@@ -74,7 +88,9 @@ def parts(instance: dg.DagsterInstance) -> list[str]:
 def run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteInProcessResult:
     def part(name: str) -> dg.JobDefinition:
         @dg.op(name=f"{name}_op", required_resource_keys={"machine"})
-        def work() -> None:
+        def work(context: dg.OpExecutionContext) -> None:
+            context.log.info("a shard is done")
+            context.log.warning("a shard is odd")
             if name == fails:
                 raise OSError("the disk is full")
 
@@ -95,7 +111,7 @@ def run_two_parts(instance: dg.DagsterInstance, fails: str = "") -> dg.ExecuteIn
         resources={"machine": Machine()},
     )
     return defined.resolve_job_def("pipeline").execute_in_process(
-        instance=instance, raise_on_error=False
+        instance=instance, raise_on_error=False, run_config=console("INFO")
     )
 
 

@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 
 from nmoe_assets.verbs import costs
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.report.corpus import Corpus
 from nmoe_core.report.sections import SECTIONS
 from nmoe_core.report.write import write_report
+from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.text.tokenizer import load_tokenizer
 from tests.assets.small_project import environment
+from tests.project import read_rows, said
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.anchor)
@@ -18,6 +22,32 @@ def test_every_section_of_a_whole_run_is_shown(section, own_project: Path) -> No
     assert "Not made yet" not in shown
     assert "Cannot be shown" not in shown
     assert section.attribute or "<td" in shown or "<img" in shown
+
+
+def test_samples_are_kept_and_left_out_documents_of_all_sources_in_turn(
+    own_project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("report", "--config", own_project / "run.toml", "--sample", 4)
+    shown = said(capsys, *words)["samples"]
+    grades = read_rows(*(own_project / "out" / "quality").rglob("*.jsonl"))
+    decisions = {row["doc_id"]: row["decision"] for row in grades}
+    kept, left_out = shown[:4], shown[4:]
+    assert [bool(one["reason"]) for one in shown] == [False] * len(kept) + [True] * len(left_out)
+    assert len({one["doc_id"] for one in shown}) == len(shown) == 8
+    assert len({one["doc_id"].partition("//")[0] for one in kept}) > 1
+    reader = DocumentReader(own_project / "out" / "data")
+    tokenizer = load_tokenizer(Run(own_project / "run.toml").tokenizer)
+    for one in shown:
+        decision = decisions[one["doc_id"]]
+        assert one["judged"].startswith(f"{decision}: ")
+        assert (decision == "keep") == (one["reason"] == "")
+        text = tokenizer.decode(reader.tokens(one["doc_id"])[:-1])
+        assert text.startswith(one["text"].rstrip("\u2026"))
+    assert main([*map(str, words)]) == 0
+    printed = capsys.readouterr().out
+    for one in shown:
+        verdict = f"left out: {one['reason']}" if one["reason"] else "kept"
+        assert f"{one['doc_id']}\n  {verdict} ({one['judged']})\n" in printed
 
 
 def test_the_page_names_the_graders_and_the_time_of_the_runs(

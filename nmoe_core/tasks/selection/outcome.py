@@ -11,16 +11,9 @@ import numpy as np
 from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.selection.words import COPIES, in_words, meaning
 
-COPIES = "copies of other documents"
-_WORDS = {  # of clauses as a selection writes them
-    "is_survivor": COPIES,
-    "(decision IN ('keep', 'band'))": "judged `drop`",
-    "(decision IN ('keep'))": "judged `drop` or `band`",
-    "(decision = 'keep')": "judged `drop` or `band`",
-}
 _COPY = ("exact_of", "near_of", "near_jaccard")
-_SCORE = "quality.aggregated"
 
 
 class Outcome(NamedTuple):
@@ -45,11 +38,11 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
         from nmoe_core.attributes.files import read_attribute
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
-        return Outcome(codes, [_WORDS.get(one, f"not {one}") for one in clauses_of(shard)])
+        return Outcome(codes, [*map(in_words, clauses_of(shard))])
     included, decisions = set(run.config.curation.include), ["drop", "band", "keep"]
     numbers = {name: 0 if name in included else i for i, name in enumerate(decisions, 1)}
     codes = [numbers[row["decision"]] for row in read_graded(shard.graded).rows()]
-    return Outcome(np.array(codes, np.uint8), [f"judged `{name}`" for name in decisions])
+    return Outcome(np.array(codes, np.uint8), [f"judged {name}" for name in decisions])
 
 
 def clauses_of(shard: ShardPaths) -> list[str]:
@@ -84,7 +77,10 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
     found = {}
     for i in dropped:
         reason, copy = reasons[codes[i] - 1], copies.get(i, "")
-        shown = ", ".join(f"{name} {value}" for name, value in values.get(i, {}).items())
+        shown = ", ".join(
+            str(value) if reason.startswith(meaning(name)) else f"{name} {value}"
+            for name, value in values.get(i, {}).items()
+        )
         line = f"{reason}: {shown}" if shown else reason
         found[i] = copy if copy and reason == COPIES else ", ".join(filter(None, (line, copy)))
     return found
@@ -110,16 +106,13 @@ def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, 
 def _values(
     run: Run, shard: ShardPaths, numbers: Sequence[int], codes: np.ndarray
 ) -> dict[int, dict[str, object]]:
-    """Of each document the columns that its clause names; a judgement's score is beside it."""
+    """Of each document the columns that its clause names."""
     if run.config.curation.where is None or not numbers:
         return {}
     from nmoe_core.tasks.selection.view import read_columns, run_schema
 
     clauses, schema = clauses_of(shard), run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
-    for labels in named:
-        if "quality.decision" in labels and _SCORE not in labels:
-            labels.append(_SCORE)
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
     columns = read_columns(run, shard, schema, wanted).take(list(numbers))
     rows = dict(zip(numbers, columns.to_pylist()))
@@ -135,4 +128,6 @@ def _names(clause: str, label: str) -> bool:
 
 
 def _shown(value: object) -> object:
+    if value is None:
+        return "no value"
     return round(value, 3) if isinstance(value, float) else value

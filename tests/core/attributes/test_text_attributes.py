@@ -44,9 +44,12 @@ def real_texts() -> list[str]:
         ("Kurz und gut", "und"),
         ("", "und"),
         ("1 + 1 = 2 " * 100, "und"),
+        ("add 0.000123 -99999 -> -99998.999877\n" * 100, "und"),
     ],
 )
-def test_texts_have_a_language_and_short_ones_have_none(text: str, lang: str) -> None:
+def test_texts_have_a_language_and_short_ones_and_tables_of_numbers_have_none(
+    text: str, lang: str
+) -> None:
     pytest.importorskip("eldc")
     from nmoe_core.attributes.language import language
 

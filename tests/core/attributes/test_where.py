@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.tasks.selection.words import in_words
 from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
@@ -203,3 +204,22 @@ def test_the_process_ends_with_the_expression() -> None:
 def test_an_expression_that_names_no_column_keeps_all_or_nothing() -> None:
     assert np.asarray(_where("1 = 1").evaluate(TABLE)).tolist() == [[True] * 24]
     assert not _where("1 = 2 and null::boolean").evaluate(TABLE).any()
+
+
+@pytest.mark.parametrize(
+    ("clause", "said"),
+    [
+        ("is_survivor", "copies of other documents"),
+        ("lang in ('en', 'de')", "language other than en, de"),
+        ("lang = 'l''a'", "language other than l'a"),
+        ("n_words >= 50", "number of words below 50"),
+        ("n_words between 5 and 9", "number of words outside 5 to 9"),
+        ("share > -0.5", "share at most -0.5"),
+        ("meta.kb < n_words", "not (meta.kb < n_words)"),
+    ],
+)
+def test_what_a_clause_leaves_out_is_said_in_words_where_it_is_simple(
+    clause: str, said: str
+) -> None:
+    with _where(clause) as where:
+        assert [in_words(one) for one in where.clauses] == [said]

@@ -1,0 +1,71 @@
+"""A selection's clauses in plain words: what is true of a document that a clause leaves out."""
+
+import re
+
+COPIES = "copies of other documents"
+_WHOLE = {  # clauses as a selection writes them
+    "is_survivor": COPIES,
+    "(decision IN ('keep', 'band'))": "judged drop",
+    "(decision IN ('keep'))": "judged drop or band",
+    "(decision = 'keep')": "judged drop or band",
+    "(NOT has_lorem_ipsum)": "placeholder text (lorem ipsum)",
+    "(NOT has_curly_bracket)": "curly brackets",
+}
+_MEANINGS = {
+    "n_chars": "number of characters",
+    "n_words": "number of words",
+    "n_stop_words": "number of the commonest English words",
+    "n_c4_sentences": "number of sentences",
+    "mean_word_chars": "mean length of a word in characters",
+    "hashes_per_word": "number signs per word",
+    "ellipses_per_word": "ellipses per word",
+    "alphabetic_words": "share of words with a letter",
+    "bullet_lines": "share of lines that begin with a bullet",
+    "ellipsis_lines": "share of lines that end with an ellipsis",
+    "ended_lines": "share of lines that end like a sentence",
+    "short_lines": "share of short lines",
+    "refinedweb_cut_words": "share of words in lines of page furniture",
+    "dup_lines": "share of repeated lines",
+    "dup_line_chars": "share of text in repeated lines",
+    "dup_paragraphs": "share of repeated paragraphs",
+    "dup_paragraph_chars": "share of text in repeated paragraphs",
+    "contamination": "share of words in passages of evaluation sets",
+    "lang": "language",
+    "lang_score": "certainty of the language",
+    "decision": "judged",
+    "aggregated": "quality score",
+    "near_jaccard": "similarity to another document",
+}
+_NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
+_NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "other than"}
+_NUMBER, _TEXT = r"-?\d+(?:\.\d+)?", r"'(?:[^']|'')*'"
+_COMPARED = re.compile(rf'\("?(\w+)"? (>=|>|<=|<|=) ({_NUMBER}|{_TEXT})\)')
+_LISTED = re.compile(rf'\("?(\w+)"? IN \(((?:{_NUMBER}|{_TEXT})(?:, (?:{_NUMBER}|{_TEXT}))*)\)\)')
+_BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
+
+
+def in_words(clause: str) -> str:
+    """What a document fails that a clause leaves out: the clause itself, negated, where it is more
+    than a comparison of one column with constants."""
+    if clause in _WHOLE:
+        return _WHOLE[clause]
+    if found := _COMPARED.fullmatch(clause):
+        column, compared, constant = found.groups()
+        return f"{meaning(column)} {_NOT[compared]} {_plain(constant)}"
+    if found := _LISTED.fullmatch(clause):
+        return f"{meaning(found[1])} other than {_plain(found[2])}"
+    if found := _BETWEEN.fullmatch(clause):
+        return f"{meaning(found[1])} outside {found[2]} to {found[3]}"
+    return f"not {clause}"
+
+
+def meaning(column: str) -> str:
+    """A column in words; a user's own by its name."""
+    if found := _NGRAM.fullmatch(column):
+        kind = "the most frequent phrase" if found[1] == "top" else "repeated phrases"
+        return f"share of text in {kind} of {found[2]} words"
+    return _MEANINGS.get(column, column)
+
+
+def _plain(constants: str) -> str:
+    return constants.replace("''", "\0").replace("'", "").replace("\0", "'")
