@@ -106,6 +106,8 @@ _MEANINGS = {
     "discrepancy_max": "most that a topic runs ahead of its share or behind it, in windows",
     "padding": "share of window tokens that no document fills",
     "cut_documents": "documents that fit in a window and lie in more than one",
+    "left_out": "documents that are not curated, by the first reason that holds",
+    "composition": "languages and topics whose shares of the tokens changed most, before and after",
     "misaligned_shards": "shards planned for another place in a window than they have",
     "steps, sequences": "of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences that are taken from each source",

@@ -97,7 +97,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         stage="curate",
         kind="json",
         text="Inventory of the curated shards, with the digest of what they came from.",
-        facts=("misaligned_shards", *ORDER_FACTS),
+        facts=("left_out", "composition", "misaligned_shards", *ORDER_FACTS),
         version=versions.curated_manifest(run, name),
         deps=[[name, "curated"]],
         leads_to=[["mixture", "loader_plan"]],

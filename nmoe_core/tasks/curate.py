@@ -85,11 +85,17 @@ def curate_shards(
 
 
 def combine(run: Run, source: str, *, picture: bool = True) -> Result:
-    """Write the curated manifest of a source, with the window diversity of all its shards."""
+    """Write the curated manifest of a source, with the window diversity of all its shards, what was
+    left out of them, and what that changed."""
     from nmoe_core.curate.shards.combine import combine_curated
+    from nmoe_core.tasks.selection.composition import changes
+    from nmoe_core.tasks.selection.outcome import left_out
 
     num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
     result = combine_curated(run.tree, source, num_shards, settings)
+    reasons = left_out(run, [source]).items()
+    result.facts["left_out"] = [{"reason": why, "documents": of[source]} for why, of in reasons]
+    result.facts["composition"] = changes(run, source)
     drawn = order_pictures(run, source, num_shards, settings.seq_len) if picture else ""
     return replace(result, picture=drawn)
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIGEST_STEPS = 8
-_PORTIONS = 4  # sources, languages and topics that are said to have moved
 Row = dict[str, str | int | float]
 _TEXT_CHARS = 160
 _TEXT_TOKENS = 64
@@ -51,7 +50,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "root": str(run.tree.root),
         "sources": [_source(run, plan, name) for name in names],
         "left_out": left_out(run, names),
-        "composition": {kind: most_moved(found, _PORTIONS) for kind, found in moved},
+        "composition": {kind: most_moved(found) for kind, found in moved},
         "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
         "grader": calibration.get("grader", "hydra"),

@@ -45,11 +45,22 @@ def composition(run: Run, sources: Iterable[str]) -> dict[str, list[Portion]]:
     }
 
 
-def most_moved(portions: Sequence[Portion], count: int) -> list[tuple[str, float, float]]:
+def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, float, float]]:
     """Name, and share before and after, 0 to 1, of the `count` whose shares changed most."""
     sums = [max(1, sum(column)) for column in list(zip(*portions))[1:]]
     shares = [(one.name, one.before / sums[0], one.after / sums[1]) for one in portions]
     return sorted(shares, key=lambda row: -abs(row[2] - row[1]))[:count]
+
+
+def changes(run: Run, source: str) -> list[dict[str, str | float]]:
+    """The languages and topics of a source whose shares of its tokens changed most, a row each: its
+    shares `before` and `after`, 0 to 1. Raises as `outcome_of`."""
+    return [
+        {"kind": kind, "name": name, "before": before, "after": after}
+        for kind, portions in composition(run, [source]).items()
+        if kind != "source"
+        for name, before, after in most_moved(portions)
+    ]
 
 
 def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:
