@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-all ui lint bench crash clean
+.PHONY: setup demo test test-all ui lint docs bench crash clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -56,6 +56,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+docs: setup  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: setup  ## headline figures as ratios against a peer or a physical limit
 	$(BIN)/python -m benchmarks

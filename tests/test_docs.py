@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,21 @@ def test_the_index_names_every_page() -> None:
     index = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(REPOSITORY / "docs")) for page in PAGES[:-1]} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("material")
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(mkdocs, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path) for path in tmp_path.rglob("index.html")}
+    named = {path.relative_to(REPOSITORY / "docs").with_suffix("") for path in PAGES[:-1]}
+    assert {page.parent for page in pages} == {Path() if n.name == "README" else n for n in named}
+    for page in pages:
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(\S+?)"', (tmp_path / page).read_text()
+        )
+        assert [url for url in fetched if url.startswith(("http", "//"))] == []
 
 
 def test_the_readme_is_short_and_the_runs_that_it_names_come_with_the_package() -> None:
