@@ -122,7 +122,7 @@ def _add_compare(parts: Any) -> None:
 
 
 def _add_animate(parts: Any) -> None:
-    text = "a film of the order (MP4 with ffmpeg, else GIF)"
+    text = "a film of the order (MP4 with ffmpeg or imageio-ffmpeg, else GIF)"
     animate = add_verb(parts, "animate", run_animate, text, lambda paths: print(*paths, sep="\n"))
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")

@@ -238,6 +238,7 @@ def test_compare_says_how_far_two_spaces_agree(
 def test_animate_ends_with_every_record(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     data.curate("--seq-len", "256", "--no-plot")
     monkeypatch.setenv("PATH", "")  # no ffmpeg
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     stem = str(data.directory / "training_data")
     output = data.directory / "ordering_animation.mp4"
     flags = ["--seq-len", "256", "--frames", "12", "--output", str(output)]
