@@ -82,14 +82,16 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         kind="parquet",
         text="Which documents are copies of others, over all sources: exact and near ones, and "
         "the one that is kept. Only files of shards whose rows changed are written.",
-        facts=("shards_written",),
+        facts=("copies", "shards_written"),
         version=versions.attribute(run, "duplicates"),
         deps=[[name, "attributes", "signatures"] for name in names],
         leads_to=_selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
-    return [asset.unpartitioned(lambda: make_duplicates(run, names))]
+    return [
+        asset.unpartitioned(lambda: make_duplicates(run, names, picture=True), "exact_and_near")
+    ]
 
 
 def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:

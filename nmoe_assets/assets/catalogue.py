@@ -68,6 +68,7 @@ _MEANINGS = {
     "train, val, test": "documents of each split",
     "computed": "documents whose text was looked at in this run; others had their rows already",
     "kept": "documents that the rule keeps",
+    "copies": "documents of each source, and how many are exact and near copies of others",
     "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that were a set of scores",
     "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "

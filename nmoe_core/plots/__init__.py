@@ -1,6 +1,12 @@
 """Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
 
-from nmoe_core.plots.charts import calibration_plot, columns_plot, loss_plot, manifest_plot
+from nmoe_core.plots.charts import (
+    calibration_plot,
+    columns_plot,
+    copies_plot,
+    loss_plot,
+    manifest_plot,
+)
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.kept import kept_picture
 from nmoe_core.plots.ordering import ordering_plot
@@ -11,6 +17,7 @@ __all__ = [
     "cloud_plot",
     "columns_plot",
     "compared_plot",
+    "copies_plot",
     "head_tail_plot",
     "k_plot",
     "kept_picture",

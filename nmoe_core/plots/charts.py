@@ -154,6 +154,30 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     axes.tick_params(labelsize=8)
 
 
+def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
+    """A bar for each source: the shares of its documents that are exact and near copies of others.
+    Rows have `source`, `documents`, `exact` and `near`."""
+    rows = [row for row in copies if row["documents"]][:_MAX_BARS][::-1]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_title("copies of other documents, by source")
+        if not rows:
+            say_empty(axes, "no documents")
+            return
+        names = [row["source"][:_MAX_CHARS] for row in rows]
+        places, left = np.arange(len(rows)), np.zeros(len(rows))
+        for kind, color in (("exact", BLUE), ("near", ORANGE)):
+            shares = np.array([100 * row[kind] / row["documents"] for row in rows])
+            axes.barh(places, shares, left=left, color=color, label=f"{kind} copies", height=0.7)
+            left += shares
+        axes.set_yticks(places, names, fontsize=8)
+        axes.set(xlabel="% of the source's documents")
+        figure.legend(loc="outside upper right", ncols=2)
+
+    return render(draw, 100 + 24 * max(4, len(rows)))
+
+
 def calibration_plot(summary: Mapping[str, Any]) -> bytes:
     """Keep-rate curve and reliability diagram.
 

@@ -18,6 +18,7 @@ from nmoe_core.report.columns import columns_picture, source_columns
 from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.samples import Sample, samples
+from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.selection.composition import composition, most_moved
@@ -153,13 +154,13 @@ def _interval(bounds: list[float] | None) -> str | None:
 
 
 def _duplicates(corpus: Corpus) -> Iterator[object]:
-    rows = []
-    for name in corpus.sources:
-        found = source_columns(corpus.run, name, "duplicates", ["exact_of", "near_of"])
-        exact, near = (sum(value is not None for value in found[key]) for key in found)
-        count = len(found["exact_of"])
-        rows.append([name, count, exact, near, f"{100 * (exact + near) / max(count, 1):.1f} %"])
+    found = copies_by_source(corpus.run, corpus.sources)
+    rows = [
+        [*row.values(), f"{100 * (row['exact'] + row['near']) / max(row['documents'], 1):.1f} %"]
+        for row in found
+    ]
     yield table(["source", "documents", "exact copies", "near copies", "share"], rows)
+    yield _plots([pictures(copies_picture(found))])
 
 
 def _left_out(corpus: Corpus) -> Iterator[object]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,9 @@ def attribute_schema(run: Run, name: str) -> Any:
     return _import(_OF_TEXTS.get(name, (name, ""))[0]).SCHEMA
 
 
-def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:
+def make_duplicates(
+    run: Run, sources: Sequence[str] | None = None, *, picture: bool = False
+) -> Result:
     """Find the copies among all documents of the run by their signatures; only the files of shards
     whose rows changed are written. Raises FormatError: a shard has no current signatures."""
     from nmoe_core.attributes.shared import Corpus, write_changed
@@ -127,7 +130,34 @@ def make_duplicates(run: Run, sources: Sequence[str] | None = None) -> Result:
         found = [module.Shard(*shard) for shard in corpus.read()]
         return module.resolve(found, table.priority, table.jaccard)
 
-    return write_changed(run.tree, "duplicates", corpus, made_with, resolve)
+    result = write_changed(run.tree, "duplicates", corpus, made_with, resolve)
+    if not picture:
+        return result
+    copies = copies_by_source(run, names)
+    return replace(result, facts=result.facts | {"copies": copies}, picture=copies_picture(copies))
+
+
+def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
+    """Documents of each source, and how many of them are `exact` and `near` copies of others."""
+    from nmoe_core.attributes.files import read_attribute
+
+    rows = []
+    for source in sources:
+        counts = {"documents": 0, "exact": 0, "near": 0}
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            found = read_attribute(shard.attribute("duplicates"), ["exact_of", "near_of"])
+            counts["documents"] += found.num_rows
+            for kind in ("exact", "near"):
+                counts[kind] += found.num_rows - found.column(f"{kind}_of").null_count
+        rows.append({"source": source, **counts})
+    return rows
+
+
+def copies_picture(copies: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown of the bars of `copies_by_source`."""
+    from nmoe_core.plots import copies_plot, png_markdown
+
+    return png_markdown(copies_plot(copies), "copies by source")
 
 
 def _import(name: str) -> Any:

@@ -85,6 +85,13 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     }
     assert kept["books"] == [None] * 20
     assert sorted(kept["web"]) == sorted(f"books//d{i}" for i in range(20))
+    (page,) = [one.metadata for one in made if one.asset_key == copies]
+    assert "data:image/png" in str(page["exact_and_near"].value)
+    assert isinstance(page["copies"], dg.TableMetadataValue)
+    assert [record.data for record in page["copies"].records] == [
+        {"source": "web", "documents": "20", "exact": "20", "near": "0"},
+        {"source": "books", "documents": "20", "exact": "0", "near": "0"},
+    ]
 
 
 def test_code_versions_of_attributes_follow_their_settings_and_evaluations(
