@@ -3,7 +3,7 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.attributes import selection_names
+from nmoe_assets.assets.attributes import DUPLICATES, selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
@@ -68,7 +68,8 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         f"({table.order}). The columns are those of lineage.jsonl.",
         facts=ORDER_FACTS,
         version=versions.curated(run, name),
-        deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))],
+        deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))]
+        + [DUPLICATES] * curate.spreads_copies(run),
         leads_to=[[name, "curated_manifest"]],
         rows=LINEAGE_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),

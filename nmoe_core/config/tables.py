@@ -173,6 +173,11 @@ class CurationTable(StrictModel):
     num_topics: int = Field(default=30, ge=2)
     sample_documents: int = Field(default=100_000, ge=1)
 
+    @property
+    def can_spread_copies(self) -> bool:
+        """Whether the order may be `golden`, which lays kept copies far apart."""
+        return self.stability != "insert_only" and self.order in ("auto", "golden")
+
     @field_validator("order", mode="before")
     @classmethod
     def _spelled_with_hyphens(cls, value: object) -> object:

@@ -144,12 +144,18 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
     consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
         **shared,
+        spread_copies=spreads_copies(run),
         order="insert_only" if table.stability == "insert_only" else table.order,
         seed=run.loader.seed,
         seq_len=_window(run),
         resume_from_token=consumed if table.stability == "resume" else None,
         tokens_per_shard=run.config.prep.tokens_per_shard,
     )
+
+
+def spreads_copies(run: Run) -> bool:
+    """Whether curation reads which documents are copies of which."""
+    return "duplicates" in run.config.attributes.use and run.config.curation.can_spread_copies
 
 
 def _window(run: Run) -> int:

@@ -22,10 +22,12 @@ from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders
 from nmoe_core.curate.shards.consumed import ConsumedPrefix, consumed_prefix, kept_tokens_before
 from nmoe_core.curate.shards.inputs import (
+    ShardCopies,
     ShardQuality,
     ShardSelection,
     ShardTopics,
     document_lengths,
+    load_copies,
     load_quality,
     load_selection,
     load_topics,
@@ -49,6 +51,8 @@ class CurrentInputs:
     topics: ShardTopics
     quality: ShardQuality
     selection: ShardSelection | None
+    copies: ShardCopies | None
+    """None where no two copies are kept, or the order does not spread them."""
     prefix: ConsumedPrefix
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
@@ -82,6 +86,9 @@ def current_inputs(
     selection = None
     if settings.where is not None:
         selection = load_selection(shard, manifest, settings.where)
+    copies = load_copies(shard, manifest) if settings.spread_copies else None
+    if copies is not None and selection is not None and not copies.among(selection.keep):
+        copies = None
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
@@ -97,11 +104,13 @@ def current_inputs(
     }
     if selection is not None:
         fingerprints["selection"] = selection.digest
+    if copies is not None:
+        fingerprints["copies"] = copies.digest
     if columns := column_files(manifest):
         fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
-    found = manifest, topics, quality, selection, prefix
+    found = manifest, topics, quality, selection, copies, prefix
     return CurrentInputs(shard, settings, *found, shared, fingerprints)
 
 
@@ -191,7 +200,8 @@ class _ShardCuration:
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
         begin = self.prefix.start + int(self.prefix.lengths.sum())
         offset = begin % self.settings.seq_len
-        found = plan_order(self.settings, new_topics, new_tokens, rows, offset)
+        groups = self._groups(kept)
+        found = plan_order(self.settings, new_topics, new_tokens, rows, offset, groups)
         self.order_name, self.new_order = found
         self.topics = np.concatenate([self.prefix.topics(), new_topics])
         self.tokens = np.concatenate([self.prefix.lengths, new_tokens])
@@ -208,6 +218,15 @@ class _ShardCuration:
             else:
                 fresh.append(k)
         return np.asarray(fresh, np.int64)
+
+    def _groups(self, numbers: np.ndarray) -> np.ndarray | None:
+        """The group of copies of each of these documents, -1 of a document of no group."""
+        if self.inputs.copies is None:
+            return None
+        source, survivors = self.inputs.shard.source, self.inputs.copies.survivors
+        names = [survivors[i] or f"{source}//{self.ids[i][0]}" for i in numbers.tolist()]
+        _, groups, counts = np.unique(np.array(names, str), return_inverse=True, return_counts=True)
+        return np.where(counts[groups] > 1, groups, -1)
 
     def write(self) -> None:
         shard, manifest, settings = self.inputs.shard, self.inputs.manifest, self.settings

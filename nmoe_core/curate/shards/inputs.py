@@ -50,6 +50,20 @@ class ShardSelection:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardCopies:
+    """The kept document that each document is a copy of."""
+
+    survivors: list[str | None]
+    """`{source}//{ingest id}`; None of a document that is no copy."""
+    digest: str
+    """Of their rows."""
+
+    def among(self, keep: np.ndarray) -> bool:
+        """Whether a document that is kept, bool `[N]`, is a copy."""
+        return any(self.survivors[i] is not None for i in np.flatnonzero(keep).tolist())
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """Documents whose decision is one of those to include, or that `where` keeps."""
 
@@ -102,6 +116,23 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     keep = read_attribute(path, ["keep"]).column("keep").to_numpy()
     _check(path, "number of documents", len(keep), manifest.total_documents)
     return ShardSelection(keep, footer.digest)
+
+
+def load_copies(shard: ShardPaths, manifest: Manifest) -> ShardCopies:
+    """Which documents of the shard that `manifest` describes are copies of which. Raises
+    CurationError: copies were not looked for yet (E-CURATION-MISSING), or among other documents
+    (E-CURATION-MISMATCH)."""
+    from nmoe_core.attributes.files import read_attribute, read_footer
+
+    path = shard.attribute("duplicates")
+    if not path.is_file():
+        raise _missing(path, "look for copies first, with nmoe attributes")
+    footer = read_footer(path)
+    _check(path, "documents", footer.fingerprints.get("documents"), documents_digest(manifest))
+    found = read_attribute(path, ["exact_of", "near_of"]).to_pydict()
+    _check(path, "number of documents", len(found["near_of"]), manifest.total_documents)
+    pairs = zip(found["exact_of"], found["near_of"])
+    return ShardCopies([exact or near for exact, near in pairs], footer.digest)
 
 
 def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:

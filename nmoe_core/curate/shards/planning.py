@@ -43,6 +43,7 @@ class CurateSettings:
     loader: Loader = "concat"  # how the trainer fills windows
     by: By = "source"  # what `count_stride` sorts the documents of a topic by
     descending: bool = False
+    spread_copies: bool = False  # copies that are kept lie far apart, where the order can do so
     # Tokens of this source that training has consumed: the documents that hold them stay where
     # they are. None to order everything.
     resume_from_token: int | None = None
@@ -92,11 +93,13 @@ def plan_order(
     tokens: np.ndarray,
     quality_rows: Sequence[bytes],
     offset: int,
+    groups: np.ndarray | None = None,
 ) -> tuple[str, np.ndarray]:
     """The order that was taken, by name, and its permutation int64 `[N]`.
 
     `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens stand
-    before the first document in its window. Raises CurationError: `by` is quality, and a row has no
+    before the first document in its window; `groups` are those of copies, int64 `[N]`, as `golden`
+    takes them. Raises CurationError: `by` is quality, and a row has no
     score (E-CURATION-QUALITY).
     """
     windows: Any = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
@@ -104,6 +107,7 @@ def plan_order(
         "window_fill": windows,
         "bin_packing": {"seq_len": settings.seq_len},
         "count_stride": {"descending": settings.descending},
+        "golden": {"groups": groups},
     }
     if settings.order == "count_stride" and settings.by != "source":
         column = tokens if settings.by == "length" else _scores(quality_rows)
