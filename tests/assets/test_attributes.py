@@ -94,6 +94,16 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     ]
 
 
+def test_curated_shards_follow_the_copies_where_their_order_can_spread_them(
+    project: Project,
+) -> None:
+    copies, curated = dg.AssetKey(["curation", "duplicates"]), dg.AssetKey(["web", "curated"])
+    for order, is_followed in (("golden", True), ("shuffle", False)):
+        defined = build_definitions(project.run.with_settings({"curation.order": order}))
+        parents = defined.resolve_asset_graph().get(curated).parent_keys
+        assert (copies in parents) == is_followed
+
+
 def test_code_versions_of_attributes_follow_their_settings_and_evaluations(
     project: Project, tmp_path: Path
 ) -> None:
