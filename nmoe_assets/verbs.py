@@ -23,7 +23,6 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 
-# The console shows a line per task; the UI keeps every event.
 # Fewer commits, and no call home; a value of the user's environment stands.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",

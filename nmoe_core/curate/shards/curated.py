@@ -86,9 +86,7 @@ def current_inputs(
     selection = None
     if settings.where is not None:
         selection = load_selection(shard, manifest, settings.where)
-    copies = load_copies(shard, manifest) if settings.spread_copies else None
-    if copies is not None and selection is not None and not copies.among(selection.keep):
-        copies = None
+    copies = load_copies(shard, manifest, selection) if settings.spread_copies else None
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})

@@ -4,10 +4,13 @@ Both are in document order and both must describe exactly the shard's documents:
 the shard's content hash, quality rows to each document id. A difference is refused by name.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -21,6 +24,11 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile
 from nmoe_core.shards.manifest import documents_digest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nmoe_core.attributes.files import Footer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,6 @@ class ShardCopies:
     """`{source}//{ingest id}`; None of a document that is no copy."""
     digest: str
     """Of their rows."""
-
-    def among(self, keep: np.ndarray) -> bool:
-        """Whether a document that is kept, bool `[N]`, is a copy."""
-        return any(self.survivors[i] is not None for i in np.flatnonzero(keep).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +109,41 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     """Committed selection of the shard that `manifest` describes. Raises CurationError: there is
     none (E-CURATION-MISSING), or it is of other documents or another `where`
     (E-CURATION-MISMATCH)."""
-    from nmoe_core.attributes.files import read_attribute, read_footer
-
     path = shard.selection
-    if not path.is_file():
-        raise _missing(path, "select documents of this shard first")
-    footer = read_footer(path)
-    _check(path, "documents", footer.fingerprints.get("documents"), documents_digest(manifest))
+    footer, rows = _read_rows(path, manifest, ["keep"], "select documents of this shard first")
     _check(path, "where", footer.fingerprints.get("where"), where)
-    keep = read_attribute(path, ["keep"]).column("keep").to_numpy()
-    _check(path, "number of documents", len(keep), manifest.total_documents)
-    return ShardSelection(keep, footer.digest)
+    return ShardSelection(rows.column("keep").to_numpy(), footer.digest)
 
 
-def load_copies(shard: ShardPaths, manifest: Manifest) -> ShardCopies:
-    """Which documents of the shard that `manifest` describes are copies of which. Raises
-    CurationError: copies were not looked for yet (E-CURATION-MISSING), or among other documents
-    (E-CURATION-MISMATCH)."""
+def load_copies(
+    shard: ShardPaths, manifest: Manifest, selection: ShardSelection | None
+) -> ShardCopies | None:
+    """Which documents of the shard that `manifest` describes are copies of which; None where the
+    selection keeps no copy. Raises CurationError: copies were not looked for yet
+    (E-CURATION-MISSING), or among other documents (E-CURATION-MISMATCH)."""
+    path, do = shard.attribute("duplicates"), "look for copies first, with nmoe attributes"
+    footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
+    exact, near = rows.columns
+    is_copy = exact.is_valid().to_numpy() | near.is_valid().to_numpy()
+    if selection is not None and not (is_copy & selection.keep).any():
+        return None
+    pairs = zip(exact.to_pylist(), near.to_pylist())
+    return ShardCopies([found or close for found, close in pairs], footer.digest)
+
+
+def _read_rows(
+    path: Path, manifest: Manifest, columns: Sequence[str], do: str
+) -> tuple[Footer, pa.Table]:
+    """Columns of the file of an attribute of the shard that `manifest` describes."""
     from nmoe_core.attributes.files import read_attribute, read_footer
 
-    path = shard.attribute("duplicates")
     if not path.is_file():
-        raise _missing(path, "look for copies first, with nmoe attributes")
+        raise _missing(path, do)
     footer = read_footer(path)
     _check(path, "documents", footer.fingerprints.get("documents"), documents_digest(manifest))
-    found = read_attribute(path, ["exact_of", "near_of"]).to_pydict()
-    _check(path, "number of documents", len(found["near_of"]), manifest.total_documents)
-    pairs = zip(found["exact_of"], found["near_of"])
-    return ShardCopies([exact or near for exact, near in pairs], footer.digest)
+    rows = read_attribute(path, columns)
+    _check(path, "number of documents", rows.num_rows, manifest.total_documents)
+    return footer, rows
 
 
 def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
