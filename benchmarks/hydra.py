@@ -30,7 +30,7 @@ from nmoe_core.grading.inputs import GradeDocument
 from nmoe_core.heads.features import DocumentTokens, batches
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.heads.scoring import Heads, HeadScorer
-from nmoe_core.labels.scores import UNIFORM_WEIGHTS
+from nmoe_core.labels.scores import QUALITY
 
 NUM_DOCUMENTS, MAX_BATCH = 32, 8
 
@@ -62,7 +62,7 @@ def make_documents() -> list[GradeDocument]:
 def grade(model: Transformer, tau_probe: float, documents: list[GradeDocument]) -> list[dict]:
     """Rows as they are written, without the writing."""
     taus = Thresholds(tau_probe, 0.0, 0.5)
-    calibration = Calibration(Path("none"), "", UNIFORM_WEIGHTS, taus, "")
+    calibration = Calibration(Path("none"), "", QUALITY, taus, "")
     grader = Grader(HeadScorer(model, make_heads(), MAX_BATCH), calibration, tau_probe > 0)
     rows = [row for rows, _ in grader.buffers(documents) for row in rows]
     json.dumps(rows)

@@ -36,7 +36,7 @@ from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles.dialects import ChatDialect
 from nmoe_core.labels.oracles.http import HttpOracle
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -44,7 +44,7 @@ from nmoe_core.text.tokenizer import load_tokenizer
 CONCURRENCY, LATENCY_S = 64, 0.05
 CAPACITY = CONCURRENCY / LATENCY_S
 NUM_DOCUMENTS, NUM_TOKENS = 6400, 1000
-SCORES = {str(name): 3 for name in DIMENSIONS}
+SCORES = {str(name): 3 for name in QUALITY.names}
 RUBRIC = Path(__file__).parents[1] / "nmoe_core" / "configs" / "rubrics" / "quality_v1.toml"
 
 

@@ -9,7 +9,6 @@ import dagster as dg
 Columns = Sequence[tuple[str, ...]]
 LINEAGE = "dagster/column_lineage"
 _TYPES = {str: "string", int: "integer", float: "number"}
-_SCORES = ("helpfulness", "correctness", "coherence", "complexity", "density")
 _DOC_ID = ("doc_id", "string", "source//relative path#s=start:e=end")
 _SOURCE = ("source", "string", "name of the source")
 _TEXT = "shards.tokens"
@@ -23,8 +22,13 @@ LABEL_ROWS = (
     (*_DOC_ID, "docid_slices.doc_id"),
     _SOURCE,
     ("ok", "bool", "whether the answer was a set of scores", _TEXT),
-    ("scores", "object", f"0..4 each: {', '.join(_SCORES)}", _TEXT),
-    ("aggregated", "number", "mean of the scores, 0..1", _TEXT),
+    ("scores", "object", "a whole grade for each dimension of the rubric", _TEXT),
+    (
+        "aggregated",
+        "number",
+        "weighted mean of the scores, from 0, all lowest, to 1, all highest",
+        _TEXT,
+    ),
     ("snippet", "string", "start of the text", _TEXT),
     ("scorer_model", "string", "who scored it"),
     ("scorer_version", "string", "version of the scorer"),
@@ -33,12 +37,17 @@ LABEL_ROWS = (
 GRADE_ROWS = (
     (*_DOC_ID, "shards.doc_id"),
     _SOURCE,
-    ("scores", "object", "five of the judge or the student; null after an early exit", _TEXT),
+    (
+        "scores",
+        "object",
+        "of the judge or the student, by dimension; null after an early exit",
+        _TEXT,
+    ),
     ("aggregated", "number", "weighted mean of the scores that decided, 0..1", _TEXT),
     ("decision", "string", "drop, band or keep", _TEXT),
     ("q_probe", "number", "weighted mean of the probe's scores, 0..1; null of the student", _TEXT),
     ("early_exit", "bool", "whether it left at the probe, or at the student before it", _TEXT),
-    ("probe_scores", "object", "the probe's five, 0..4; null of the student", _TEXT),
+    ("probe_scores", "object", "those of the probe; null of the student", _TEXT),
 )
 TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
 ATTRIBUTE_ROWS = (

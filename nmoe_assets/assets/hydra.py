@@ -53,8 +53,8 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="label",
         kind="json",
-        text=f"Five scores a document from the oracle of kind {run.config.oracle.kind}. "
-        "The sample has them in the order of the column scores.",
+        text=f"Scores of documents from the oracle of kind {run.config.oracle.kind}: "
+        f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
         facts=("parse_rate", "salvaged", "oracle_calls", "labels_reused"),
         version=versions.labels(run),
         deps=[

@@ -29,7 +29,6 @@ from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
 from nmoe_core.heads.scores import Scorer
 from nmoe_core.labels.files import Labels, read_labels
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
 from nmoe_core.labels.slices import data_digest
 
 MIN_DOCUMENTS = 20
@@ -137,13 +136,14 @@ def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) 
     Targets(target_keep)
     labels = read_labels(labels_val)
     _require_enough(len(labels.doc_ids), 1, labels.path)
-    x = labels.scores.astype(np.float64) / MAX_GRADE
+    x = labels.scale.shares(labels.scores)
     y = x.mean(axis=1) if labels.targets is None else labels.targets
     raw = np.clip(np.linalg.lstsq(x, y, rcond=None)[0], 0, 1)
-    weights = raw / raw.sum() if raw.sum() > 0 else np.full(len(DIMENSIONS), 1 / len(DIMENSIONS))
+    weights = raw / raw.sum() if raw.sum() > 0 else np.full(len(raw), 1 / len(raw))
     low, high = np.quantile(x @ weights, [1 - target_keep, target_keep])
     facts = {
-        "weights": dict(zip(DIMENSIONS, weights.tolist())),
+        "weights": dict(zip(labels.scale.names, weights.tolist())),
+        **labels.scale.in_file(),
         "tau_drop": float(low),
         "tau_keep": float(high),
         "count": len(labels.doc_ids),

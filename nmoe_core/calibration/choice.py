@@ -14,7 +14,7 @@ import numpy as np
 
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
-from nmoe_core.labels.scores import aggregate, rounded
+from nmoe_core.labels.scores import rounded
 
 # A grader's rows of val, and of test where that is labelled.
 Candidate = tuple[CalibrationRows, CalibrationRows | None]
@@ -69,14 +69,14 @@ def _fresh(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
 
 
 def _lower_bound(rows: CalibrationRows) -> float:
-    interval = spearman_interval(aggregate(rows.judge), aggregate(rows.oracle))
+    interval = spearman_interval(*map(rows.scale.aggregate, (rows.judge, rows.oracle)))
     return -1.0 if interval is None else interval[0]
 
 
 def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
     """Rank correlations with the oracle, and by how much that of the chosen one is higher."""
-    oracle = aggregate(graders[0].oracle)
-    scores = {rows.grader: aggregate(rows.judge) for rows in graders}
+    oracle = graders[0].scale.aggregate(graders[0].oracle)
+    scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
     figures = {
         name: {
             "spearman": rounded(spearman(given, oracle)),

@@ -17,7 +17,7 @@ from nmoe_core.base.fingerprint import local_digest, read_summary
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.config.tree import CALIBRATION_NAME
-from nmoe_core.labels.scores import DIMENSIONS, aggregate
+from nmoe_core.labels.scores import Scale
 
 CALIBRATION_FORMAT = "calibration/2"
 COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
@@ -25,7 +25,7 @@ COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A committed calibration: weights and thresholds, and the heads they were fitted for.
+    """A committed calibration: scale with fitted weights, thresholds, and whose scores they fit.
 
     `heads_digest`, of both heads or of the student, is empty where the file was not made from
     scores of known ones; `grader` says which of the two; `rule` what it was made by.
@@ -34,7 +34,7 @@ class Calibration:
 
     path: Path
     digest: str
-    weights: dict[str, float]
+    scale: Scale
     thresholds: Thresholds
     heads_digest: str
     grader: GraderKind = "hydra"
@@ -42,15 +42,15 @@ class Calibration:
     student_digest: str = ""
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:
-        """Weighted aggregate, in 0..1, of scores `[..., 5]`."""
-        return aggregate(scores, self.weights)
+        """Weighted aggregate, in 0..1, of scores `[..., D]`."""
+        return self.scale.aggregate(scores)
 
     def leaves_at_student(self, student_scores: np.ndarray) -> np.ndarray:
         """As `leaves_at_probe`, by the student's scores, which come before the probe's."""
         return self.aggregate(student_scores) < self.thresholds.tau_student
 
     def leaves_at_probe(self, probe_scores: np.ndarray) -> np.ndarray:
-        """Mask of the documents that leave after the probe: bool `[B]` from its scores `[B, 5]`."""
+        """Mask of the documents that leave after the probe: bool `[B]` from its scores `[B, D]`."""
         return self.aggregate(probe_scores) < self.thresholds.tau_probe
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
@@ -105,8 +105,8 @@ def read_calibration(path: Path) -> dict[str, Any]:
 
 def load_calibration(calibration_dir: Path) -> Calibration:
     """Read `calibration_summary.json`. Raises CalibrationError: missing (E-CALIBRATION-MISSING),
-    edited (E-CALIBRATION-CHANGED), or without thresholds in 0..1 and in order and weights of the
-    five dimensions (E-CALIBRATION-FORMAT)."""
+    edited (E-CALIBRATION-CHANGED), or without thresholds in 0..1 and in order and a weight for
+    each dimension (E-CALIBRATION-FORMAT)."""
     path = calibration_dir / CALIBRATION_NAME
     if not path.is_file():
         raise CalibrationError(
@@ -127,7 +127,11 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     named = value.get("weights")
     weights = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
     is_valid = all(weight >= 0 for weight in weights.values()) and sum(weights.values()) > 0
-    if set(weights) != set(DIMENSIONS) or not is_valid:
+    try:
+        scale = Scale.read(value.get("scale"))
+    except ValueError as error:
+        raise _bad_calibration(path, str(error)) from None
+    if set(weights) != set(scale.names) or not is_valid:
         raise _bad_calibration(path, f"weights = {named}")
     digest, rule = value.get("heads_digest", ""), value.get("rule")
     grader, student = value.get("grader", "hydra"), value.get("student_digest", "")
@@ -138,7 +142,7 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     return Calibration(
         path=path,
         digest=local_digest(path),
-        weights={name: weights[name] for name in DIMENSIONS},
+        scale=scale.weighted(weights),
         thresholds=taus,
         heads_digest=digest,
         grader=grader,
@@ -159,7 +163,7 @@ def _bad_calibration(path: Path, found: str) -> CalibrationError:
         "not a calibration",
         where=path,
         found=" ".join(found.split())[:160],
-        expected="thresholds in 0..1, none above tau_keep, and five finite weights",
+        expected="thresholds in 0..1, none above tau_keep, and a finite weight for each dimension",
         do="run nmoe hydra calibrate",
         code="E-CALIBRATION-FORMAT",
     )

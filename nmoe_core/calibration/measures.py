@@ -6,7 +6,6 @@ intervals or upper bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from nmoe_core.labels.agreement import (
     wilson,
 )
 from nmoe_core.labels.ranks import Interval, bootstrap, spearman, spearman_interval
-from nmoe_core.labels.scores import aggregate, rounded
+from nmoe_core.labels.scores import Scale, rounded
 
 NUM_BINS = 10
 
@@ -40,10 +39,11 @@ class Aggregates(NamedTuple):
     student: np.ndarray | None = None
 
     @classmethod
-    def of(cls, rows: CalibrationRows, weights: Mapping[str, float]) -> Aggregates:
+    def of(cls, rows: CalibrationRows, scale: Scale) -> Aggregates:
+        """Of rows, by the weights of a scale."""
         early = (rows.probe, rows.student)
-        probe, student = (None if s is None else aggregate(s, weights) for s in early)
-        judge, oracle = aggregate(rows.judge, weights), aggregate(rows.oracle, weights)
+        probe, student = (None if s is None else scale.aggregate(s) for s in early)
+        judge, oracle = scale.aggregate(rows.judge), scale.aggregate(rows.oracle)
         return cls(probe, judge, oracle, student)
 
     def left_at(self, taus: Thresholds) -> dict[str, np.ndarray]:
@@ -175,15 +175,13 @@ def score_reliability(
     }
 
 
-def head_agreement(
-    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float]
-) -> dict[str, Any]:
+def head_agreement(fit: CalibrationRows, report: CalibrationRows, scale: Scale) -> dict[str, Any]:
     """Agreement of each head with the oracle on the second rows, and of heads with each other."""
     sources = report.sources.tolist()
-    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, weights)}
+    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, scale)}
     if report.probe is not None:
-        found["probe"] = agreement(report.probe, report.oracle, sources, weights)
-        a, b = aggregate(report.probe, weights), aggregate(report.judge, weights)
+        found["probe"] = agreement(report.probe, report.oracle, sources, scale)
+        a, b = scale.aggregate(report.probe), scale.aggregate(report.judge)
         found["probe_with_judge"] = {
             "spearman": rounded(spearman(a, b)),
             "spearman_ci95": spearman_interval(a, b),
@@ -191,7 +189,7 @@ def head_agreement(
     found["baselines"] = baselines(
         (fit.oracle, fit.sources.tolist(), fit.lengths),
         (report.oracle, sources, report.lengths),
-        weights,
+        scale,
     )
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.base.errors import CalibrationError
+from nmoe_core.base.errors import CalibrationError, LabelError
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
@@ -27,7 +27,7 @@ from nmoe_core.heads.files import heads_digest
 from nmoe_core.heads.metrics import document_lengths, held_out
 from nmoe_core.heads.scores import Scorer
 from nmoe_core.labels.files import Labels
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, as_vector
+from nmoe_core.labels.scores import QUALITY, Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class CalibrationRows:
     """Documents with labels and scores, in the order of the labels.
 
     `keys` `[N]` name the content that the grader sees, or the document where that is not known;
-    `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, 5]`,
+    `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, D]` on the
+    `scale`,
     `probe` None where there is none, `judge` the student's scores where it grades, `student` its
     scores where it is asked before the probe, of which `student_digest` names the file; `targets`
     float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell;
@@ -57,6 +58,7 @@ class CalibrationRows:
     left_out: dict[str, int | None]
     student: np.ndarray | None = None
     student_digest: str = ""
+    scale: Scale = QUALITY
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -90,10 +92,12 @@ def rows_from_scorer(
     Raises:
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
+        LabelError: The labels are on another scale than the scores (E-LABEL-MIXED).
     """
+    _require_scale(scorer, labels)
     size, has_probe = scorer.max_batch * BUFFER_BATCHES, scorer.kind == "hydra"
     contents = [np.empty(0, np.int64)]
-    student, probe, judge = ([np.empty((0, 5))] for _ in range(3))
+    student, probe, judge = ([np.empty((0, len(labels.scale)))] for _ in range(3))
     failed: dict[str, str] = {}
     for start in range(0, len(labels.doc_ids), size):
         documents = corpus.read(labels.doc_ids[start : start + size])
@@ -130,7 +134,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
     names a document again (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
-    shape = len(labels.doc_ids), len(DIMENSIONS)
+    shape = len(labels.doc_ids), len(labels.scale)
     judge, probe = np.full(shape, math.nan), np.full(shape, math.nan)
     left_out = {"without_prediction": 0, "not_finite": 0, "trained_on": None}
     have_probe: set[bool] = set()
@@ -147,10 +151,10 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
                 do="grade the val documents with --no-early-exit",
                 code="E-CALIBRATION-PREDICTIONS",
             )
-        judge_scores = _five(path, row, "scores", "aggregated")
+        judge_scores = _given(path, row, ("scores", "aggregated"), labels.scale)
         if judge_scores is None:
             raise _bad_prediction(path, f"{doc_id} has neither scores nor aggregated")
-        probe_scores = _five(path, row, "probe_scores", "q_probe")
+        probe_scores = _given(path, row, ("probe_scores", "q_probe"), labels.scale)
         have_probe.add(probe_scores is not None)
         judge[i], probe[i] = judge_scores, probe_scores or math.nan
     if len(have_probe) > 1:
@@ -181,6 +185,7 @@ def _rows(
         grader=grader[0],
         heads_digest=grader[1],
         left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
+        scale=labels.scale,
     )
 
 
@@ -198,20 +203,38 @@ def _predictions(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _five(path: Path, row: dict[str, Any], key: str, aggregate_key: str) -> list[float] | None:
-    """Five scores 0..4; an aggregate alone counts as five equal ones, which have that aggregate."""
+def _require_scale(scorer: Scorer, labels: Labels) -> None:
+    if not scorer.scale.with_same_grades(labels.scale):
+        raise LabelError(
+            "the labels are by another rubric than those the grader was fitted on",
+            where=labels.path,
+            found=f"scores of {', '.join(labels.scale.names)}",
+            expected=", ".join(scorer.scale.names),
+            do="train the student and the heads on these labels",
+            code="E-LABEL-MIXED",
+        )
+
+
+def _given(
+    path: Path, row: dict[str, Any], keys: tuple[str, str], scale: Scale
+) -> list[float] | None:
+    """Scores on the scale; an aggregate alone counts as equal shares, which have that aggregate.
+    `keys` are of the scores and of the aggregate."""
+    key, aggregate_key = keys
     scores: Any = row.get(key)
     aggregated: Any = row.get(aggregate_key)
     if scores is None and aggregated is None:
         return None
     try:
         if scores is not None:
-            vector = as_vector(scores)
+            vector = scale.vector(scores)
         else:
-            vector = [float(aggregated) * MAX_GRADE] * len(DIMENSIONS)
+            share, grades = float(aggregated), zip(scale.lowest, scale.highest)
+            vector = [low + share * (high - low) for low, high in grades]
     except (KeyError, TypeError, ValueError):
         vector = [math.nan]
-    if all(0 <= value <= MAX_GRADE for value in vector):
+    grades = zip(vector, scale.lowest, scale.highest)
+    if all(low <= value <= high for value, low, high in grades):
         return vector
     raise _bad_prediction(path, f"{row['doc_id']}: {key} {scores}, {aggregate_key} {aggregated}")
 
@@ -238,7 +261,8 @@ def _bad_prediction(path: Path, found: str) -> CalibrationError:
         "not predictions as grading writes them",
         where=path,
         found=found[:200],
-        expected="lines with doc_id, scores in 0..4 or aggregated in 0..1, and probe_scores",
+        expected="lines with doc_id, scores on the rubric's scale or aggregated in 0..1, and "
+        "probe_scores",
         do="grade the val documents with --no-early-exit",
         code="E-CALIBRATION-PREDICTIONS",
     )

@@ -5,7 +5,7 @@ the heads were trained on and those whose text comes again, since the corpus has
 figure of quality leaves those out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,16 +35,16 @@ from nmoe_core.calibration.thresholds import (
     would_keep,
 )
 from nmoe_core.labels.agreement import auc, wilson
-from nmoe_core.labels.scores import DECIMALS, UNIFORM_WEIGHTS, rounded
+from nmoe_core.labels.scores import DECIMALS, Scale, rounded
 
 MIN_TEST_DOCUMENTS = 3
 
 
 class Fitted(NamedTuple):
-    """What one half of val gives: weights and what they come from, the oracle's own threshold of
-    keeping, and the thresholds."""
+    """What one half of val gives: the scale with its weights, what those come from, the threshold
+    that the oracle itself keeps by, and the thresholds."""
 
-    weights: Mapping[str, float]
+    scale: Scale
     weights_source: str
     oracle_tau: float
     taus: Thresholds
@@ -53,11 +53,14 @@ class Fitted(NamedTuple):
 def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     """Fit weights and thresholds on a half of val; raises as `summarise`."""
     proof = fit.held_out()
-    weights, weights_source = UNIFORM_WEIGHTS, "uniform: labels carry no independent target"
+    scale, is_uniform = fit.scale, len(set(fit.scale.weights)) == 1
+    weights_source = (
+        f"{'uniform' if is_uniform else 'the rubric'}: labels carry no independent target"
+    )
     if proof.targets is not None:
-        weights = fit_weights(proof.oracle, proof.targets)
+        scale = scale.weighted(fit_weights(proof.oracle, proof.targets, scale))
         weights_source = "least squares on the labels' target"
-    fitted, a = Aggregates.of(fit, weights), Aggregates.of(proof, weights)
+    fitted, a = Aggregates.of(fit, scale), Aggregates.of(proof, scale)
     asked = {"student": a.student, "probe": a.probe, "judge": a.judge, "oracle": a.oracle}
     for name, scores in asked.items():
         if scores is not None and np.ptp(scores) < 10**-DECIMALS:
@@ -71,7 +74,7 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
     early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
     taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
-    return Fitted(weights, weights_source, oracle_tau, taus)
+    return Fitted(scale, weights_source, oracle_tau, taus)
 
 
 def operating_point(
@@ -80,10 +83,10 @@ def operating_point(
     """What a grader would keep and drop of the report half at thresholds of its own, and how much
     of that is wrong; `not_fitted` says why it has no thresholds."""
     try:
-        weights, _, oracle_tau, taus = fit_on(fit, targets)
+        scale, _, oracle_tau, taus = fit_on(fit, targets)
     except CalibrationError as error:
         return {"not_fitted": str(error)}
-    scores = Aggregates.of(report.held_out(), weights)
+    scores = Aggregates.of(report.held_out(), scale)
     found = errors(scores, taus, scores.oracle >= oracle_tau)
     names = ("num_dropped", "false_drop_rate", "false_drop_rate_upper95")
     names += ("precision_keep", "precision_keep_ci95", "recall_keep", "recall_keep_ci95")
@@ -104,11 +107,12 @@ def summarise(
     (E-CALIBRATION-BOUND).
     """
     proof, shown = fit.held_out(), report.held_out()
-    weights, weights_source, oracle_tau, taus = fit_on(fit, targets)
-    a, b = Aggregates.of(proof, weights), Aggregates.of(shown, weights)
+    scale, weights_source, oracle_tau, taus = fit_on(fit, targets)
+    a, b = Aggregates.of(proof, scale), Aggregates.of(shown, scale)
     proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
     return {
-        "weights": weights,
+        "weights": dict(zip(scale.names, scale.weights)),
+        **fit.scale.in_file(),
         "weights_source": weights_source,
         "tau_drop": taus.tau_drop,
         "tau_keep": taus.tau_keep,
@@ -124,15 +128,15 @@ def summarise(
         "max_false_drop": targets.max_false_drop,
         **_certified(a, taus, proof_keeps, targets),
         "drops_by_labels": drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
-        **_shares(fit, report, weights, taus),
+        **_shares(fit, report, scale, taus),
         **errors(b, taus, oracle_keeps),
         "triage": triage((a, proof_keeps), (b, oracle_keeps), taus, targets.delta),
         **decision_agreement(b, taus, oracle_keeps, a.oracle),
         **score_reliability(a, b, proof_keeps, oracle_keeps),
-        "heads": head_agreement(proof, shown, weights),
+        "heads": head_agreement(proof, shown, scale),
         "keep_curve": keep_curve(b.deployed(taus)),
-        "score_bins": _score_bins((fit, report), weights, taus),
-        **_untouched(proof, test, weights, taus, oracle_tau),
+        "score_bins": _score_bins((fit, report), scale, taus),
+        **_untouched(proof, test, scale, taus, oracle_tau),
     }
 
 
@@ -159,12 +163,12 @@ def _certified(
 
 
 def _shares(
-    fit: CalibrationRows, report: CalibrationRows, weights: Mapping[str, float], taus: Thresholds
+    fit: CalibrationRows, report: CalibrationRows, scale: Scale, taus: Thresholds
 ) -> dict[str, Any]:
     """Shares of the report half by decision, with 95 % intervals of a new document's chances."""
-    scores = Aggregates.of(report, weights)
+    scores = Aggregates.of(report, scale)
     decided = scores.decisions(taus)
-    fit_keep = Aggregates.of(fit, weights).decisions(taus) == 2
+    fit_keep = Aggregates.of(fit, scale).decisions(taus) == 2
     found: dict[str, Any] = {
         "keep_by_source": keep_by_source(report, decided == 2),
         "documents_fit": len(fit),
@@ -221,10 +225,10 @@ def _weights(rows: CalibrationRows) -> np.ndarray:
 
 
 def _score_bins(
-    halves: Sequence[CalibrationRows], weights: Mapping[str, float], taus: Thresholds
+    halves: Sequence[CalibrationRows], scale: Scale, taus: Thresholds
 ) -> dict[str, Any]:
     """What scores of shards are compared with: the deployed scores of all val documents."""
-    scores = [Aggregates.of(half, weights).deployed(taus) for half in halves]
+    scores = [Aggregates.of(half, scale).deployed(taus) for half in halves]
     sources = np.concatenate([half.sources for half in halves])
     return score_bins(sources, np.concatenate(scores))
 
@@ -232,7 +236,7 @@ def _score_bins(
 def _untouched(
     fit: CalibrationRows,
     test: CalibrationRows | None,
-    weights: Mapping[str, float],
+    scale: Scale,
     taus: Thresholds,
     oracle_tau: float,
 ) -> dict[str, Any]:
@@ -240,9 +244,9 @@ def _untouched(
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()
-    scores = Aggregates.of(shown, weights)
+    scores = Aggregates.of(shown, scale)
     oracle_keeps = scores.oracle >= oracle_tau
-    of_all = Aggregates.of(test, weights).decisions(taus)
+    of_all = Aggregates.of(test, scale).decisions(taus)
     figures = {
         "count": len(shown),
         "documents": len(test),
@@ -250,6 +254,6 @@ def _untouched(
         **{f"achieved_{name}": rounded((of_all == i).mean()) for i, name in enumerate(DECISIONS)},
         **errors(scores, taus, oracle_keeps),
         "auc_keep": rounded(auc(scores.deployed(taus), oracle_keeps)),
-        "heads": head_agreement(fit, shown, weights),
+        "heads": head_agreement(fit, shown, scale),
     }
     return {"untouched": f"{len(shown)} documents of the test slice", "test": figures}

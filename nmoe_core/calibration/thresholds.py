@@ -17,7 +17,7 @@ import numpy as np
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.settings import TargetUnit
 from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
-from nmoe_core.labels.scores import DECIMALS, DIMENSIONS, MAX_GRADE, as_scores
+from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
 
 Decision = Literal["drop", "band", "keep"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -25,6 +25,7 @@ DELTA = 0.05
 STARTS = (1.0, 1.6, 2.6, 5.0)
 # Largest share of all documents that the early exit may take from what the judge keeps.
 MAX_LOST_KEEP = 0.01
+MAX_ENUMERATED = 10  # dimensions, of which 1,023 sets are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,23 +266,32 @@ def would_keep(oracle: np.ndarray, target_keep: float, weights: np.ndarray | Non
     return float(oracle[order][np.searchsorted(below, (1 - target_keep) * below[-1])])
 
 
-def fit_weights(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+def fit_weights(
+    scores: np.ndarray, targets: np.ndarray, scale: Scale = QUALITY
+) -> dict[str, float]:
     """Weights, none negative, that sum to 1 and explain targets `[N]` in 0..1 by least squares.
 
-    Exact: a solution is the plain one on the dimensions it does not set to zero, and there are only
-    31 sets of those.
+    With at most ten dimensions exact: a solution is the plain one on the dimensions it does not set
+    to zero, and there are few sets of those (31 of five). With more, that weights sum to 1 is one
+    equation among the others, of a million times their weight.
     """
-    x, y = scores.astype(np.float64) / MAX_GRADE, targets
-    best, best_error = np.full(len(DIMENSIONS), 1 / len(DIMENSIONS)), math.inf
-    for size in range(1, len(DIMENSIONS) + 1):
-        for chosen in itertools.combinations(range(len(DIMENSIONS)), size):
+    x, y, num = scale.shares(scores), targets, len(scale)
+    if num > MAX_ENUMERATED:
+        from scipy.optimize import nnls
+
+        heavy = 1e6 * math.sqrt(len(y))
+        weights = nnls(np.vstack([x, np.full(num, heavy)]), np.append(y, heavy))[0]
+        return scale.by_name(weights / weights.sum())
+    best, best_error = np.full(num, 1 / num), math.inf
+    for size in range(1, num + 1):
+        for chosen in itertools.combinations(range(num), size):
             # The last chosen one stands for the rest of the sum.
             *others, last = chosen
             rest = x[:, [last]]
             free = np.linalg.lstsq(x[:, others] - rest, y - rest[:, 0], rcond=None)[0]
-            weights = np.zeros(len(DIMENSIONS))
+            weights = np.zeros(num)
             weights[[*others, last]] = [*free, 1 - free.sum()]
             error = float(((x @ weights - y) ** 2).sum())
             if weights.min() >= 0 and error < best_error - 1e-12:
                 best, best_error = weights, error
-    return as_scores(best)
+    return scale.by_name(best)

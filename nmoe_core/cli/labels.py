@@ -40,7 +40,12 @@ def register(parts: Any) -> None:
     label.add_argument("--out", type=Path, metavar="DIR", help="directory of the file's labels")
     label.add_argument("--max-new", type=int, help="most tokens of an answer")
     label.add_argument("--reasoning", choices=("low", "none"), help="reasoning effort")
-    label.add_argument("--rubric", type=Path, metavar="TOML", help="a file, or a name (quality_v1)")
+    label.add_argument(
+        "--rubric",
+        type=Path,
+        metavar="TOML",
+        help="a file, or a name: quality_v1, education_v1, properties_v1",
+    )
     keys = [f"oracle.{name}" for name in _ORACLE]
     keys += [f"oracle.engine.{name}" for name in _ENGINE] + [f"oracle.http.{n}" for n in _HTTP]
     add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")

@@ -1,27 +1,32 @@
-"""A rubric: what each of the five dimensions asks, versioned, with a hash that labels carry."""
+"""A rubric: what each of its dimensions asks, versioned, with a hash that labels carry."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, field_validator
 
 from loader.plan.packaged import find_config
 from loader.plan.tables import read_toml
-from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel, validate
 
-DIMENSIONS = ("helpfulness", "correctness", "coherence", "complexity", "density")
-MAX_GRADE = 4
 _FOLDER = "configs/rubrics"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Columns that stand beside the dimensions in grades and in the view of attributes.
+_TAKEN = ("doc_id", "source", "decision", "aggregated", "q_probe", "q_student", "early_exit")
+_TAKEN += ("aggregate", "all")
 
 
 class Dimension(StrictModel):
-    """One dimension: the question it answers and what each grade 0..4 means."""
+    """One dimension: the question it answers and what each grade means, from the lowest grade on;
+    `weight` is its part in the aggregate, compared with the weights of the others."""
 
     question: str = Field(min_length=1)
-    grades: tuple[str, ...] = Field(min_length=MAX_GRADE + 1, max_length=MAX_GRADE + 1)
+    grades: tuple[str, ...] = Field(min_length=2)
+    lowest: int = 0
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
 
 
 class Rubric(StrictModel):
@@ -31,21 +36,24 @@ class Rubric(StrictModel):
     version: str = Field(min_length=1)
     instructions: str = Field(min_length=1)
     answer: str = Field(min_length=1)
-    dimensions: dict[str, Dimension]
+    dimensions: dict[str, Dimension] = Field(min_length=1)
+    _is_turned: bool = PrivateAttr(default=False)
 
     @classmethod
     def load(cls, path: Path) -> Rubric:
-        """Read a rubric file; ConfigError where it is missing or malformed, or its dimensions are
-        not the five in order."""
-        rubric = validate(cls, read_toml(path), path)
-        if tuple(rubric.dimensions) != DIMENSIONS:
-            raise ConfigError(
-                "a rubric has other dimensions",
-                where=path,
-                found=", ".join(rubric.dimensions),
-                expected=", ".join(DIMENSIONS),
-            )
-        return rubric
+        """Read a rubric file; ConfigError where it is missing or malformed."""
+        return validate(cls, read_toml(path), path)
+
+    @field_validator("dimensions")
+    @classmethod
+    def _are_columns(cls, value: dict[str, Dimension]) -> dict[str, Dimension]:
+        for name in value:
+            if not _NAME.fullmatch(name) or name in _TAKEN:
+                said = "is a column of grades already" if name in _TAKEN else "is no name"
+                raise ValueError(f"dimension {name!r} {said}: a-z, 0-9 and _, a letter first")
+        if not any(one.weight for one in value.values()):
+            raise ValueError("every weight is 0")
+        return value
 
     def __hash__(self) -> int:
         return hash(self.hash)
@@ -53,18 +61,28 @@ class Rubric(StrictModel):
     @property
     def hash(self) -> str:
         """SHA-256 over every word that reaches an oracle."""
-        rows = [[name, d.question, list(d.grades)] for name, d in self.dimensions.items()]
+        rows = [
+            [name, one.question, list(one.grades), *([one.lowest] if one.lowest else [])]
+            for name, one in self._asked()
+        ]
         return sha256_json([self.name, self.version, self.instructions, self.answer, rows])
 
     def turned(self) -> Rubric:
-        """The same rubric with its dimensions in reverse order, for a second opinion."""
-        return self.model_copy(update={"dimensions": dict(reversed(self.dimensions.items()))})
+        """The same rubric that asks for its dimensions in reverse order, for a second opinion."""
+        turned = self.model_copy()
+        turned._is_turned = not self._is_turned
+        return turned
+
+    def _asked(self) -> list[tuple[str, Dimension]]:
+        """The dimensions in the order that an oracle reads them in."""
+        return list(self.dimensions.items())[:: -1 if self._is_turned else 1]
 
     def text(self) -> str:
         """The rubric as an oracle reads it."""
         parts = [self.instructions.strip()]
-        for name, dimension in self.dimensions.items():
-            grades = "\n".join(f"  {grade}: {text}" for grade, text in enumerate(dimension.grades))
+        for name, dimension in self._asked():
+            numbered = enumerate(dimension.grades, dimension.lowest)
+            grades = "\n".join(f"  {grade}: {text}" for grade, text in numbered)
             parts.append(f"{name}: {dimension.question}\n{grades}")
         return "\n\n".join([*parts, self.answer.strip()])
 

@@ -10,6 +10,7 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,8 @@ from nmoe_core.labels.cost import require_budget
 from nmoe_core.labels.documents import shard_documents
 from nmoe_core.labels.files import SCORES_NAME
 from nmoe_core.labels.jobs import LabelJob, label_documents, oracles_of
-from nmoe_core.labels.oracle import Record, latest, read_records
-from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_vector, parse_scores, rounded
+from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
+from nmoe_core.labels.scores import parse_scores, rounded
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -93,7 +94,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
     def audited(source: str, name: str, found: _Drawn) -> Audited:
         asked = [records[doc_id] for _, doc_id in found.lowest]
-        keeps = _aggregates(asked, weights) >= tau
+        keeps = _aggregates(asked, weights, run.tree.labels) >= tau
         num_labels, hits = len(keeps), int(keeps.sum())
         low, high = wilson(hits, num_labels)
         return Audited(
@@ -143,7 +144,9 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
     return LabelJob(f"audit of {source}", documents, out_dir, relabel=0)
 
 
-def _aggregates(records: Iterable[Record], weights: Mapping[str, float]) -> np.ndarray:
+def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:
     """Of the labels among records: float64 `[labels]`."""
-    scores = [as_vector(parse_scores(r["scores"])) for r in records if r["ok"]]
-    return aggregate(np.array(scores, np.float64).reshape(-1, len(DIMENSIONS)), weights)
+    parsed = [record for record in records if record["ok"]]
+    scale = one_scale(parsed, where)
+    scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]
+    return scale.weighted(weights).aggregate(np.array(scores).reshape(-1, len(scale)))

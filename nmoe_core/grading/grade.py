@@ -40,7 +40,6 @@ from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
 from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
 from nmoe_core.heads.scores import ExitRules, HeadScores, Scorer
-from nmoe_core.labels.scores import as_scores, as_vector
 
 NOTE_NAME = ".quality_scores.batches.json"
 
@@ -114,6 +113,7 @@ def grade_rows(
     where the student is asked first. A document without finite states has `aggregated` 0, the
     decision `drop`, and a key `failed` that says why.
     """
+    by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))
     last = np.where(np.isfinite(q_probe), q_probe, q_student)
     aggregated = np.where(scores.exited, last, calibration.aggregate(scores.judge))
@@ -125,16 +125,16 @@ def grade_rows(
         row = {
             "doc_id": document.doc_id,
             "source": document.source,
-            "scores": None if is_dropped else as_scores(scores.judge[i]),
+            "scores": None if is_dropped else by_name(scores.judge[i]),
             "aggregated": value,
             "decision": "drop" if is_dropped else calibration.thresholds.decide(value),
             "q_probe": float(q_probe[i]) if has_probe else None,
             "early_exit": exited,
-            "probe_scores": as_scores(scores.probe[i]) if has_probe else None,
+            "probe_scores": by_name(scores.probe[i]) if has_probe else None,
         }
         if np.isfinite(q_student[i]):
             row["q_student"] = float(q_student[i])
-            row["student_scores"] = as_scores(scores.student[i])
+            row["student_scores"] = by_name(scores.student[i])
         yield row if failed is None else row | {"failed": failed}
 
 
@@ -211,13 +211,13 @@ def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
         return None
     if graded.checksum != note["scores_sha256"]:
         return None
-    scores = HeadScores.empty(graded.summary["total"])
+    scores = HeadScores.empty(graded.summary["total"], len(scorer.scale))
     scores.batches.update(note["batches"])
     for i, row in enumerate(graded.rows()):
         scores.exited[i] = row["early_exit"]
         for array, key in ((scores.probe, "probe_scores"), (scores.judge, "scores")):
             if row[key] is not None:
-                array[i] = as_vector(row[key])
+                array[i] = scorer.scale.vector(row[key])
         if "failed" in row:
             scores.failed[i] = row["failed"]
     return scores

@@ -15,9 +15,9 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.files import header_of, save_head, tap_of
-from nmoe_core.heads.models import NUM_SCORES, JudgeArch, Probe, ProbeArch, head_of
+from nmoe_core.heads.models import JudgeArch, Probe, ProbeArch, head_of
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.scores import MAX_GRADE
+from nmoe_core.labels.scores import QUALITY
 
 UNKNOWN = "unknown"
 # What torch raises when it reads bytes that are not a pickle.
@@ -83,7 +83,8 @@ def _known_form(
         if weight.shape[0] != 1:
             raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")
         repeated = {
-            f"proj.{name}": MAX_GRADE * value.float().repeat(NUM_SCORES, *[1] * (value.dim() - 1))
+            f"proj.{name}": QUALITY.highest[0]
+            * value.float().repeat(len(QUALITY), *[1] * (value.dim() - 1))
             for name, value in (("weight", weight), ("bias", bias))
         }
         return repeated, ProbeArch(weight.shape[1], is_normalised=False)

@@ -8,7 +8,6 @@ refused, because reading one runs whatever code it holds.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +24,9 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.engine import Transformer, tap_layers
 from nmoe_core.heads.features import device_of
-from nmoe_core.heads.models import Judge, Probe, arch_from_dict, head_of
+from nmoe_core.heads.models import Judge, Probe, arch_from_dict, arch_to_dict, head_of
 from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.scores import Scale
 
 HEAD_FORMAT = "hydra-head/2"
 # Heads of older versions, whose header carries no hashes.
@@ -80,7 +80,7 @@ def save_head(
     tensors = {name: value.float() for name, value in head.state_dict().items()}
     if train_contents is not None:
         tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
-    arch = {"kind": head.kind, **asdict(head.arch)}
+    arch = arch_to_dict(head)
     write_tensors(path, tensors, HEADER_KEY, {"format": HEAD_FORMAT, "arch": arch, **header})
     return sha256_file(path)
 
@@ -225,12 +225,26 @@ def bad_format(path: Path, found: str) -> HeadError:
     )
 
 
+def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
+    """The scale of a head's scores. Raises HeadError (E-HEAD-FORMAT): the header names none, or one
+    of another number of scores."""
+    try:
+        scale = Scale.read(header.get("scale"))
+    except ValueError as error:
+        raise bad_format(path, str(error)) from None
+    if len(scale) != num_scores:
+        raise bad_format(path, f"{num_scores} scores, a scale of {len(scale)}")
+    return scale
+
+
 class LoadedHead(NamedTuple):
-    """A head in evaluation mode, its file's header, and its training documents' digests."""
+    """A head in evaluation mode, its file's header, its training documents' digests, and the scale
+    of its scores."""
 
     head: Probe | Judge
     header: Header
     train_contents: np.ndarray
+    scale: Scale
 
 
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
@@ -269,7 +283,8 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
     bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
     if bad:
         raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
-    return LoadedHead(head.to(device_of(model)).eval(), header, contents.numpy())
+    scale = scale_of_head(path, header, head.arch.num_scores)
+    return LoadedHead(head.to(device_of(model)).eval(), header, contents.numpy(), scale)
 
 
 def heads_digest(probe_digest: str, judge_digest: str) -> str:

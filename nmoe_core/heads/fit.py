@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from nmoe_core.base.progress import Meter
 from nmoe_core.heads.features import TapStates, one_thread
 from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, layer_norm
-from nmoe_core.labels.scores import MAX_GRADE
+from nmoe_core.labels.scores import QUALITY, Scale
 
 MAX_WARMUP_STEPS = 500
 MAX_CURVE_POINTS = 100
@@ -130,19 +130,23 @@ def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
 
 
 def fit_probe(
-    features: Tensor, targets: Tensor, recipe: Recipe, state: TrainingState | None = None
+    features: Tensor,
+    targets: Tensor,
+    recipe: Recipe,
+    state: TrainingState | None = None,
+    scale: Scale = QUALITY,
 ) -> tuple[Probe, list[float]]:
     """The linear probe of pooled states `[N, H]`, by mean squared error; the loss of each step.
 
     Inputs are standardised for the optimiser and the standardisation is folded into the linear
     map afterwards, so the probe stays one linear map of the normalised state. `targets` are the
-    oracle's scores `[N, 5]`; a killed training goes on from `state`.
+    oracle's scores `[N, D]` on the `scale`; a killed training goes on from `state`.
     """
     inputs = layer_norm(features)
     mean, std = inputs.mean(0), inputs.std(0, correction=0)
     std = std.clamp_min(1e-3 * float(std.mean()) + 1e-12)
-    inputs, targets = (inputs - mean) / std, targets.clamp(0, MAX_GRADE)
-    probe = Probe(ProbeArch(features.shape[1])).to(features.device)
+    inputs, targets = (inputs - mean) / std, _clamped(targets, scale)
+    probe = Probe(ProbeArch(features.shape[1], num_scores=len(scale))).to(features.device)
     nn.init.zeros_(probe.proj.weight)
     probe.proj.bias.data.copy_(targets.mean(0))
 
@@ -162,26 +166,38 @@ def fit_judge(
     targets: Tensor,
     recipe: Recipe,
     state: TrainingState | None = None,
+    scale: Scale = QUALITY,
 ) -> tuple[Judge, list[float]]:
     """The judge, by SmoothL1 (beta 0.5) on both passes, the second weighing one half.
 
     Arguments and results are those of `fit_probe`, but for the judge's shape and its states.
     """
-    judge = Judge(arch).to(targets.device).train()
-    targets = targets.clamp(0, MAX_GRADE)
+    judge = Judge(replace(arch, num_scores=len(scale))).to(targets.device).train()
+    targets = _clamped(targets, scale)
+    low, high = _bounds(targets, scale)
+    shares = (targets - low) / (high - low)
     judge.shared_head.bias.data.copy_(targets.mean(0))
 
     def loss_of(rows: list[int]) -> Tensor:
         hidden, row_lengths, rows = states.of(rows)
         if not rows:
             return judge.shared_head.bias.sum() * 0.0
-        first, second = judge.forward_with_teacher(hidden, row_lengths, targets[rows])
+        first, second = judge.forward_with_teacher(hidden, row_lengths, shares[rows])
         near = F.smooth_l1_loss(first, targets[rows], beta=SMOOTH_L1_BETA)
         told = F.smooth_l1_loss(second, targets[rows], beta=SMOOTH_L1_BETA)
         return near + SECOND_PASS_WEIGHT * told
 
     losses = _optimise(judge, states.lengths, loss_of, recipe, state)
     return judge.eval(), losses
+
+
+def _bounds(targets: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest grades `[D]` beside targets."""
+    return targets.new_tensor(scale.lowest), targets.new_tensor(scale.highest)
+
+
+def _clamped(targets: Tensor, scale: Scale) -> Tensor:
+    return targets.clamp(*_bounds(targets, scale))
 
 
 def _optimise(

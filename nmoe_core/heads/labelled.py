@@ -11,7 +11,6 @@ from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.heads.features import Corpus, DocumentTokens
 from nmoe_core.heads.metrics import head_metrics, held_out, require_same_scorer
 from nmoe_core.labels.files import Labels, read_labels
-from nmoe_core.labels.scores import aggregate
 from nmoe_core.labels.slices import data_digest
 
 MIN_LABELS = 10
@@ -97,11 +96,12 @@ def _require_learnable(train: Labels) -> None:
             code="E-HEAD-FEW",
         )
     train.require_coverage()
-    if np.ptp(aggregate(train.scores)) == 0:
+    given = train.scale.aggregate(train.scores)
+    if np.ptp(given) == 0:
         raise HeadError(
             "all labels are equal, so a head cannot learn from them",
             where=train.path,
-            found=f"aggregate {aggregate(train.scores)[0]} for {len(train.doc_ids)} documents",
+            found=f"aggregate {given[0]} for {len(train.doc_ids)} documents",
             do="check the oracle",
             code="E-HEAD-CONSTANT",
         )

@@ -17,7 +17,7 @@ from nmoe_core.labels.agreement import agreement, auc, baselines, read_noise
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
-from nmoe_core.labels.scores import DIMENSIONS, aggregate, rounded
+from nmoe_core.labels.scores import rounded
 
 MIN_DOCUMENTS = 3
 TOP_SHARE = 0.2  # the part of a corpus that the precision is given for
@@ -54,7 +54,7 @@ def head_metrics(
     """Agreement and baselines on the documents `fresh`; empty where those are fewer than three.
 
     `predicted` and `student` are the scores that the head and the student give to the documents of
-    `labels`, `[N, 5]`, NaN where states are not finite; `train` are the labels that both were
+    `labels`, `[N, D]`, NaN where states are not finite; `train` are the labels that both were
     fitted on. `student` is None for the student's own metrics.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
@@ -62,14 +62,16 @@ def head_metrics(
     if len(good) < MIN_DOCUMENTS:
         return {}
     sources = [labels.sources[i] for i in good.tolist()]
-    metrics = agreement(predicted[good], labels.scores[good], sources)
+    metrics = agreement(predicted[good], labels.scores[good], sources, labels.scale)
     metrics |= baselines(
         (train.scores, train.sources, document_lengths(train.doc_ids)),
         (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
+        labels.scale,
     )
-    metrics |= selection_metrics(aggregate(predicted[good]), aggregate(labels.scores[good]))
+    given, oracle = (labels.scale.aggregate(of[good]) for of in (predicted, labels.scores))
+    metrics |= selection_metrics(given, oracle)
     if student is not None:
-        metrics |= _beside_student(predicted[good], student[good], labels.scores[good])
+        metrics |= _beside_student(given, labels.scale.aggregate(student[good]), oracle)
     ceiling = _noise_ceiling(labels.path)
     share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
     return metrics | {
@@ -113,9 +115,9 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _beside_student(head: np.ndarray, student: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """Rank correlation of the student, and how much higher that of the head is, with intervals."""
-    ours, theirs, oracle = (aggregate(scores) for scores in (head, student, truth))
+def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """Rank correlation of the student, and how much higher that of the head is, with intervals; of
+    aggregates `[N]`."""
 
     def gain(rows: np.ndarray) -> float | None:
         own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
@@ -207,7 +209,7 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         "| score | Spearman | within source | MAE | R2 | QWK |",
         "|---|---|---|---|---|---|",
     ]
-    for name in DIMENSIONS:
+    for name in metrics["dimensions"]:
         own = (metrics[key][name] for key in ("mae", "r2", "qwk"))
         lines.append(_line(name, metrics["dimensions"][name], *own))
     aggregate = metrics["mae_aggregate"], metrics["r2_aggregate"], None

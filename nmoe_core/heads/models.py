@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmoe_core.heads.features import pooled, position_mask
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
+from nmoe_core.labels.scores import QUALITY
 
-NUM_SCORES = len(DIMENSIONS)
 DROPOUT = 0.1
 OLD_INFINITY = 1e4
 _SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
@@ -32,6 +31,7 @@ class ProbeArch:
     hidden_size: int
     nan_to_num: bool = False
     is_normalised: bool = True
+    num_scores: int = len(QUALITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +48,32 @@ class JudgeArch:
     ffn_dim: int = 2048
     nan_to_num: bool = False
     has_second_pass: bool = True
+    num_scores: int = len(QUALITY)
 
 
 class Probe(nn.Module):
-    """Five scores from the mean state of a document: LayerNorm, then one linear map."""
+    """Scores from the mean state of a document: LayerNorm, then one linear map."""
 
     kind = "probe"
 
     def __init__(self, arch: ProbeArch) -> None:
         super().__init__()
         self.arch = arch
-        self.proj = nn.Linear(arch.hidden_size, NUM_SCORES)
+        self.proj = nn.Linear(arch.hidden_size, arch.num_scores)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Scores `[B, 5]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        """Scores `[B, D]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
         return self.from_pooled(pooled(hidden, lengths))
 
     def from_pooled(self, features: Tensor) -> Tensor:
-        """Scores `[B, 5]` from pooled states `[B, H]`."""
+        """Scores `[B, D]` from pooled states `[B, H]`."""
         if not self.arch.is_normalised:
             return self.proj(features.float())
         return self.proj(layer_norm(features, self.arch.nan_to_num))
 
 
 class Judge(nn.Module):
-    """Five scores from all states of a document, read at a learned query token.
+    """Scores from all states of a document, read at a learned query token.
 
     The query token and the normalised states are projected to `mid_dim` and run through one
     encoder layer; a linear head reads the query's position. In training a second pass adds the
@@ -90,28 +91,28 @@ class Judge(nn.Module):
         self.enc0 = _encoder_layer(arch)
         if arch.has_second_pass:
             self.enc1 = _encoder_layer(arch)
-        self.shared_head = nn.Linear(arch.mid_dim, NUM_SCORES)
+        self.shared_head = nn.Linear(arch.mid_dim, arch.num_scores)
         if arch.has_second_pass:
             mid = arch.mid_dim
             self.score_embed = nn.Sequential(
-                nn.Linear(NUM_SCORES, mid), nn.ReLU(), nn.Linear(mid, mid)
+                nn.Linear(arch.num_scores, mid), nn.ReLU(), nn.Linear(mid, mid)
             )
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Scores `[B, 5]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        """Scores `[B, D]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
         tokens, is_padding = self._tokens(hidden, lengths)
         return self.shared_head(_at_query(self.enc0, tokens, is_padding))
 
     def forward_with_teacher(
         self, hidden: Tensor, lengths: Tensor, teacher: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores of both passes, `[B, 5]` each, for training.
+        """Scores of both passes, `[B, D]` each, for training.
 
-        Only the second pass sees the `teacher`: the oracle's scores `[B, 5]`, 0..4.
+        Only the second pass sees the `teacher`: the oracle's scores `[B, D]`, as shares in 0..1.
         """
         tokens, is_padding = self._tokens(hidden, lengths)
         encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
-        hint = self.score_embed((teacher / MAX_GRADE).clamp(0, 1))
+        hint = self.score_embed(teacher)
         told = torch.cat([encoded[:, :1] + hint[:, None], encoded[:, 1:]], dim=1)
         again = _at_query(self.enc1, told, is_padding)
         return self.shared_head(encoded[:, 0]), self.shared_head(again)
@@ -157,6 +158,14 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
     x = layer.norm1(query + layer.dropout1(attended))
     widened = layer.dropout(F.relu(layer.linear1(x)))
     return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
+
+
+def arch_to_dict(head: Probe | Judge) -> dict[str, Any]:
+    """The shape of a head as a header names it; five scores are not named."""
+    fields = {"kind": head.kind, **asdict(head.arch)}
+    if head.arch.num_scores == len(QUALITY):
+        del fields["num_scores"]
+    return fields
 
 
 def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:

@@ -14,13 +14,13 @@ import numpy as np
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.heads.features import DocumentTokens
-from nmoe_core.heads.models import NUM_SCORES
+from nmoe_core.labels.scores import Scale
 
 ExitRule = Callable[[np.ndarray], np.ndarray]
 
 
 class ExitRules(NamedTuple):
-    """Which documents leave, bool `[B]`, by stored scores `[B, 5]` of the student or the probe."""
+    """Which documents leave, bool `[B]`, by stored scores `[B, D]` of the student or the probe."""
 
     student: ExitRule
     probe: ExitRule
@@ -28,9 +28,9 @@ class ExitRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeadScores:
-    """Scores of documents in their order, as they are stored: clamped to 0..4, six decimals.
+    """Scores of documents in their order, as they are stored: clamped to the scale, six decimals.
 
-    `probe` is float64 `[N, 5]`; `judge` the same, NaN where `exited` (bool `[N]`) says that the
+    `probe` is float64 `[N, D]`; `judge` the same, NaN where `exited` (bool `[N]`) says that the
     document left before it; `student` those of a student that is asked first, else NaN. A document
     that left at the student has no scores of the probe either. `failed` holds, by row, why a
     document has no scores; a failure after the probe leaves its probe scores. `batches` holds the
@@ -46,9 +46,9 @@ class HeadScores:
     ran: list[int] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, num_documents: int) -> HeadScores:
-        """Room for the scores of so many documents, all NaN."""
-        shape = num_documents, NUM_SCORES
+    def empty(cls, num_documents: int, num_scores: int) -> HeadScores:
+        """Room for so many scores of so many documents, all NaN."""
+        shape = num_documents, num_scores
         student, probe, judge = (np.full(shape, np.nan) for _ in range(3))
         return cls(probe, judge, np.zeros(num_documents, np.bool_), student)
 
@@ -77,6 +77,11 @@ class Scorer(Protocol):
     @property
     def student_digest(self) -> str:
         """Digest of the student that is asked before the probe; empty where none is."""
+        ...
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of its scores."""
         ...
 
     @property

@@ -30,9 +30,9 @@ from nmoe_core.heads.features import (
     finite_states,
 )
 from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
-from nmoe_core.heads.models import NUM_SCORES, Judge, Probe
+from nmoe_core.heads.models import Judge, Probe
 from nmoe_core.heads.scores import ExitRule, ExitRules, HeadScores, Scorer
-from nmoe_core.labels.scores import stored
+from nmoe_core.labels.scores import QUALITY, Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Heads:
     judge_tap: int
     train_contents: np.ndarray
     labels_digest: str = ""
+    scale: Scale = QUALITY
 
     @property
     def digest(self) -> str:
@@ -66,7 +67,7 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
     file; or the files are not a probe and a judge that reads no earlier block (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
     loaded = [load_head(path, model, max_ctx) for path in paths]
-    (probe, header, seen), (judge, _, judge_seen) = loaded
+    (probe, header, seen, scale), (judge, _, judge_seen, _) = loaded
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
     found = zip(loaded, paths)
@@ -75,11 +76,14 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
     )
     if probe_tap > judge_tap:
         raise bad_format(heads_dir, f"the probe reads block {probe_tap}, the judge {judge_tap}")
+    if loaded[0].scale != loaded[1].scale:
+        raise bad_format(heads_dir, "probe and judge of different rubrics")
     return Heads(
         *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
         *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
         train_contents=np.unique(np.concatenate([seen, judge_seen])),
         labels_digest=str(header.get("labels_digest", "")),
+        scale=scale,
     )
 
 
@@ -106,6 +110,10 @@ class HeadScorer:
     @property
     def digest(self) -> str:
         return self.heads.digest
+
+    @property
+    def scale(self) -> Scale:
+        return self.heads.scale
 
     @property
     def fingerprints(self) -> Fingerprints:
@@ -149,8 +157,8 @@ class HeadScorer:
         (E-HEAD-NONFINITE).
         """
         exits = exits or ExitRules(*2 * [lambda scores: np.zeros(len(scores), np.bool_)])
-        known = known or HeadScores.empty(0)
-        scores = HeadScores.empty(len(documents))
+        known = known or HeadScores.empty(0, len(self.scale))
+        scores = HeadScores.empty(len(documents), len(self.scale))
         if self.student is not None:
             read = [tokens[: self.student.max_ctx] for tokens in documents.tokens]
             first = self.student.score(DocumentTokens(documents.names, read))
@@ -178,28 +186,33 @@ class HeadScorer:
         hidden, batch = finite_states(self.model, batch, heads.probe_tap, failed)
         if not batch.rows:
             return
-        scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents)
+        scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents, self.scale)
         scores.exited[batch.rows] = exits(scores.probe[batch.rows])
         hidden, batch = batch.only(np.flatnonzero(~scores.exited[batch.rows]).tolist(), hidden)
         if batch.rows and heads.judge_tap > heads.probe_tap:
             start = Residual(heads.probe_tap, hidden)
             hidden, batch = finite_states(self.model, batch, heads.judge_tap, failed, start)
         if batch.rows:
-            scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents)
+            scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents, self.scale)
 
 
 def predict(
-    model: Transformer, head: Probe | Judge, tap: int, documents: DocumentTokens, max_batch: int
+    model: Transformer,
+    head: Probe | Judge,
+    tap: int,
+    documents: DocumentTokens,
+    max_batch: int,
+    scale: Scale = QUALITY,
 ) -> np.ndarray:
-    """Stored scores `[N, 5]` of one head that reads block `tap`, by the same path.
+    """Stored scores `[N, D]` of one head that reads block `tap`, by the same path.
 
     They are NaN where states are not finite.
     """
-    scores = np.full((len(documents), NUM_SCORES), np.nan)
+    scores = np.full((len(documents), len(scale)), np.nan)
     for batch in batches(documents, max_batch, device_of(model)):
         hidden, good = finite_states(model, batch, tap, {})
         if good.rows:
-            scores[good.rows] = _outputs(head, hidden, good, documents)
+            scores[good.rows] = _outputs(head, hidden, good, documents, scale)
     return scores
 
 
@@ -213,7 +226,7 @@ def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
 
 
 def _outputs(
-    head: Probe | Judge, hidden: Tensor, batch: Batch, documents: DocumentTokens
+    head: Probe | Judge, hidden: Tensor, batch: Batch, documents: DocumentTokens, scale: Scale
 ) -> np.ndarray:
     with torch.no_grad():
         outputs = head(hidden, batch.lengths)
@@ -226,4 +239,4 @@ def _outputs(
             do="train the heads again",
             code="E-HEAD-NONFINITE",
         )
-    return stored(outputs.cpu().numpy())
+    return scale.stored(outputs.cpu().numpy())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.heads.ngrams import TokenTable, ngrams, scalars, standardised
-from nmoe_core.labels.scores import stored
+from nmoe_core.labels.scores import QUALITY, Scale
 
 MAX_DUAL = 5000
 PENALTIES = np.logspace(-3, 2, 16)
@@ -31,6 +31,7 @@ class Student:
     scalar_mean: np.ndarray
     scalar_deviation: np.ndarray
     penalty: float
+    scale: Scale = QUALITY
 
     def predict(self, documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
         """Scores of documents, each its token ids: float64 `[N, D]`, as scores are stored.
@@ -45,7 +46,7 @@ class Student:
         for start, end in pairwise([0, *cuts.tolist(), len(documents)]):
             features = self.features(documents[start:end], table)
             # scipy adds up a row's products in the order of its columns, whatever the other rows.
-            yield stored(features @ self.weights + self.bias)
+            yield self.scale.stored(features @ self.weights + self.bias)
 
     def features(self, documents: Sequence[np.ndarray], table: TokenTable) -> Any:
         """Features of documents, a scipy CSR matrix `[N, 2**18 + 4]`."""
@@ -54,7 +55,9 @@ class Student:
         return _joined(ngrams(documents, table), found)
 
 
-def fit_student(documents: Sequence[np.ndarray], scores: np.ndarray, table: TokenTable) -> Student:
+def fit_student(
+    documents: Sequence[np.ndarray], scores: np.ndarray, table: TokenTable, scale: Scale = QUALITY
+) -> Student:
     """Fit on token ids of documents and the oracle's scores `[N, D]`, of at least two documents."""
     from threadpoolctl import threadpool_limits
 
@@ -64,7 +67,7 @@ def fit_student(documents: Sequence[np.ndarray], scores: np.ndarray, table: Toke
     with threadpool_limits(1):  # sums in one order, so that equal inputs give equal bytes
         weights, bias, penalty = _fit(features, targets)
     weights = weights.astype(np.float16).astype(np.float64)
-    return Student(weights, bias, mean, deviation, penalty)
+    return Student(weights, bias, mean, deviation, penalty, scale)
 
 
 def _joined(counts: Any, found: np.ndarray) -> Any:

@@ -28,6 +28,7 @@ from nmoe_core.heads.files import (
     current_header,
     read_head,
     result_of,
+    scale_of_head,
     write_tensors,
 )
 from nmoe_core.heads.labelled import Labelled
@@ -86,7 +87,7 @@ def make_student(
     train, table = labelled.train, token_table(tokenizer)
     with replacing(path):
         documents = corpus.read(train.doc_ids)
-        student = fit_student(documents.tokens, train.scores, table)
+        student = fit_student(documents.tokens, train.scores, table, train.scale)
         scores: dict[str, np.ndarray] = {}
 
         def predict(split: str, labels: Labels, documents: DocumentTokens) -> np.ndarray:
@@ -101,6 +102,7 @@ def make_student(
             "labels_digest": train.digest,
             "labels": labelled.digests,
             **train.scorer._asdict(),
+            **train.scale.in_file(),
             "settings": {"penalty": student.penalty},
             **labelled.figures(corpus, documents.digests(), predict),
             "training": {
@@ -128,7 +130,8 @@ def load_student(path: Path) -> LoadedStudent:
     own = [np.ascontiguousarray(arrays[name], np.float64) for name in _SHAPES]
     if not all(np.isfinite(values).all() for values in own):
         raise HeadError("weights are not finite", where=path, code="E-HEAD-NONFINITE")
-    student = Student(*own, penalty=float(header["settings"]["penalty"]))
+    scale = scale_of_head(path, header, len(own[1]))
+    student = Student(*own, penalty=float(header["settings"]["penalty"]), scale=scale)
     splits = {name.partition("/")[2]: v for name, v in arrays.items() if name.startswith("scores/")}
     return LoadedStudent(student, header, arrays[CONTENTS_KEY], splits)
 

@@ -15,6 +15,7 @@ from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.ngrams import TokenTable
 from nmoe_core.heads.scores import ExitRules, HeadScores
 from nmoe_core.heads.student_file import LoadedStudent, load_student, token_table
+from nmoe_core.labels.scores import Scale
 from nmoe_core.text.tokenizer import Tokenizer
 
 
@@ -45,6 +46,10 @@ class StudentScorer:
         return {"student": self.digest}
 
     @property
+    def scale(self) -> Scale:
+        return self.loaded.student.scale
+
+    @property
     def student_digest(self) -> str:
         return ""
 
@@ -71,6 +76,6 @@ class StudentScorer:
         known: HeadScores | None = None,
     ) -> HeadScores:
         """Scores of documents as those of a judge; without a probe there is nothing to exit by."""
-        scores = HeadScores.empty(len(documents))
+        scores = HeadScores.empty(len(documents), len(self.scale))
         scores.judge[:] = self.loaded.student.predict(documents.tokens, self.table)
         return scores

@@ -44,7 +44,6 @@ from nmoe_core.heads.models import Judge, JudgeArch, Probe
 from nmoe_core.heads.scoring import predict
 from nmoe_core.heads.student_file import student_beside
 from nmoe_core.labels.files import Labels
-from nmoe_core.labels.scores import stored
 from nmoe_core.labels.slices import data_digest
 
 FEATURES_DIR = ".features"
@@ -112,6 +111,7 @@ class HeadTraining:
             contents = documents.digests()
             header = {
                 **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
+                **train.scale.in_file(),
                 "settings": self.settings,
                 **self._figures(head, contents),
                 "training": {
@@ -136,14 +136,15 @@ class HeadTraining:
     ) -> tuple[Probe | Judge, list[float], str, int]:
         """The head, the loss of each step, where states were kept, how many documents failed."""
         targets = torch.from_numpy(self.labelled.train.scores).to(device_of(self.model))
+        scale = self.labelled.train.scale
         if self.arch is None:
             features = self._pooled(self.labelled.train, documents)
             good = torch.isfinite(features).all(dim=1)
-            probe, losses = fit_probe(features[good], targets[good], self.recipe, state)
+            probe, losses = fit_probe(features[good], targets[good], self.recipe, state, scale)
             return probe, losses, "pooled, on disk", int((~good).sum())
         cache_bytes = int(self.table.cache_gib * 2**30)
         states = TapStates(self.model, documents, self.tap, cache_bytes)
-        judge, losses = fit_judge(self.arch, states, targets, self.recipe, state)
+        judge, losses = fit_judge(self.arch, states, targets, self.recipe, state, scale)
         held = "in memory" if states.is_cached else "computed for each batch"
         return judge, losses, held, len(states.failed)
 
@@ -173,7 +174,7 @@ class HeadTraining:
         self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
     ) -> np.ndarray:
         if isinstance(head, Judge):
-            return predict(self.model, head, self.tap, documents, FEATURE_BATCH)
+            return predict(self.model, head, self.tap, documents, FEATURE_BATCH, labels.scale)
         with torch.no_grad():
             outputs = head.from_pooled(self._pooled(labels, documents))
-        return stored(outputs.cpu().numpy())
+        return labels.scale.stored(outputs.cpu().numpy())

@@ -11,7 +11,7 @@ oracle's true opinion would correlate with one labelling at about the root of th
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import numpy as np
 
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
-from nmoe_core.labels.oracle import Record, latest, read_records
+from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.ranks import Interval, bootstrap, mean_ranks, spearman, spearman_interval
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, aggregate, as_scores, rounded
+from nmoe_core.labels.scores import QUALITY, Scale, rounded
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 RELABELLED_NAME = "relabelled"
@@ -133,26 +133,25 @@ def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
 
 def agreement(
-    predicted: np.ndarray,
-    oracle: np.ndarray,
-    sources: Sequence[str],
-    weights: Mapping[str, float] | None = None,
+    predicted: np.ndarray, oracle: np.ndarray, sources: Sequence[str], scale: Scale = QUALITY
 ) -> dict[str, Any]:
-    """Agreement of predicted scores `[N, 5]` with the oracle's, overall and inside each source.
+    """Agreement of predicted scores `[N, D]` with the oracle's, overall and inside each source.
 
     `mae`, `r2` and `qwk` are of each dimension, in grades. `dimensions` holds the rank correlations
     of each; all other figures are of the aggregate. Undefined values are None.
     """
-    a, b = aggregate(predicted, weights), aggregate(oracle, weights)
+    a, b = scale.aggregate(predicted), scale.aggregate(oracle)
     error = predicted - oracle
-    columns = list(zip(DIMENSIONS, error.T, predicted.T, oracle.T))
+    columns = list(zip(scale.names, error.T, predicted.T, oracle.T))
+    grades = dict(zip(scale.names, zip(scale.lowest, scale.highest)))
     return {
         "n": len(oracle),
         "mae": {name: rounded(np.abs(e).mean()) for name, e, _, _ in columns},
         "r2": {name: rounded(_explained(x, y)) for name, _, x, y in columns},
         "qwk": {
-            name: rounded(quadratic_kappa(np.rint(x), np.rint(y), MAX_GRADE + 1))
+            name: rounded(quadratic_kappa(np.rint(x) - low, np.rint(y) - low, high - low + 1))
             for name, _, x, y in columns
+            for low, high in [grades[name]]
         },
         "dimensions": {name: _correlations(x, y, sources) for name, _, x, y in columns},
         **_correlations(a, b, sources),
@@ -192,13 +191,13 @@ def _correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[
 def baselines(
     train: tuple[np.ndarray, Sequence[str], np.ndarray],
     val: tuple[np.ndarray, Sequence[str], np.ndarray],
-    weights: Mapping[str, float] | None = None,
+    scale: Scale = QUALITY,
 ) -> dict[str, Any]:
     """Val metrics of predictors that do not read the text, fitted on the same training labels.
 
-    `train` and `val` are the oracle's scores `[N, 5]`, sources, and lengths `[N]` in tokens or 0.
+    `train` and `val` are the oracle's scores `[N, D]`, sources, and lengths `[N]` in tokens or 0.
     """
-    fitted, truth = aggregate(train[0], weights), aggregate(val[0], weights)
+    fitted, truth = scale.aggregate(train[0]), scale.aggregate(val[0])
     by_source = _group_means(train[1], fitted, val[1])
     edges = np.quantile(train[2], np.arange(1, NUM_LENGTH_GROUPS) / NUM_LENGTH_GROUPS)
     by_length = _group_means(np.digitize(train[2], edges), fitted, np.digitize(val[2], edges))
@@ -207,7 +206,7 @@ def baselines(
         "spearman_source_only": rounded(spearman(by_source, truth)),
         "spearman_length_only": rounded(spearman(by_length, truth)),
         "spearman_length_only_within_source": rounded(within_groups(by_length, truth, val[1])),
-        "mae_mean_only": as_scores(constant),
+        "mae_mean_only": scale.by_name(constant),
     }
 
 
@@ -240,7 +239,8 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     parsed = [(a, b) for a, b in pairs if a["ok"] and b["ok"]]
     first, second = (np.array([pair[i]["aggregated"] for pair in parsed]) for i in (0, 1))
     reliability = spearman(first, second)
-    grades = {d: [a["scores"][d] == b["scores"][d] for a, b in parsed] for d in DIMENSIONS}
+    names = one_scale((record for pair in parsed for record in pair), path).names
+    grades = {d: [a["scores"][d] == b["scores"][d] for a, b in parsed] for d in names}
     noise = {
         "asked": len(pairs),
         "count": len(parsed),

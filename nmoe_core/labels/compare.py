@@ -5,7 +5,7 @@ files count, and only where both were shown the same text. Intervals are of docu
 replacement from a fixed seed. Cost: 1.5 seconds for 800 documents of seven sources.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.files import SCORES_NAME, checked_digest
-from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scorer, read_records
+from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_scorer, read_records
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
-from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_vector, parse_scores, rounded
+from nmoe_core.labels.scores import Scale, parse_scores, rounded
 
 ALL, AGGREGATE = "all", "aggregate"
 
@@ -40,13 +40,17 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
             code="E-LABEL-COVERAGE",
         )
     sources = np.array([a[doc_id]["source"] for doc_id in same])
-    scores = [_grades([labels[doc_id] for doc_id in same]) for labels in (a, b)]
+    scale = one_scale(
+        (labels[doc_id] for labels in (a, b) for doc_id in same if "scale" in labels[doc_id]),
+        files[0],
+    )
+    scores = [_grades([labels[doc_id] for doc_id in same], scale) for labels in (a, b)]
     return {
         "labels": [said_a, said_b],
         "documents": len(same),
         "other_text": len(both) - len(same),
         "only_in_one": len(a) + len(b) - 2 * len(both),
-        "rows": list(_rows(sources, *scores)),
+        "rows": list(_rows(sources, (*scale.names, AGGREGATE), *scores)),
     }
 
 
@@ -75,16 +79,18 @@ def _is_same_text(a: Record, b: Record) -> bool:
     return len(texts) < 2
 
 
-def _grades(records: list[Record]) -> np.ndarray:
-    """float64 `[N, 6]`: the dimensions, and the aggregate."""
-    grades = np.array([as_vector(parse_scores(r.get("scores") or {})) for r in records])
-    return np.column_stack([grades, aggregate(grades)])
+def _grades(records: list[Record], scale: Scale) -> np.ndarray:
+    """float64 `[N, D + 1]`: the dimensions, and the aggregate."""
+    grades = [scale.vector(parse_scores(r.get("scores") or {}, scale)) for r in records]
+    return np.column_stack([grades, scale.aggregate(np.array(grades))])
 
 
-def _rows(sources: np.ndarray, a: np.ndarray, b: np.ndarray) -> Iterator[dict[str, Any]]:
+def _rows(
+    sources: np.ndarray, columns: Sequence[str], a: np.ndarray, b: np.ndarray
+) -> Iterator[dict[str, Any]]:
     for source in (ALL, *np.unique(sources).tolist()):
         member = np.full(len(sources), True) if source == ALL else sources == source
-        for i, dimension in enumerate((*DIMENSIONS, AGGREGATE)):
+        for i, dimension in enumerate(columns):
             yield {"source": source, "dimension": dimension, **_row(a[member, i], b[member, i])}
 
 

@@ -19,8 +19,16 @@ from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.oracle import Scorer, coverage, is_salvaged, latest, one_scorer, read_records
-from nmoe_core.labels.scores import DIMENSIONS, as_vector, parse_scores
+from nmoe_core.labels.oracle import (
+    Scorer,
+    coverage,
+    is_salvaged,
+    latest,
+    one_scale,
+    one_scorer,
+    read_records,
+)
+from nmoe_core.labels.scores import QUALITY, Scale, parse_scores
 from nmoe_core.labels.slices import LABEL_SHARDS, NUM_LABEL_SHARDS, data_digest, former_data_digest
 
 MERGE_CODE = "merge-labels/2"
@@ -123,9 +131,10 @@ def _not_finished(shard: Path) -> LabelError:
 class Labels:
     """The parsed labels of a merged file, in its order.
 
-    `scores` is float32 `[N, 5]`; `targets` is float64 `[N]` in 0..1 where every row carries an
-    independent `target`, else None. `num_failed` counts rows without scores, `num_salvaged` those
-    left out because their scores stood among other words; leaving any out changes `digest`.
+    `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 where
+    every row carries an independent `target`, else None. `num_failed` counts rows without scores,
+    `num_salvaged` those left out because their scores stood among other words; leaving any out
+    changes `digest`.
     """
 
     path: Path
@@ -137,6 +146,7 @@ class Labels:
     num_failed: int
     num_salvaged: int
     scorer: Scorer
+    scale: Scale = QUALITY
 
     def require_coverage(self) -> None:
         """Refuse labels of which most failed: the others may be unlike them (E-LABEL-COVERAGE)."""
@@ -156,7 +166,8 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     """Read a merged label file, or the labels of one finished shard.
 
     `use_salvaged` also takes labels whose scores stood among other words. Raises LabelError:
-    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`.
+    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`,
+    `one_scale`.
     """
     if not path.is_file():
         raise LabelError(
@@ -170,7 +181,8 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
     num_failed = sum(not record["ok"] for record in records)
     num_salvaged = len(records) - num_failed - len(parsed)
-    rows = [as_vector(parse_scores(record.get("scores") or {})) for record in parsed]
+    scale = one_scale(parsed, path)
+    rows = [scale.vector(parse_scores(record.get("scores") or {}, scale)) for record in parsed]
     targets = [record.get("target") for record in parsed]
     has_targets = bool(targets) and all(
         isinstance(target, int | float) and 0 <= target <= 1 for target in targets
@@ -180,11 +192,12 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
         digest=sha256_json([digest, "not salvaged"]) if num_salvaged else digest,
         doc_ids=[record["doc_id"] for record in parsed],
         sources=[record["source"] for record in parsed],
-        scores=np.asarray(rows, np.float32).reshape(-1, len(DIMENSIONS)),
+        scores=np.asarray(rows, np.float32).reshape(-1, len(scale)),
         targets=np.asarray(targets, np.float64) if has_targets else None,
         num_failed=num_failed,
         num_salvaged=num_salvaged,
         scorer=one_scorer(records, path),
+        scale=scale,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
 from nmoe_core.base.errors import LabelError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file
+from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.labels.documents import Documents
@@ -41,6 +41,7 @@ from nmoe_core.labels.oracle import (
     label_record,
     parse_record,
     scorer_of,
+    weighted_again,
 )
 
 LABEL_CODE = "labels/2"
@@ -117,6 +118,8 @@ class _Labelling:
         self.num_parsed = 0
         asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
         self.fingerprints = {"code": LABEL_CODE, **documents.fingerprints, **asked}
+        if scale := oracle.scale.in_file():
+            self.fingerprints["scale"] = sha256_json(scale)
         if documents.former_data is not None:
             former = self.fingerprints | {"data": documents.former_data}
             if recorded(self.started) == former:
@@ -195,7 +198,8 @@ class _Labelling:
                 text, is_cut = self.documents.text(doc_id)
                 if (record := known.find(sha256_of(text), is_cut)) is not None:
                     self.summary.unlink(missing_ok=True)
-                    self._append(log, record | {"doc_id": doc_id, "source": source})
+                    again = weighted_again(record, self.oracle.scale)
+                    self._append(log, again | {"doc_id": doc_id, "source": source})
         log.sync()
         return len(self.marks) - num_before
 
@@ -217,7 +221,7 @@ class _Labelling:
             if i not in shown:
                 raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
             attempts = self._attempts(pending[i][0]) + 1
-            record = label_record(pending[i], shown.pop(i), result, self.oracle.scorer, attempts)
+            record = label_record(pending[i], shown.pop(i), result, self.oracle, attempts)
             self._append(log, record)
             num_done += 1
             if num_done % PARTIAL_EVERY == 0:

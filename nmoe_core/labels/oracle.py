@@ -1,12 +1,12 @@
 """The oracle protocol, and the records of its answers: the lines of a label file.
 
-An oracle reads texts and gives each five scores, or says why it could not. A scorer is a model, a
-version and a rubric; all three go into every record, and labels of two scorers are never mixed in
-one file. The version is a digest of everything an answer depends on, as far as it can be measured:
+An oracle reads texts and gives each its scores by a rubric, or says why it could not. A scorer is a
+model, a version and a rubric; all three go into every record, and labels of two scorers are never
+mixed in one file. The version is a digest of everything an answer depends on, as far as it can be
+measured:
 weights, prompt, decoding settings.
 """
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.labels.scores import aggregate, as_vector, parse_scores
+from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
 # A model that answers greedily would repeat its answer, so later attempts are sampled.
@@ -48,7 +46,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """The outcome for one text: `scores` of the five dimensions, or None with the `raw` answer.
+    """The outcome for one text: `scores` by dimension, or None with the `raw` answer.
 
     `finish_reason` says how the answer ended, in the oracle's own fixed words. `is_salvaged` marks
     scores taken out of other words, `is_truncated` that the oracle saw only the text's beginning.
@@ -66,10 +64,11 @@ class Oracle(Protocol):
     """A scorer of documents.
 
     `fingerprint` changes whenever the same text could get another answer; `facts` (JSON values)
-    say what the answers depend on, for people.
+    say what the answers depend on, for people; `scale` is the rubric's.
     """
 
     scorer: Scorer
+    scale: Scale
     fingerprint: str
     facts: dict[str, Any]
 
@@ -84,8 +83,8 @@ class Oracle(Protocol):
 class MeasuredOracle:
     """An oracle whose version is the digest of its model and facts; backends add `label`."""
 
-    def __init__(self, model: str, facts: dict[str, Any]) -> None:
-        self.facts = facts
+    def __init__(self, model: str, facts: dict[str, Any], scale: Scale) -> None:
+        self.facts, self.scale = facts, scale
         self.fingerprint = sha256_json([model, facts])
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
 
@@ -102,7 +101,7 @@ class Shown(NamedTuple):
 
 
 def label_record(
-    row: tuple[str, str], shown: Shown, result: OracleResult, scorer: Scorer, attempts: int
+    row: tuple[str, str], shown: Shown, result: OracleResult, oracle: Oracle, attempts: int
 ) -> Record:
     """The record of an answer to the `attempts`-th question about a document.
 
@@ -111,15 +110,14 @@ def label_record(
     if result.scores is None:
         answer: Record = {"raw": result.raw}
     else:
-        scores = parse_scores(result.scores)
-        answer = {"scores": scores, "aggregated": _aggregated(tuple(as_vector(scores)))}
+        answer = oracle.scale.label(parse_scores(result.scores, oracle.scale))
     return {
         "doc_id": row[0],
         "source": row[1],
         "ok": result.scores is not None,
         "snippet": shown.snippet,
         **answer,
-        **scorer._asdict(),
+        **oracle.scorer._asdict(),
         "finish_reason": result.finish_reason,
         "attempts": attempts,
         "num_new_tokens": result.num_new_tokens,
@@ -129,10 +127,11 @@ def label_record(
     }
 
 
-@functools.cache
-def _aggregated(grades: tuple[float, ...]) -> float:
-    """`aggregate` of five whole grades: there are 3,125."""
-    return float(aggregate(np.asarray(grades)))
+def weighted_again(record: Record, scale: Scale) -> Record:
+    """A record of an earlier answer by the same rubric, with the weights of today."""
+    if not record["ok"]:
+        return record
+    return {k: v for k, v in record.items() if k != "scale"} | scale.label(record["scores"])
 
 
 def scorer_of(record: Record) -> Scorer:
@@ -211,3 +210,22 @@ def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
             code="E-LABEL-MIXED",
         )
     return scorers[0] if scorers else Scorer("", "", "")
+
+
+def one_scale(records: Iterable[Record], where: Path) -> Scale:
+    """The scale of the scores of all records (else E-LABEL-MIXED); `QUALITY` of none. Raises as
+    `scale_in`."""
+    named: dict[str, Record] = {}
+    for record in records:
+        if record["ok"]:
+            named.setdefault(json.dumps(record.get("scale")), record)
+    if len(named) > 1:
+        raise LabelError(
+            "labels of different scales",
+            where=where,
+            found=" and ".join(list(named)[:2]),
+            expected="one rubric with one set of weights",
+            do="label all of it with one oracle",
+            code="E-LABEL-MIXED",
+        )
+    return scale_in(next(iter(named.values()), {})) if named else QUALITY

@@ -1,23 +1,27 @@
-"""The five rubric dimensions, the strict reader of scores, and the weighted aggregate.
+"""Scores by a rubric: their scale, the strict reader of an oracle's answer, and the aggregate.
 
-Oracle scores are integers 0..4; heads give real numbers that are clamped to 0..4. Every aggregate
-in the platform comes from `aggregate`, so a decision can be recomputed from a row of scores.
+Oracle scores are integers on the rubric's scale; heads give real numbers that are clamped to it.
+Every aggregate in the platform comes from `Scale.aggregate`, so a decision can be recomputed from
+a row of scores.
 
 An oracle's final answer must be one JSON object and no other word. An object among other words may
 be a guess, a quotation from the document, or what the document told the model to say, so it is
 taken only on request, and marked as salvaged. An answer with two objects has no scores.
 """
 
+import functools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.errors import LabelError
-from nmoe_core.config.rubric import DIMENSIONS, MAX_GRADE
+from nmoe_core.config.rubric import Rubric
 
 # Numbers are stored with six decimals, and decisions are made on the stored numbers: a reader who
 # recomputes a decision from a file gets the same.
@@ -25,14 +29,127 @@ DECIMALS = 6
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 # A whole answer may stand in a Markdown fence.
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```\s*", re.IGNORECASE)
-UNIFORM_WEIGHTS: dict[str, float] = {name: 1 / len(DIMENSIONS) for name in DIMENSIONS}
 
 
-def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
-    """The scores of an oracle's answer, in the order of `DIMENSIONS`.
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The dimensions of scores in their order, each with its lowest and its highest grade, and its
+    weight in the aggregate.
 
-    `value` is one JSON object, as text or parsed, of exactly the five dimensions, each once and an
-    integer 0..4 (`4.0` counts as 4, `true` does not). Anything else is refused (E-LABEL-SCORES).
+    A vector of scores has one value a dimension; arrays of them have shape `[..., D]`.
+    """
+
+    names: tuple[str, ...]
+    lowest: tuple[int, ...]
+    highest: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rubric: Rubric) -> "Scale":
+        """The scale of a rubric; weights are divided by their sum."""
+        rows = rubric.dimensions.values()
+        total = sum(one.weight for one in rows)
+        return cls(
+            tuple(rubric.dimensions),
+            tuple(one.lowest for one in rows),
+            tuple(one.lowest + len(one.grades) - 1 for one in rows),
+            tuple(one.weight / total for one in rows),
+        )
+
+    @classmethod
+    def read(cls, value: Any) -> "Scale":
+        """The scale that a file names (`in_file`), `QUALITY` for None. Raises ValueError."""
+        if value is None:
+            return QUALITY
+        rows = list(value.values()) if isinstance(value, dict) else []
+        if not rows or not all(_is_row(row) for row in rows):
+            raise ValueError(f"not a scale: {value!r}"[:160])
+        lowest, highest, weights = zip(*rows)
+        return cls(tuple(value), lowest, highest, tuple(map(float, weights)))
+
+    def in_file(self) -> dict[str, Any]:
+        """The entry `scale` of a file, by dimension its lowest and highest grade and its weight;
+        nothing for `QUALITY`, which files without an entry are of."""
+        rows = zip(self.names, self.lowest, self.highest, self.weights)
+        return {} if self == QUALITY else {"scale": {name: row for name, *row in rows}}
+
+    def weighted(self, weights: Mapping[str, float]) -> "Scale":
+        """The same dimensions with other weights, by name."""
+        return replace(self, weights=tuple(float(weights[name]) for name in self.names))
+
+    def with_same_grades(self, other: "Scale") -> bool:
+        """Whether both have the same dimensions and grades; weights may differ."""
+        return replace(self, weights=other.weights) == other
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def vector(self, scores: Mapping[str, float]) -> list[float]:
+        """The values by dimension, in their order. Raises KeyError: one is missing."""
+        return [float(scores[name]) for name in self.names]
+
+    def by_name(self, vector: Sequence[float] | np.ndarray) -> dict[str, float]:
+        """The values by dimension as they are written to files: with six decimals."""
+        return {name: round(float(value), DECIMALS) for name, value in zip(self.names, vector)}
+
+    def stored(self, scores: np.ndarray) -> np.ndarray:
+        """Head outputs `[N, D]` as they are stored: float64, clamped, with six decimals."""
+        clamped = np.clip(scores.astype(np.float64), self.lowest, self.highest)
+        return np.round(clamped, DECIMALS) + 0.0  # which turns a negative zero into a plain one
+
+    def shares(self, scores: np.ndarray) -> np.ndarray:
+        """Clamped scores `[..., D]` from 0, the lowest grade, to 1, the highest: float64."""
+        low, high = np.asarray(self.lowest, np.float64), np.asarray(self.highest, np.float64)
+        return (np.clip(np.asarray(scores, np.float64), low, high) - low) / (high - low)
+
+    def aggregate(self, scores: np.ndarray) -> np.ndarray:
+        """Weighted mean of the shares of scores `[..., D]`, in 0..1, with six decimals."""
+        weights = np.asarray(self.weights)
+        weighted = (self.shares(scores) * weights).sum(axis=-1)
+        return np.round(weighted / weights.sum(), DECIMALS)
+
+    def label(self, scores: Mapping[str, int]) -> dict[str, Any]:
+        """What a record of a label says of an oracle's scores."""
+        found = _aggregated(self, tuple(self.vector(scores)))
+        return {"scores": {n: scores[n] for n in self.names}, "aggregated": found, **self.in_file()}
+
+
+QUALITY = Scale(
+    ("helpfulness", "correctness", "coherence", "complexity", "density"),
+    *((0,) * 5, (4,) * 5, (0.2,) * 5),
+)
+"""The scale of the rubric `quality_v1`."""
+
+
+@functools.lru_cache(1 << 14)
+def _aggregated(scale: Scale, grades: tuple[float, ...]) -> float:
+    """`aggregate` of whole grades, of which labels have few."""
+    return float(scale.aggregate(np.asarray(grades)))
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, list) or [type(value) for value in row[:2]] != [int, int]:
+        return False
+    return len(row) == 3 and row[0] < row[1] and _is_weight(row[2])
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+def scale_in(header: Mapping[str, Any]) -> Scale:
+    """The scale that a file's header or record names. Raises LabelError (E-LABEL-SCORES)."""
+    try:
+        return Scale.read(header.get("scale"))
+    except ValueError as error:
+        raise _bad_scores(str(error), "by dimension: lowest, highest grade, weight") from None
+
+
+def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict[str, int]:
+    """The scores of an oracle's answer, in the order of the scale.
+
+    `value` is one JSON object, as text or parsed, of exactly the scale's dimensions, each once and
+    a whole grade (`4.0` counts as 4, `true` does not). Anything else is refused (E-LABEL-SCORES).
     """
     scores = value
     if isinstance(value, str):
@@ -42,9 +159,10 @@ def parse_scores(value: str | Mapping[str, Any]) -> dict[str, int]:
             raise _bad_scores(f"{error}", "one JSON object") from None
     if not isinstance(scores, Mapping):
         raise _bad_scores(type(scores).__name__, "one JSON object")
-    if set(scores) != set(DIMENSIONS):
-        raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(DIMENSIONS)}")
-    return {name: _grade(name, scores[name]) for name in DIMENSIONS}
+    if set(scores) != set(scale.names):
+        raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(scale.names)}")
+    grades = zip(scale.names, scale.lowest, scale.highest)
+    return {name: _grade(name, scores[name], low, high) for name, low, high in grades}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,60 +171,37 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _grade(name: str, value: object) -> int:
-    # Compared with 0..4 before it is converted: NaN and infinity have no integer.
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
-    if 0 <= number <= MAX_GRADE and number == int(number):
+def _grade(name: str, value: object, low: int, high: int) -> int:
+    # Compared with the bounds before it is converted: NaN and infinity have no integer.
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = value
+    if low <= number <= high and number == int(number):
         return int(number)
-    raise _bad_scores(f"{name} = {value!r}"[:80], f"an integer 0..{MAX_GRADE}")
+    raise _bad_scores(f"{name} = {value!r}"[:80], f"an integer {low}..{high}")
 
 
 def _bad_scores(found: str, expected: str) -> LabelError:
     return LabelError("not a set of scores", found=found, expected=expected, code="E-LABEL-SCORES")
 
 
-def read_scores(text: str, salvage: bool = False) -> tuple[dict[str, int] | None, bool]:
+def read_scores(
+    text: str, salvage: bool = False, scale: Scale = QUALITY
+) -> tuple[dict[str, int] | None, bool]:
     """The scores that a final answer gives, or None; and whether they stood among other words.
 
     With `salvage`, an answer that is not the object alone may have one flat object in it.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):
-        return parse_scores(fenced[1] if fenced else text), False
+        return parse_scores(fenced[1] if fenced else text, scale), False
     objects = _FLAT_OBJECT.findall(text) if salvage else []
     if len(objects) == 1:
         with suppress(LabelError):
-            return parse_scores(objects[0]), True
+            return parse_scores(objects[0], scale), True
     return None, False
 
 
 def rounded(value: float | np.floating[Any] | None) -> float | None:
     """A number as it is written to files; None stays None."""
     return None if value is None else round(float(value), DECIMALS)
-
-
-def as_vector(scores: Mapping[str, float]) -> list[float]:
-    """The five values in the order of `DIMENSIONS`."""
-    return [float(scores[name]) for name in DIMENSIONS]
-
-
-def as_scores(vector: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """The five values by name, as they are written to files."""
-    return {name: round(float(value), DECIMALS) for name, value in zip(DIMENSIONS, vector)}
-
-
-def stored(scores: np.ndarray) -> np.ndarray:
-    """Head outputs `[N, 5]` as they are stored: float64, clamped to 0..4, six decimals."""
-    # Adding zero turns a negative zero into a plain one.
-    return np.round(np.clip(scores.astype(np.float64), 0, MAX_GRADE), DECIMALS) + 0.0
-
-
-def aggregate(scores: np.ndarray, weights: Mapping[str, float] | None = None) -> np.ndarray:
-    """Weighted mean of the clamped dimensions, in 0..1, with six decimals.
-
-    `scores` are `[..., 5]`, the dimensions in order; `weights`, uniform by default, are divided by
-    their sum here.
-    """
-    w = np.asarray(as_vector(weights or UNIFORM_WEIGHTS))
-    shares = np.clip(np.asarray(scores, np.float64), 0, MAX_GRADE) / MAX_GRADE
-    return np.round((shares * w).sum(axis=-1) / w.sum(), DECIMALS)

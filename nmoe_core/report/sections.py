@@ -11,7 +11,6 @@ from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
-from nmoe_core.config.rubric import DIMENSIONS
 from nmoe_core.config.run import Run
 from nmoe_core.plots import calibration_plot, kept_picture, png_markdown
 from nmoe_core.report.columns import columns_picture, source_columns
@@ -98,7 +97,7 @@ def _quality(corpus: Corpus) -> Iterator[object]:
         rows.append([name, *counts, f"{100 * counts[1] / max(counts[0], 1):.1f} %"])
     yield table(["source", "documents", "keep", "band", "drop", "share judged keep"], rows)
     if importlib.util.find_spec("pyarrow") is not None:
-        columns = ["aggregated", "q_probe", "decision", *DIMENSIONS]
+        columns = ["aggregated", "q_probe", "decision", *corpus.run.rubric.dimensions]
         draw = partial(columns_picture, corpus.run, attribute="quality", names=columns)
         yield _plots(pictures(draw(source=name)) for name in corpus.drawn)
 

@@ -250,20 +250,18 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
 
 def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
     """Decisions that flip under the current calibration, and those that only the judge can give."""
-    from nmoe_core.labels.scores import as_vector
-
     made, flips, unsure = now.calibration, 0, 0
     steps = ("student_scores", made.leaves_at_student), ("probe_scores", made.leaves_at_probe)
     for row in _rows(scores):
         if row.get("failed"):
             continue  # dropped whatever the thresholds are
         given = [(leaves, row[key]) for key, leaves in steps if now.settings[1] and row.get(key)]
-        if any(leaves(np.asarray([as_vector(scores)]))[0] for leaves, scores in given):
+        if any(leaves(np.asarray([made.scale.vector(scores)]))[0] for leaves, scores in given):
             flips += row["decision"] != "drop"
         elif row["scores"] is None:
             unsure += 1
         else:
-            value = float(made.aggregate(np.asarray(as_vector(row["scores"]))))
+            value = float(made.aggregate(np.asarray(made.scale.vector(row["scores"]))))
             flips += row["decision"] != made.thresholds.decide(value)
     return flips, unsure
 

@@ -191,9 +191,8 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     """The first parsed labels of a slice: the start of the text, and the scores, which are one
-    column in the order of the schema."""
+    column in the order of the rubric."""
     from nmoe_core.labels.files import SCORES_NAME
-    from nmoe_core.labels.scores import DIMENSIONS
 
     split, _, number = key.rpartition("-")
     lines = (run.tree.label_shard(split, int(number)) / SCORES_NAME).read_bytes().splitlines()
@@ -201,7 +200,7 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     return [
         {
             "aggregated": round(record["aggregated"], 3),
-            "scores": ",".join(str(record["scores"][name]) for name in DIMENSIONS),
+            "scores": ",".join(str(record["scores"][name]) for name in run.rubric.dimensions),
             "text": _start(record["snippet"]),
         }
         for record in islice(parsed, count)

@@ -30,7 +30,7 @@ from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
 from nmoe_core.heads.scoring import HeadScorer, load_heads
 from nmoe_core.heads.student_file import make_student
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.shards.manifest import ShardFormat, combine_shards, shard_dir_name
 from nmoe_core.shards.writer import ShardWriter
@@ -102,6 +102,7 @@ class FakeOracle:
 
     version: str = "v1"
     rubric_hash: str = "r"
+    scale: Scale = QUALITY
     fails_on: Callable[[str], bool] = lambda text: False
     change: Callable[[Results], Results] = lambda results: results
     asked: list[str] = field(default_factory=list)
@@ -128,11 +129,13 @@ class FakeOracle:
             else:
                 yield i, OracleResult(self.scores(question.text), "", "stop")
 
-    @staticmethod
-    def scores(text: str) -> dict[str, int]:
+    def scores(self, text: str) -> dict[str, int]:
         numbers = [int(word[1:]) for word in text.split()]
-        mean = sum(numbers) / len(numbers)
-        return {name: int(mean // (50 + 10 * i)) % 5 for i, name in enumerate(DIMENSIONS)}
+        mean, grades = sum(numbers) / len(numbers), zip(self.scale.lowest, self.scale.highest)
+        return {
+            name: low + int(mean // (50 + 10 * i)) % (high - low + 1)
+            for i, (name, (low, high)) in enumerate(zip(self.scale.names, grades))
+        }
 
 
 def slice_all(data_root: Path, slices_dir: Path) -> Path:
@@ -145,9 +148,13 @@ def slice_all(data_root: Path, slices_dir: Path) -> Path:
 
 
 def write_labels(
-    path: Path, rows: Sequence[tuple[str, str]], scores: np.ndarray, **extra: Any
+    path: Path,
+    rows: Sequence[tuple[str, str]],
+    scores: np.ndarray,
+    scale: Scale = QUALITY,
+    **extra: Any,
 ) -> Path:
-    """A merged label file of planted scores `[N, 5]`; a value of `extra` may be one a row."""
+    """A merged label file of planted scores `[N, D]`; a value of `extra` may be one a row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         for i, (doc_id, source) in enumerate(rows):
@@ -156,7 +163,8 @@ def write_labels(
                 "source": source,
                 "ok": True,
                 "snippet": "",
-                "scores": dict(zip(DIMENSIONS, (int(s) for s in scores[i]))),
+                "scores": dict(zip(scale.names, (int(s) for s in scores[i]))),
+                **scale.in_file(),
                 "scorer_model": "fake",
                 "scorer_version": "v1",
                 "rubric_hash": "r",

@@ -8,6 +8,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.scores import QUALITY, Scale
 
 
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
@@ -29,7 +30,16 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env), table.salvage)
     from nmoe_core.labels.oracles.heuristic import HeuristicOracle
 
-    return HeuristicOracle(rubric.hash)
+    scale = Scale.of(rubric)
+    if not scale.with_same_grades(QUALITY):
+        raise ConfigError(
+            "the heuristic oracle grades by the dimensions of quality_v1 alone",
+            where="[oracle] kind",
+            found=f"a rubric of {', '.join(scale.names)}",
+            expected=", ".join(QUALITY.names),
+            do="use an oracle that reads the rubric: kind = engine or http",
+        )
+    return HeuristicOracle(rubric.hash, scale)
 
 
 def _api_key(name: str | None) -> str | None:

@@ -24,7 +24,7 @@ from nmoe_core.labels.oracles.harmony import (
     JudgePrompt,
     encoding,
 )
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE, read_scores
+from nmoe_core.labels.scores import Scale, read_scores
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
@@ -36,17 +36,21 @@ _MESSAGE = re.compile(
     r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
 )
 _BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
-_GRADE = {"type": "integer", "minimum": 0, "maximum": MAX_GRADE}
-_SCHEMA = {
-    "type": "object",
-    "properties": dict.fromkeys(DIMENSIONS, _GRADE),
-    "required": list(DIMENSIONS),
-    "additionalProperties": False,
-}
-_NAMED_SCHEMA = {"name": "scores", "strict": True, "schema": _SCHEMA}
-_RESPONSE_FORMAT = orjson.Fragment(
-    orjson.dumps({"type": "json_schema", "json_schema": _NAMED_SCHEMA})
-)
+
+
+def response_format(scale: Scale) -> orjson.Fragment:
+    """The JSON schema of an answer, as servers take it."""
+    grades = zip(scale.names, scale.lowest, scale.highest)
+    schema = {
+        "type": "object",
+        "properties": {
+            name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in grades
+        },
+        "required": list(scale.names),
+        "additionalProperties": False,
+    }
+    named = {"name": "scores", "strict": True, "schema": schema}
+    return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": named}))
 
 
 class Dialect:
@@ -57,8 +61,8 @@ class Dialect:
 
     path: str
 
-    def __init__(self, table: HttpOracleTable, salvage: bool) -> None:
-        self._table, self._salvage = table, salvage
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
+        self._table, self._salvage, self._scale = table, salvage, Scale.of(rubric)
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
         self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
@@ -96,7 +100,7 @@ class Dialect:
         num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
         num_new = num_new if isinstance(num_new, int) else None
         if isinstance(content, str) and content.strip():
-            scores, is_salvaged = read_scores(content, self._salvage)
+            scores, is_salvaged = read_scores(content, self._salvage, self._scale)
             if scores is not None:
                 is_salvaged |= is_bare
                 return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
@@ -122,9 +126,9 @@ class ChatDialect(Dialect):
     path = "chat/completions"
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        super().__init__(table, salvage)
+        super().__init__(table, rubric, salvage)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
-        self._fixed["response_format"] = _RESPONSE_FORMAT
+        self._fixed["response_format"] = response_format(self._scale)
         if table.reasoning_effort is not None:
             self._fixed["reasoning_effort"] = table.reasoning_effort
 
@@ -148,14 +152,14 @@ class CompletionsDialect(Dialect):
     path = "completions"
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        super().__init__(table, salvage)
+        super().__init__(table, rubric, salvage)
         self._is_opened = table.reasoning_effort == "none"
         prompt = JudgePrompt(rubric, NO_LIMIT, "none" if self._is_opened else "low")
         self._head, self._tail = (encoding().decode(ids) for ids in (prompt.prefix, prompt.suffix))
         stop = sorted(STOP_IDS)
         self._fixed |= {"stop_token_ids": stop, "skip_special_tokens": False}
         if self._is_opened:
-            self._fixed["response_format"] = _RESPONSE_FORMAT
+            self._fixed["response_format"] = response_format(self._scale)
         prompt_digest = sha256_json([self._head, self._tail, stop])
         self.facts |= {"api": "completions", "prompt_sha256": prompt_digest}
 

@@ -26,6 +26,7 @@ from nmoe_core.labels.oracles.harmony import (
     JudgePrompt,
     read_answer,
 )
+from nmoe_core.labels.scores import Scale
 from nmoe_core.text.harmony import VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class EngineOracle(MeasuredOracle):
             "retry_temperature": RETRY_TEMPERATURE,
             **({"salvage": True} if salvage else {}),
         }
-        super().__init__(model_name(config), facts)
+        super().__init__(model_name(config), facts, Scale.of(rubric))
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Results as answers end; as many more questions are taken as there is room for."""
@@ -148,7 +149,7 @@ class EngineOracle(MeasuredOracle):
                 del running[seq_id]
                 has_stopped, is_opened = token in STOP_IDS, self._table.reasoning == "none"
                 tokens = answer.tokens[:-1] if has_stopped else answer.tokens
-                result = read_answer(tokens, has_stopped, is_opened, self._salvage)
+                result = read_answer(tokens, has_stopped, is_opened, self._salvage, self.scale)
                 yield answer.index, replace(result, is_truncated=answer.is_truncated)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
-from nmoe_core.labels.scores import read_scores
+from nmoe_core.labels.scores import QUALITY, Scale, read_scores
 from nmoe_core.text.harmony import (
     ASSISTANT,
     CALL,
@@ -94,7 +94,11 @@ def _fixed_part(instructions: str) -> list[int]:
 
 
 def read_answer(
-    tokens: Sequence[int], has_stopped: bool, opened: bool = False, salvage: bool = False
+    tokens: Sequence[int],
+    has_stopped: bool,
+    opened: bool = False,
+    salvage: bool = False,
+    scale: Scale = QUALITY,
 ) -> OracleResult:
     """The result of an assistant's tokens: scores of a final channel that the answer ends in.
 
@@ -106,11 +110,13 @@ def read_answer(
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
         reason = "final_stop" if is_answer else "stop_outside_final"
-    scores, is_salvaged = read_scores(final, salvage) if is_answer or salvage else (None, False)
+    scores, is_salvaged = None, False
+    if is_answer or salvage:
+        scores, is_salvaged = read_scores(final, salvage, scale)
     if salvage and not is_answer:
         if scores is None and last_channel in (None, "final"):
             final = _decode(_after_final_marker(tokens))
-            scores, _ = read_scores(final, salvage)
+            scores, _ = read_scores(final, salvage, scale)
         is_salvaged = scores is not None
     if scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))

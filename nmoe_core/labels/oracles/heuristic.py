@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.oracles import text_statistics
-from nmoe_core.labels.scores import DIMENSIONS, MAX_GRADE
+from nmoe_core.labels.scores import QUALITY, Scale
 
 SCORER_MODEL = "heuristic"
 SCORER_VERSION = "text-statistics-v3"
 MIN_LATIN_SHARE = 0.5
 MAX_OTHER_SHARE = 0.5
-_GRADES = tuple(float(grade) for grade in range(MAX_GRADE + 1))
+_GRADES = tuple(float(grade) for grade in range(5))
 
 
 class Curve(NamedTuple):
@@ -88,7 +88,8 @@ class HeuristicOracle:
     """Scores texts by their statistics; records name the rubric by its hash, although it is not
     read."""
 
-    def __init__(self, rubric_hash: str = "") -> None:
+    def __init__(self, rubric_hash: str = "", scale: Scale = QUALITY) -> None:
+        self.scale = scale
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)
         self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, DIMENSION_CURVES])
         # No weights and no prompt: the digest of the version and every number above.
@@ -119,8 +120,8 @@ def grade(statistics: Mapping[str, float]) -> dict[str, int]:
     A statistic that a text does not have (no brackets, no second sentence) is left out of the
     weighted mean; a dimension with none at all gets 0.
     """
-    grades: dict[str, int] = dict.fromkeys(DIMENSIONS, 0)
-    for name in DIMENSIONS:
+    grades: dict[str, int] = dict.fromkeys(QUALITY.names, 0)
+    for name in QUALITY.names:
         curves, grades_at = DIMENSION_CURVES[name]
         total = weight = 0.0
         for statistic, share, at, gives in curves:

@@ -23,6 +23,7 @@ from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleRes
 from nmoe_core.labels.oracles.dialects import DIALECTS
 from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
 from nmoe_core.labels.oracles.replies import Flow, Reply, backoff_s, down, post
+from nmoe_core.labels.scores import Scale
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
@@ -63,7 +64,7 @@ class HttpOracle(MeasuredOracle):
             **self._dialect.facts,
             **({"salvage": True} if salvage else {}),
         }
-        super().__init__(table.model, facts)
+        super().__init__(table.model, facts, Scale.of(rubric))
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; its own event loop runs while the next ones are awaited.

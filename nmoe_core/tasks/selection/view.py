@@ -19,7 +19,6 @@ from nmoe_core.attributes.files import read_attribute, read_footer, stale
 from nmoe_core.base.errors import FormatError
 from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.attributes import KEYS
-from nmoe_core.config.rubric import DIMENSIONS
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality, load_topics
@@ -35,7 +34,6 @@ _SCORES: Schema = {
     "q_probe": pa.float64(),
     "q_student": pa.float64(),
     "early_exit": pa.bool_(),
-    **dict.fromkeys(DIMENSIONS, pa.float64()),
 }
 _TOPICS: Schema = {"topic": pa.uint16()}
 
@@ -64,9 +62,9 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
             found[name] = _of_file(shard, manifest, name)
     if (shard.graded / SUMMARY_NAME).is_file():
         found["quality"] = Part(
-            _SCORES,
+            _scores_schema(run),
             lambda: load_quality(shard, manifest).checksum,
-            partial(_scores, shard, manifest),
+            partial(_scores, run, shard, manifest),
         )
     if shard.topics.is_file():
         found["topics"] = Part(
@@ -97,7 +95,7 @@ def planned_schema(run: Run) -> Schema:
     yet. Kept columns get their types in prep, so they have none here. Raises as
     `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
-    parts = {"columns": kept, "quality": _SCORES, "topics": _TOPICS}
+    parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
     for name in attribute_names(run):
         if name != _HIDDEN:
             parts[name] = {field.name: field.type for field in attribute_schema(run, name)}
@@ -161,10 +159,14 @@ def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
     )
 
 
-def _scores(shard: ShardPaths, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
-    rows = []
+def _scores_schema(run: Run) -> Schema:
+    return _SCORES | dict.fromkeys(run.rubric.dimensions, pa.float64())
+
+
+def _scores(run: Run, shard: ShardPaths, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
+    rows, schema = [], _scores_schema(run)
     with open(load_quality(shard, manifest).path, "rb") as file:
         for line in file:
             row = orjson.loads(line)
             rows.append(row | (row["scores"] or {}))
-    return pa.table({n: pa.array([r.get(n) for r in rows], _SCORES[n]) for n in columns})
+    return pa.table({n: pa.array([r.get(n) for r in rows], schema[n]) for n in columns})

@@ -9,7 +9,7 @@ import pytest
 from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import LEVELS, check_calibration
 from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
 from tests.project import read_rows, said
@@ -148,7 +148,7 @@ def test_a_calibration_of_an_older_version_that_breaks_its_bound_fails_the_check
         "tau_keep": 0.5,
         "count": 375,
         "count_report": 188,
-        "weights": dict.fromkeys(DIMENSIONS, 0.2),
+        "weights": dict.fromkeys(QUALITY.names, 0.2),
         "target_keep": 0.5,
         "achieved_keep": 0.5,
         "max_false_drop": 0.15,

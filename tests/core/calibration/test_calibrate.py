@@ -14,7 +14,7 @@ from nmoe_core.calibration.measures import Aggregates
 from nmoe_core.calibration.shares import keep_interval
 from nmoe_core.calibration.thresholds import Targets
 from nmoe_core.heads.models import Probe, ProbeArch
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
 from tests.core.quality import Grading, write_head, write_labels
 from tests.project import read_rows
@@ -72,7 +72,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
         ({"early_exit": True, "scores": None, "aggregated": 0.1}, "left at the probe"),
         ({"scores": None}, "neither scores nor aggregated"),
         ({"aggregated": 1.2}, "aggregated 1.2"),
-        ({"scores": dict.fromkeys(DIMENSIONS, 4.5)}, "4.5"),
+        ({"scores": dict.fromkeys(QUALITY.names, 4.5)}, "4.5"),
         ({"scores": {"density": 1}}, "density"),
         ({"aggregated": float("nan")}, "nan"),
         ({"aggregated": 0.5}, "some rows have probe scores"),

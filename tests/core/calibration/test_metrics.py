@@ -24,7 +24,7 @@ from nmoe_core.labels.agreement import (
     within_groups,
 )
 from nmoe_core.labels.ranks import spearman
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 
 TRIALS = settings(max_examples=60, derandomize=True)
 
@@ -102,9 +102,9 @@ def test_the_report_of_a_head_is_made_of_these_figures() -> None:
     predicted = np.clip(oracle + rng.normal(0, 1, oracle.shape), 0, 4)
     sources = [("web", "books", "web")[i % 3] for i in range(37)]
     report = agreement(predicted, oracle, sources)
-    for i, name in enumerate(DIMENSIONS):
+    for i, name in enumerate(QUALITY.names):
         a, b = predicted[:, i], oracle[:, i]
-        is_constant = name == DIMENSIONS[4]
+        is_constant = name == QUALITY.names[4]
         qwk = cohen_kappa_score(np.rint(a), b, labels=range(5), weights="quadratic")
         rho = None if is_constant else stats.spearmanr(a, b).statistic
         assert report["mae"][name] == pytest.approx(mean_absolute_error(b, a), abs=1e-6)

@@ -20,7 +20,7 @@ from nmoe_core.calibration.thresholds import (
     would_keep,
 )
 from nmoe_core.labels.agreement import agreement, baselines, within_groups
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from tests.core.calibration.scored import fit, scored
 from tests.refusals import refused
 
@@ -156,7 +156,7 @@ def test_reliability_bins_and_the_keep_curve_follow_the_scores() -> None:
 
 
 VALID = {
-    "weights": dict.fromkeys(DIMENSIONS, 1.0),
+    "weights": dict.fromkeys(QUALITY.names, 1.0),
     "tau_probe": 0.2,
     "tau_drop": 0.3,
     "tau_keep": 0.5,
@@ -167,7 +167,7 @@ VALID = {
 
 
 STEPS = ("student", "probe", "drop", "keep")
-EQUAL = dict.fromkeys(DIMENSIONS, 1.0)
+EQUAL = dict.fromkeys(QUALITY.names, 1.0)
 NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5", None)
 
 
@@ -181,8 +181,8 @@ NOT_SHARES = (math.nan, math.inf, -math.inf, -0.1, 1.1, True, 10**400, [], "0.5"
         *({"student_digest": value} for value in ("", 7)),
         {"tau_drop": 0.6},
         {"weights": {"density": 1.0}},
-        {"weights": dict.fromkeys(DIMENSIONS, 0.0)},
-        {"weights": dict.fromkeys(DIMENSIONS, True)},
+        {"weights": dict.fromkeys(QUALITY.names, 0.0)},
+        {"weights": dict.fromkeys(QUALITY.names, True)},
         *({"weights": EQUAL | {"density": w}} for w in (-1.0, math.nan, math.inf, 10**400)),
         {"heads_digest": 7},
     ],

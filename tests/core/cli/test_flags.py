@@ -163,7 +163,10 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         ("hydra grade --input-docids s --source web", "--source is not used with"),
         ("hydra oracle-label --out L", "--out is not used with the run's own documents"),
         ("explain some-id --row 1", "--row without --step"),
-        ("hydra oracle-label --rubric quality_v2", "[E-CONFIG-MISSING].*one of quality_v1"),
+        (
+            "hydra oracle-label --rubric quality_v2",
+            "[E-CONFIG-MISSING].*one of education_v1, properties_v1, quality_v1",
+        ),
         # Tasks whose inputs are not there yet.
         ("hydra slices", "mixture_toml"),
         ("hydra merge-labels", "[E-LABEL"),

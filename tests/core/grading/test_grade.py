@@ -20,7 +20,7 @@ from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import grade_rows
 from nmoe_core.grading.inputs import GradeDocument, docid_input, text_input
 from nmoe_core.heads.scores import HeadScores
-from nmoe_core.labels.scores import UNIFORM_WEIGHTS, aggregate, as_vector
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from tests.core.quality import (
     EOS,
@@ -72,15 +72,14 @@ def test_rows_come_in_document_order_and_every_number_and_count_can_be_recompute
     ]
     calibration = json.loads((grading.calibration / "calibration_summary.json").read_text())
     taus = Thresholds(*(calibration[f"tau_{name}"] for name in ("probe", "drop", "keep")))
+    weighted = QUALITY.weighted(calibration["weights"])
     for row in graded.rows:
         assert list(row) == [
             *("doc_id", "source", "scores", "aggregated"),
             *("decision", "q_probe", "early_exit", "probe_scores"),
         ]
         q_probe, value = (
-            float(aggregate(np.array(as_vector(row[key])), calibration["weights"]))
-            if row[key]
-            else None
+            float(weighted.aggregate(np.array(QUALITY.vector(row[key])))) if row[key] else None
             for key in ("probe_scores", "scores")
         )
         assert row["q_probe"] == q_probe
@@ -102,7 +101,7 @@ def test_rows_come_in_document_order_and_every_number_and_count_can_be_recompute
 def test_a_document_at_a_threshold_stays_and_one_below_the_probe_s_is_dropped() -> None:
     taus = Thresholds(tau_probe=0.5, tau_drop=0.3, tau_keep=0.6)
     assert [taus.decide(x) for x in (0.29, 0.3, 0.59, 0.6)] == ["drop", "band", "band", "keep"]
-    calibration = Calibration(Path("c"), "d", UNIFORM_WEIGHTS, taus, "h")
+    calibration = Calibration(Path("c"), "d", QUALITY, taus, "h")
     probe = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
     exited = calibration.leaves_at_probe(probe)
     assert exited.tolist() == [True, False, False]
@@ -122,7 +121,7 @@ def test_a_decision_does_not_depend_on_the_other_documents(
     rows = grading.grade().rows
     others = grading.rows_of([(row["doc_id"], "web") for row in rows], **grader)
     for a, b in zip(rows, others, strict=True):
-        assert as_vector(a["probe_scores"]) == pytest.approx(as_vector(b["probe_scores"]), abs=1e-4)
+        assert a["probe_scores"] == pytest.approx(b["probe_scores"], abs=1e-4)
         if a["early_exit"] and grader == {"early_exit": False}:
             continue  # it has a judge's score now
         assert a["decision"] == b["decision"]
@@ -306,7 +305,7 @@ def test_text_is_graded_as_the_shard_made_of_it(own: Grading, tmp_path: Path) ->
     shards = own.rows_of(own.rows[:40])
     assert [r["decision"] for r in texts[:40]] == [r["decision"] for r in shards]
     for text, shard in zip(texts, shards):
-        assert as_vector(text["probe_scores"]) == pytest.approx(as_vector(shard["probe_scores"]))
+        assert text["probe_scores"] == pytest.approx(shard["probe_scores"])
     assert (texts[40]["doc_id"], texts[40]["source"]) == ("texts/texts.jsonl:41", "texts")
     path.write_text('{"txt": "1"}\n')
     with refused("E-SOURCE-RECORD", r"texts.jsonl:1: "):

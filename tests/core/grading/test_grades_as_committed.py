@@ -69,7 +69,7 @@ def test_an_edited_or_damaged_calibration_is_refused_and_calibrated_again(
         path.write_bytes(mutations.any_bytes(payload))
         with contextlib.suppress(NmoeError):
             found = load_calibration(own.calibration)
-            assert (found.thresholds, found.weights) == (good.thresholds, good.weights)
+            assert (found.thresholds, found.scale) == (good.thresholds, good.scale)
     value = json.loads(payload)
     stripped = {k: v for k, v in value.items() if k != "content_hash"}
     for edited in (value | {"tau_keep": 1.0}, stripped):

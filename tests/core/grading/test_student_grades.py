@@ -18,7 +18,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.heads.student_file import load_student, token_table
 from nmoe_core.labels.agreement import upper_bound
 from nmoe_core.labels.ranks import spearman
-from nmoe_core.labels.scores import aggregate, as_vector
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import LEVELS, check_grades
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -63,8 +63,8 @@ def test_the_student_grades_without_a_backbone(
     facts = said(capsys, "explain", row["doc_id"], "--config", project.config)
     tokens = np.array(tokenizer.rows([facts["text"]])[0][:32], np.uint32)
     expected = loaded.student.predict([tokens], table)[0]
-    assert as_vector(row["scores"]) == pytest.approx(expected.tolist())
-    assert row["aggregated"] == pytest.approx(aggregate(expected))
+    assert QUALITY.vector(row["scores"]) == pytest.approx(expected.tolist())
+    assert row["aggregated"] == pytest.approx(QUALITY.aggregate(expected))
 
 
 def test_a_document_s_explanation_and_the_preview_of_a_regrade_know_the_student(
@@ -223,7 +223,7 @@ def test_the_grader_with_the_higher_lower_bound_is_chosen(
     choice = facts["grader_choice"]
     report = choice["report"]
     half = given[winner == "student"].halves()[1]
-    expected = spearman(aggregate(half.judge), aggregate(half.oracle))
+    expected = spearman(QUALITY.aggregate(half.judge), QUALITY.aggregate(half.oracle))
     assert report["graders"][winner]["spearman"] == pytest.approx(expected)
     assert report["documents"] + len(best.fit) == 400
     assert choice["test"]["documents"] == 400

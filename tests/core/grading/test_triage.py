@@ -10,7 +10,7 @@ from loader.files.sealed import sealed
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.heads.metrics import document_lengths
-from nmoe_core.labels.scores import as_vector
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.preview import plan_regrade
 from tests.core.grading.small_run import TINY, labelled_run, nmoe
 from tests.project import Project, read_rows, said
@@ -76,8 +76,8 @@ def test_documents_that_leave_at_the_student_never_reach_the_backbone(
             assert (row["decision"], row["early_exit"], row["scores"]) == ("drop", True, None)
             assert row["aggregated"] == row["q_student"]
         else:
-            before = as_vector(judged[doc_id]["probe_scores"])
-            assert as_vector(row["probe_scores"]) == pytest.approx(before, abs=1e-4)
+            before = QUALITY.vector(judged[doc_id]["probe_scores"])
+            assert QUALITY.vector(row["probe_scores"]) == pytest.approx(before, abs=1e-4)
     stay = [doc_id for doc_id in found if doc_id not in leave]
     most = 2 * np.minimum(document_lengths(stay), 16).sum()  # once to the probe, once to the judge
     assert 0 < sum(one["backbone_tokens"] for one in facts.values()) <= most

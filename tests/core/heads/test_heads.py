@@ -69,9 +69,9 @@ def test_means_and_scores_do_not_depend_on_padding_or_company(
 @torch.no_grad()
 def test_training_and_grading_run_the_same_first_pass(hidden: torch.Tensor, judge: Judge) -> None:
     scores = judge(hidden, LENGTHS)
-    first, second = judge.forward_with_teacher(hidden, LENGTHS, torch.ones(3, 5))
+    first, second = judge.forward_with_teacher(hidden, LENGTHS, torch.full((3, 5), 0.25))
     torch.testing.assert_close(first, scores, atol=1e-5, rtol=0)
-    other, told = judge.forward_with_teacher(hidden, LENGTHS, torch.full((3, 5), 4.0))
+    other, told = judge.forward_with_teacher(hidden, LENGTHS, torch.ones(3, 5))
     torch.testing.assert_close(first, other)
     assert not torch.allclose(second, told), "only the second pass sees the oracle's scores"
     # Reading at the query alone gives what the whole encoder layer gives there.
@@ -131,7 +131,7 @@ def test_a_saved_head_loads_with_its_header_and_equal_heads_have_equal_bytes(
     path = write_head(tmp_path, judge, backbone, metrics={"n": 3})
     again = write_head(tmp_path / "b", judge, backbone, metrics={"n": 3})
     assert path.read_bytes() == again.read_bytes()
-    loaded, header, _ = load_head(path, backbone, MAX_CTX)
+    loaded, header, *_ = load_head(path, backbone, MAX_CTX)
     assert (header["format"], header["arch"]["mid_dim"]) == ("hydra-head/2", 16)
     with safe_open(str(path), "pt") as file:
         assert list(file.metadata()) == ["nmoe"]
@@ -227,7 +227,7 @@ def test_a_judge_of_the_second_published_form_grades_as_it_did(
     path, tensors = tmp_path / "any_name.pt", second_form(judge)
     torch.save(form(tensors), path)
     made = import_pickle(path, tmp_path / "heads", backbone, MAX_CTX, num_heads=4)
-    head, header, _ = load_head(made, backbone, MAX_CTX)
+    head, header, *_ = load_head(made, backbone, MAX_CTX)
     assert made.name == JUDGE_NAME
     assert header["arch"]["has_second_pass"] is False
     torch.testing.assert_close(head(hidden, LENGTHS), judge(hidden, LENGTHS))

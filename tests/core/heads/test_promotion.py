@@ -6,7 +6,7 @@ import pytest
 from nmoe_core.config.run import Run
 from nmoe_core.heads.files import save_head
 from nmoe_core.heads.models import Probe, ProbeArch
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import check_head
 
 GOOD: dict[str, Any] = {
@@ -16,8 +16,8 @@ GOOD: dict[str, Any] = {
     "spearman_ci95": [0.5, 0.7],
     "spearman_source_only": 0.3,
     "spearman_length_only": 0.2,
-    "mae": dict.fromkeys(DIMENSIONS, 0.5),
-    "mae_mean_only": dict.fromkeys(DIMENSIONS, 0.6),
+    "mae": dict.fromkeys(QUALITY.names, 0.5),
+    "mae_mean_only": dict.fromkeys(QUALITY.names, 0.6),
 }
 
 

@@ -16,7 +16,7 @@ from nmoe_core.heads import student as student_module
 from nmoe_core.heads.ngrams import NUM_COLUMNS, SCALAR_WEIGHT, TokenTable, ngrams, scalars
 from nmoe_core.heads.student import PENALTIES, Student, fit_student
 from nmoe_core.labels.ranks import spearman
-from nmoe_core.labels.scores import aggregate
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.refusals import refused
 
@@ -122,7 +122,7 @@ def test_it_ranks_documents_that_it_has_not_seen_whatever_ids_their_tokens_have(
     student = fit_student(*_documents(400), TABLE)
     documents, scores = _documents(200, seed=9)
     predicted = student.predict(documents, TABLE)
-    found = spearman(aggregate(predicted), aggregate(scores))
+    found = spearman(QUALITY.aggregate(predicted), QUALITY.aggregate(scores))
     assert found is not None
     assert found > 0.9
     # Another tokenizer: the same bytes have other ids, and there are more tokens.

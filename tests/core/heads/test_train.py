@@ -20,7 +20,7 @@ from nmoe_core.heads.fit import Recipe, TrainingState, fit_judge, fit_probe, rep
 from nmoe_core.heads.models import JudgeArch, Probe, ProbeArch, layer_norm
 from nmoe_core.heads.scoring import HeadScorer, load_heads, predict
 from nmoe_core.heads.train import HeadKind, HeadTraining
-from nmoe_core.labels.scores import stored
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import (
     MAX_CTX,
@@ -211,7 +211,7 @@ def test_training_and_grading_see_the_same_features(tmp_path: Path, planted: Pla
     documents = corpus_of(planted.data_root).read([doc_id for doc_id, _ in planted.rows["val"]])
     with torch.no_grad():
         features = pooled_features(model, documents, 6, tmp_path / "features")
-        trained_on = stored(probe.from_pooled(features).numpy())
+        trained_on = QUALITY.stored(probe.from_pooled(features).numpy())
     assert np.array_equal(predict(model, made.head, 6, documents, 32), trained_on)
     graded = HeadScorer(model, load_heads(tmp_path, model, MAX_CTX), 5).score(documents)
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)

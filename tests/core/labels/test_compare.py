@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score
 
 from nmoe_core.labels.compare import compare_labels, concordance
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from tests.project import json_lines, said
 from tests.refusals import refused
 
@@ -17,7 +17,7 @@ from tests.refusals import refused
 def labels(grades: np.ndarray, first: int = 0, **more: Any) -> list[dict[str, Any]]:
     return [
         {"doc_id": f"d{first + i}", "source": "web" if (first + i) % 3 else "books", "ok": True,
-         "scores": dict(zip(DIMENSIONS, row)), **more}
+         "scores": dict(zip(QUALITY.names, row)), **more}
         for i, row in enumerate(grades.tolist())
     ]  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_agreement_is_that_of_the_libraries_by_dimension_and_source_within_its_i
     for row in facts["rows"]:
         if row["dimension"] == "aggregate":
             continue
-        i = DIMENSIONS.index(row["dimension"])
+        i = QUALITY.names.index(row["dimension"])
         x, y = first[member[row["source"]], i], second[member[row["source"]], i]
         kappa = cohen_kappa_score(x, y, weights="quadratic")
         assert row["kappa"] == pytest.approx(kappa, abs=1e-6)

@@ -13,7 +13,7 @@ from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import merge_noise
 from nmoe_core.labels.files import label_status, merge_labels, read_labels
 from nmoe_core.labels.oracle import read_records
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
@@ -190,7 +190,7 @@ def test_of_several_records_of_a_document_the_last_parsed_one_counts(tmp_path: P
     def write(*rows: tuple[str, int | None]) -> None:
         records = [{"doc_id": name, "source": "web", "ok": g is not None} for name, g in rows]
         for record, (_, grade) in zip(records, rows):
-            record |= {} if grade is None else {"scores": dict.fromkeys(DIMENSIONS, grade)}
+            record |= {} if grade is None else {"scores": dict.fromkeys(QUALITY.names, grade)}
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     write(("a", 1), ("b", None), ("c", None), ("a", 3), ("a", None), ("b", 2))

@@ -7,11 +7,11 @@ import pytest
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.scores import DIMENSIONS, aggregate, as_scores, parse_scores, stored
+from nmoe_core.labels.scores import QUALITY, parse_scores
 from tests.core.quality import RUBRIC
 from tests.refusals import refused
 
-GOOD = dict(zip(DIMENSIONS, (0, 1, 2, 3, 4)))
+GOOD = dict(zip(QUALITY.names, (0, 1, 2, 3, 4)))
 
 
 TEXT = '{"density": 4, "helpfulness": 0, "correctness": 1.0, "coherence": 2, "complexity": 3}'
@@ -41,32 +41,36 @@ def test_anything_else_is_not_a_set_of_scores(value: Any) -> None:
 
 
 def test_the_aggregate_clamps_weighs_and_divides_by_the_weights() -> None:
-    assert aggregate(np.array([4, 4, 4, 4, 4])) == 1.0
-    assert aggregate(np.array([[-3, 0, 0, 0, 0], [9, 4, 4, 4, 4]])).tolist() == [0.0, 1.0]
-    weights = dict(zip(DIMENSIONS, (3.0, 1.0, 0.0, 0.0, 0.0)))
-    assert aggregate(np.array([4, 0, 4, 4, 4]), weights) == 0.75
+    assert QUALITY.aggregate(np.array([4, 4, 4, 4, 4])) == 1.0
+    assert QUALITY.aggregate(np.array([[-3, 0, 0, 0, 0], [9, 4, 4, 4, 4]])).tolist() == [0.0, 1.0]
+    weights = dict(zip(QUALITY.names, (3.0, 1.0, 0.0, 0.0, 0.0)))
+    weighted = QUALITY.weighted(weights)
+    assert weighted.aggregate(np.array([4, 0, 4, 4, 4])) == 0.75
     row, doubled = np.array([1, 2, 3, 4, 0]), {name: 2 * w for name, w in weights.items()}
-    assert aggregate(row, weights) == aggregate(row, doubled)
+    assert weighted.aggregate(row) == QUALITY.weighted(doubled).aggregate(row)
 
 
 def test_stored_scores_are_clamped_rounded_and_recomputable_from_their_file_form() -> None:
-    scores = stored(np.array([[-0.2, -0.0, 1.23456789, 4.5, 3.0]], np.float32))
+    scores = QUALITY.stored(np.array([[-0.2, -0.0, 1.23456789, 4.5, 3.0]], np.float32))
     assert scores.tolist() == [[0.0, 0.0, 1.234568, 4.0, 3.0]]
     assert not np.signbit(scores).any()
-    written = as_scores(scores[0])
-    assert aggregate(np.array(list(written.values()))) == aggregate(scores)[0]
+    written = QUALITY.by_name(scores[0])
+    assert QUALITY.aggregate(np.array(list(written.values()))) == QUALITY.aggregate(scores)[0]
 
 
 def test_the_shipped_rubric_has_a_hash_of_every_word(tmp_path: Path, rubric: Rubric) -> None:
-    assert [*rubric.dimensions] == list(DIMENSIONS)
+    assert [*rubric.dimensions] == list(QUALITY.names)
     assert all(len(d.grades) == 5 for d in rubric.dimensions.values())
-    assert all(name in rubric.text() for name in DIMENSIONS)
+    assert all(name in rubric.text() for name in QUALITY.names)
     text = RUBRIC.read_text("utf-8")
     changed = tmp_path / "rubric.toml"
     changed.write_text(text.replace("Serious errors", "Grave errors"))
     assert Rubric.load(changed).hash != rubric.hash
     changed.write_text(text + "\n# a comment\n")
     assert Rubric.load(changed).hash == rubric.hash
-    changed.write_text(text.replace("[dimensions.density]", "[dimensions.verbosity]"))
-    with pytest.raises(ConfigError):
-        Rubric.load(changed)
+    changed.write_text(text.replace("[dimensions.density]", "weight = 2\n[dimensions.density]"))
+    assert Rubric.load(changed).hash == rubric.hash  # no word of it reaches an oracle
+    for name in ("Density", "decision", "2nd", '"a b"'):
+        changed.write_text(text.replace("[dimensions.density]", f"[dimensions.{name}]"))
+        with pytest.raises(ConfigError, match="dimension"):
+            Rubric.load(changed)

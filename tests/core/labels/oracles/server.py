@@ -15,15 +15,15 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.oracles.http import HttpOracle
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.harmony import encoding
 from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.quality import RUBRIC
 
 MODEL = "judge-1"
-SCORES = {name: i for i, name in enumerate(DIMENSIONS)}
+SCORES = {name: i for i, name in enumerate(QUALITY.names)}
 GOOD = json.dumps(SCORES)
-OTHER = json.dumps(dict.fromkeys(DIMENSIONS, 4))
+OTHER = json.dumps(dict.fromkeys(QUALITY.names, 4))
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 
@@ -50,7 +50,8 @@ Behaviour = Callable[[str, int], Reply]
 def grades_of(document: str) -> dict[str, int]:
     """The scores this server gives a document: a function of its text alone."""
     return {
-        name: (len(document) * 7 + i * len(document[:9])) % 5 for i, name in enumerate(DIMENSIONS)
+        name: (len(document) * 7 + i * len(document[:9])) % 5
+        for i, name in enumerate(QUALITY.names)
     }
 
 

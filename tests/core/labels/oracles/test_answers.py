@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nmoe_core.labels.oracles import harmony
 from nmoe_core.labels.oracles.dialects import final_text
 from nmoe_core.labels.oracles.harmony import read_answer
-from nmoe_core.labels.scores import DIMENSIONS, read_scores
+from nmoe_core.labels.scores import QUALITY, read_scores
 from nmoe_core.text.harmony import CALL, END, RETURN, encoding
 from tests.core.labels.oracles.server import (
     ANALYSIS,
@@ -189,7 +189,7 @@ _AROUND = st.lists(st.sampled_from(_WRAPPERS) | st.text(max_size=8), max_size=6)
 @settings(max_examples=400)
 @given(_AROUND, _AROUND, st.lists(st.integers(0, 4), min_size=5, max_size=5))
 def test_an_object_among_words_is_only_salvaged(before: str, after: str, grades: list[int]) -> None:
-    scores = dict(zip(DIMENSIONS, grades))
+    scores = dict(zip(QUALITY.names, grades))
     text = before + json.dumps(scores) + after
     inside = text.strip(" \t\r\n").removesuffix("```").strip()
     is_fenced = inside.removeprefix("```json\n").removeprefix("```").strip() == json.dumps(scores)

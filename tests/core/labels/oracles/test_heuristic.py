@@ -12,7 +12,7 @@ from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade, refusal
 from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
 from nmoe_core.labels.ranks import spearman
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 
 MAX_CHARS = 4000
 KINDS = ("source", "docstring", "metadata")
@@ -59,7 +59,7 @@ def test_grades_of_real_text_spread_and_neither_repeat_each_other_nor_follow_the
     corpus: list[tuple[str, str]], grades: np.ndarray
 ) -> None:
     assert len(grades) > 300
-    for column, name in zip(grades.T, DIMENSIONS):
+    for column, name in zip(grades.T, QUALITY.names):
         shares = np.bincount(column, minlength=5) / len(column)
         assert shares.max() <= 0.7, (name, shares)
         assert (shares > 0.01).sum() >= 4, (name, shares)
@@ -111,7 +111,7 @@ def test_each_curve_of_the_oracle_counts() -> None:
         for _ in range(20):
             others = {name: float(rng.random()) for name in users}
             seen = [grade(others | {statistic: float(v)}) for v in np.linspace(0, 12, 241)]
-            moved |= {name for name in DIMENSIONS if len({s[name] for s in seen}) > 1}
+            moved |= {name for name in QUALITY.names if len({s[name] for s in seen}) > 1}
         assert moved == expected, statistic
 
 

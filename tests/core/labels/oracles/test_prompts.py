@@ -15,7 +15,7 @@ from nmoe_core.labels.oracle import Question
 from nmoe_core.labels.oracles import harmony
 from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL, STOP_IDS, JudgePrompt
 from nmoe_core.labels.oracles.http import HttpOracle
-from nmoe_core.labels.scores import DIMENSIONS
+from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.harmony import FIRST_SPECIAL, encoding
 from tests.core.labels.oracles.server import (
     FINAL,
@@ -66,7 +66,7 @@ def test_chat_asks_for_the_schema_and_greedily(server: JudgeServer, rubric: Rubr
     first, second = sorted(server.requests, key=lambda r: r["temperature"])
     schema = first["response_format"]["json_schema"]
     assert schema["strict"] is True
-    assert schema["schema"]["required"] == list(DIMENSIONS)
+    assert schema["schema"]["required"] == list(QUALITY.names)
     assert (first["temperature"], first["seed"], first["reasoning_effort"]) == (0, 0, "low")
     assert (second["temperature"], second["seed"]) == (1.0, 2)
     assert first["messages"][0]["content"] == rubric.text()
