@@ -80,7 +80,7 @@ def save_head(
     tensors = {name: value.float() for name, value in head.state_dict().items()}
     if train_contents is not None:
         tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
-    arch = arch_to_dict(head)
+    arch = {"kind": head.kind, **arch_to_dict(head.arch)}
     write_tensors(path, tensors, HEADER_KEY, {"format": HEAD_FORMAT, "arch": arch, **header})
     return sha256_file(path)
 

@@ -160,10 +160,10 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
     return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
 
 
-def arch_to_dict(head: Probe | Judge) -> dict[str, Any]:
-    """The shape of a head as a header names it; five scores are not named."""
-    fields = {"kind": head.kind, **asdict(head.arch)}
-    if head.arch.num_scores == len(QUALITY):
+def arch_to_dict(arch: ProbeArch | JudgeArch) -> dict[str, Any]:
+    """A shape as files name it; five scores are not named, as in older ones."""
+    fields = asdict(arch)
+    if arch.num_scores == len(QUALITY):
         del fields["num_scores"]
     return fields
 

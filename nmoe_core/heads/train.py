@@ -40,7 +40,7 @@ from nmoe_core.heads.fit import (
 )
 from nmoe_core.heads.labelled import REPORTED_ON, Labelled
 from nmoe_core.heads.metrics import head_card
-from nmoe_core.heads.models import Judge, JudgeArch, Probe
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict
 from nmoe_core.heads.scoring import predict
 from nmoe_core.heads.student_file import student_beside
 from nmoe_core.labels.files import Labels
@@ -75,7 +75,7 @@ class HeadTraining:
             sizes = judge.mid_dim, judge.num_heads, judge.ffn_dim
             self.arch = JudgeArch(model.config.hidden_size, *sizes)
         self.recipe = Recipe(own.batch_size, own.epochs, own.lr, seed=table.seed)
-        self.settings = asdict(self.recipe) | (asdict(self.arch) if self.arch is not None else {})
+        self.settings = asdict(self.recipe) | ({} if self.arch is None else arch_to_dict(self.arch))
         self.tap = tap_of(kind, model, own.tap)
         self.labelled = Labelled(labels, table.use_salvaged)
         self.student = student_beside(heads_dir, self.labelled.digests)

@@ -133,6 +133,7 @@ def test_a_saved_head_loads_with_its_header_and_equal_heads_have_equal_bytes(
     assert path.read_bytes() == again.read_bytes()
     loaded, header, *_ = load_head(path, backbone, MAX_CTX)
     assert (header["format"], header["arch"]["mid_dim"]) == ("hydra-head/2", 16)
+    assert not {"scale", "num_scores"} & {*header, *header["arch"]}, "as in files of five scores"
     with safe_open(str(path), "pt") as file:
         assert list(file.metadata()) == ["nmoe"]
         assert json.loads(file.metadata()["nmoe"]) == header == read_header(path)
