@@ -5,9 +5,10 @@ head that agrees no better has learned nothing about the text. AUC is written ou
 scikit-learn's takes many times as long and a bootstrap calls it 200 times. So is Wilson's interval,
 because scipy's takes no fractional counts.
 
-The oracle's own noise is measured on a sample that is labelled again into `relabelled/`, with the
-rubric's dimensions in reverse order (`Rubric.turned`). It bounds heads: one that predicted the
-oracle's true opinion would correlate with one labelling at about the root of their correlation.
+The oracle's own noise is measured on a sample that is labelled again: with the rubric's dimensions
+in reverse order (`Rubric.turned`), and with answers that are drawn and not the likeliest ones. It
+bounds heads: one that predicted the oracle's true opinion would correlate with one labelling at
+about the root of the correlation of two.
 """
 
 import math
@@ -24,7 +25,8 @@ from nmoe_core.labels.ranks import Interval, bootstrap, mean_ranks, spearman, sp
 from nmoe_core.labels.scores import QUALITY, Scale, rounded
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
-RELABELLED_NAME = "relabelled"
+NOISE_NAMES = {"order": "relabelled", "sampling": "resampled"}
+"""Directories of labels of the sample, by the kind of noise that they show."""
 NUM_LENGTH_GROUPS = 10
 Z95 = 1.959963984540054
 Z975 = 2.241402727604947
@@ -219,38 +221,52 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
 
 
 def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
-    """Write `merged/noise_{split}.json` over all shards' second labels; None if there are none.
+    """Write `merged/noise_{split}.json` over the sample of all shards; None if there is none.
 
-    `reliability` is the Spearman correlation of the two aggregates, `ceiling` its root; both are
-    None where undefined. Raises as `checked_digest`.
+    `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
+    the two aggregates, `ceiling` its root; both are None where undefined. The fields of the kind
+    with the lowest reliability stand beside `kinds` too. Raises as `checked_digest`.
     """
+    path = tree.merged_labels(split).with_name(f"noise_{split}.json")
+    kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}
+    found = {kind: noise for kind, noise in kinds.items() if noise is not None}
+    if not found:
+        path.unlink(missing_ok=True)
+        return None
+    lowest = min(
+        found.values(), key=lambda one: math.inf if one["ceiling"] is None else one["ceiling"]
+    )
+    noise = lowest | {"kinds": found}
+    write_summary(path, noise)
+    return noise
+
+
+def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
+    """The noise between the labels and those of the sample in directories of a name."""
     pairs: list[tuple[Record, Record]] = []
     for shard in (tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)):
-        files = [shard / SCORES_NAME, shard / RELABELLED_NAME / SCORES_NAME]
+        files = [shard / SCORES_NAME, shard / name / SCORES_NAME]
         if files[1].is_file():
             for path in files:
                 checked_digest(path)
             first, second = (latest(read_records(path)) for path in files)
             pairs += [(first[doc_id], record) for doc_id, record in second.items()]
-    path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     if not pairs:
-        path.unlink(missing_ok=True)
         return None
     parsed = [(a, b) for a, b in pairs if a["ok"] and b["ok"]]
     first, second = (np.array([pair[i]["aggregated"] for pair in parsed]) for i in (0, 1))
-    reliability = spearman(first, second)
-    names = one_scale((record for pair in parsed for record in pair), path).names
+    reliability, interval = spearman(first, second), spearman_interval(first, second)
+    names = one_scale((record for pair in parsed for record in pair), tree.labels / split).names
     grades = {d: [a["scores"][d] == b["scores"][d] for a, b in parsed] for d in names}
-    noise = {
+    return {
         "asked": len(pairs),
         "count": len(parsed),
         "reliability": reliability,
+        "reliability_ci95": interval and list(interval),
         "ceiling": None if reliability is None else math.sqrt(max(0.0, reliability)),
         "mae": float(np.abs(first - second).mean()) if parsed else None,
         "same_grade": {d: sum(same) / len(same) if same else None for d, same in grades.items()},
     }
-    write_summary(path, noise)
-    return noise
 
 
 def read_noise(path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ only the index of the documents, and their texts where the oracle has answered b
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from nmoe_core.base.errors import LabelError
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.run import Run
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.jobs import LabelJob, Oracles, second_labels
+from nmoe_core.labels.jobs import LabelJob, Oracles, label_parts
 from nmoe_core.labels.known import KnownAnswers, sha256_of
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
@@ -50,7 +50,7 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
 
         for job in jobs:
             num = tokens_in = tokens_out = 0
-            for documents, out_dir, oracle in _parts(run, job, oracles):
+            for documents, out_dir, oracle in label_parts(run, job, oracles):
                 known = known_of(oracle, *sorted({out_dir, *documents.labelled}))
                 asked = _unasked(documents, known, table.retry_failed)
                 num += len(asked)
@@ -82,14 +82,6 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
             "max_cost (--max-cost)",
             code="E-LABEL-COST",
         )
-
-
-def _parts(run: Run, job: LabelJob, oracles: Oracles) -> Iterator[tuple[Documents, Path, Oracle]]:
-    """The documents of a job, the directory of their labels, and the oracle; documents to label
-    twice come a second time."""
-    yield job.documents, job.out_dir, oracles(run.rubric)
-    if job.relabel:
-        yield *second_labels(job), oracles(run.rubric.turned())
 
 
 def _unasked(documents: Documents, known: KnownAnswers, retry_failed: int) -> list[str]:

@@ -1,19 +1,20 @@
 """Labelling as a run asks for it: which documents, into which directory, by which oracle."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
-from nmoe_core.labels.agreement import RELABELLED_NAME
+from nmoe_core.labels.agreement import NOISE_NAMES
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import Progress, label_shard
-from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Oracle, OracleResult, Question
 from nmoe_core.labels.oracles import make_oracle
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -22,7 +23,7 @@ Oracles = Callable[[Rubric], Oracle]
 
 
 class LabelJob(NamedTuple):
-    """Documents to label into a directory, the first `relabel` of a sample of them twice."""
+    """Documents to label into a directory, a sample of `relabel` of them again for the noise."""
 
     name: str
     documents: Documents
@@ -52,11 +53,42 @@ def slice_jobs(
         yield LabelJob(key, documents, tree.label_shard(*known[key]), relabel)
 
 
-def second_labels(job: LabelJob) -> tuple[Documents, Path]:
-    """The sample to label twice, and the directory of its second labels."""
-    labelled = tuple(directory / RELABELLED_NAME for directory in job.documents.labelled)
-    sample = replace(job.documents.sample(job.relabel), labelled=labelled)
-    return sample, job.out_dir / RELABELLED_NAME
+class Sampled:
+    """An oracle whose answers are drawn where its own are the likeliest ones."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        version = f"{oracle.scorer.scorer_version}/sampled"
+        self.scorer = oracle.scorer._replace(scorer_version=version)
+        self.fingerprint = sha256_json([oracle.fingerprint, "sampled", RETRY_TEMPERATURE])
+        self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE}
+        self.scale, self._oracle = oracle.scale, oracle
+
+    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+        again = (Question(text, attempt + 1) for text, attempt in questions)
+        return self._oracle.label(again)
+
+
+def label_parts(
+    run: Run, job: LabelJob, oracles: Oracles
+) -> Iterator[tuple[Documents, Path, Oracle]]:
+    """What a job asks: documents, the directory of their labels, and the oracle.
+
+    After the documents themselves comes the sample for the oracle's noise: with the rubric turned
+    round, where it has more than one dimension, and with sampled answers, where an oracle draws.
+    """
+    yield job.documents, job.out_dir, oracles(run.rubric)
+    if not job.relabel:
+        return
+    asked: dict[str, Oracle] = {}
+    if len(run.rubric.dimensions) > 1:
+        asked["order"] = oracles(run.rubric.turned())
+    if run.config.oracle.kind != "heuristic":
+        asked["sampling"] = Sampled(oracles(run.rubric))
+    for kind, oracle in asked.items():
+        name = NOISE_NAMES[kind]
+        labelled = tuple(directory / name for directory in job.documents.labelled)
+        sample = replace(job.documents.sample(job.relabel), labelled=labelled)
+        yield sample, job.out_dir / name, oracle
 
 
 def oracles_of(run: Run) -> Oracles:
@@ -67,13 +99,12 @@ def oracles_of(run: Run) -> Oracles:
 def label_documents(
     run: Run, job: LabelJob, oracles: Oracles, progress: Progress | None = None
 ) -> Result:
-    """Label documents, and `job.relabel` of them again with the rubric turned round; as
-    `label_shard`, but the facts also name the `scorer` and count those `relabelled`."""
-    table, oracle = run.config.oracle, oracles(run.rubric)
+    """Label documents, and `job.relabel` of them again for the noise; as `label_shard`, but the
+    facts also name the `scorer` and count those `relabelled`."""
+    table, (first, *again) = run.config.oracle, label_parts(run, job, oracles)
     options = {"replace": table.replace, "retry_failed": table.retry_failed}
-    made = label_shard(job.documents, job.out_dir, oracle, progress=progress, **options)
-    facts = made.facts | {"scorer": oracle.scorer.name}
-    if job.relabel:
-        again = label_shard(*second_labels(job), oracles(run.rubric.turned()), **options)
-        facts["relabelled"] = again.facts["total"]
+    made = label_shard(*first, progress=progress, **options)
+    facts = made.facts | {"scorer": first[2].scorer.name}
+    for part in again:
+        facts["relabelled"] = label_shard(*part, **options).facts["total"]
     return Result(made.digest, facts)

@@ -74,10 +74,11 @@ def merge_split(run: Run, split: str) -> Result:
     from nmoe_core.labels.files import merge_labels
 
     made = merge_labels(run.tree, split)
-    facts = {"labels": made.facts["total"]}
-    facts |= {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
+    counts = {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
+    facts = {"labels": made.facts["total"], **counts}
     if (noise := merge_noise(run.tree, split)) is not None:
-        facts["oracle_reliability"] = noise["reliability"]
+        kinds = noise["kinds"].items()
+        facts |= {f"oracle_reliability_{kind}": one["reliability"] for kind, one in kinds}
     return Result(made.digest, facts | {"path": str(run.tree.merged_labels(split))})
 
 

@@ -39,10 +39,12 @@ class Labelling:
         documents = self.documents(i, split, max_doc_tokens)
         return label_shard(documents, self.shard(i, split), oracle or FakeOracle(), **more)
 
-    def run_again(self, i: int, count: int, oracle: Oracle | None = None) -> None:
+    def run_again(
+        self, i: int, count: int, oracle: Oracle | None = None, name: str = "relabelled"
+    ) -> None:
         """Label some of a val shard's documents a second time."""
         sample, out_dir = self.documents(i, "val").sample(count), self.shard(i, "val")
-        label_shard(sample, out_dir / "relabelled", oracle or FakeOracle())
+        label_shard(sample, out_dir / name, oracle or FakeOracle())
 
     def run_all(self, oracle: Oracle | None = None) -> None:
         for split in ("train", "val"):

@@ -273,6 +273,14 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
     assert noise["same_grade"]["density"] < 1.0
     assert noise["mae"] > 0
     assert noise["ceiling"] == pytest.approx(noise["reliability"] ** 0.5)
+    assert list(noise["kinds"]) == ["order"]
+    for i in range(8):
+        oracle = FakeOracle(version="v1/sampled")
+        labelling.run_again(i, 3, oracle, "resampled")
+    noise = merge_noise(labelling.tree, "val") or {}
+    order, sampling = noise["kinds"]["order"], noise["kinds"]["sampling"]
+    assert order["ceiling"] < sampling["ceiling"] == pytest.approx(1)
+    assert noise["ceiling"] == order["ceiling"], "the lower one bounds heads"
     written = json.loads((labelling.tree.labels / "merged" / "noise_val.json").read_text())
     assert {key: written[key] for key in noise} == noise
 

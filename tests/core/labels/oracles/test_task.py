@@ -41,6 +41,10 @@ def test_a_run_labels_over_http_with_two_settings(project: Path, server: JudgeSe
     assert outputs["val-01"].facts["relabelled"] <= 2
     again = read_records(project / "labels/val/shard_1/relabelled/scores.jsonl")
     assert {record["rubric_hash"] for record in again} == {run.rubric.turned().hash}
+    drawn = list(read_records(project / "labels/val/shard_1/resampled/scores.jsonl"))
+    assert {record["scorer_version"].rpartition("/")[2] for record in drawn} == {"sampled"}
+    temperatures = [request["temperature"] for request in server.requests]
+    assert temperatures.count(1.0) == len(drawn) == outputs["val-01"].facts["relabelled"]
     asked = server.asked.total()
     again = label_slices(run, ["web"], ["train-00", "val-01"])
     assert server.asked.total() == asked
@@ -79,10 +83,10 @@ def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
     before = estimate()
     total = before.pop("all")
     assert {key: sum(row[key] for row in before.values()) for key in total} == total
-    # Both labels of the few documents that are labelled twice.
+    # And two more labels of the few documents that show the oracle's noise.
     lists = [read_slice(project / f"slices/{key[:-3]}_shard_{key[-2:]}") for key in before]
-    twice = [min(2, len(rows)) if "val" in key else 0 for key, rows in zip(before, lists)]
-    assert total["questions"] == sum(map(len, lists)) + sum(twice)
+    again = [2 * min(2, len(rows)) if "val" in key else 0 for key, rows in zip(before, lists)]
+    assert total["questions"] == sum(map(len, lists)) + sum(again)
     assert total["tokens_out"] == 50 * total["questions"]
     assert total["cost"] == total["tokens_in"] + total["tokens_out"]
     for is_whole, most in ((False, before["train-00"]["cost"] - 1), (True, total["cost"])):
