@@ -19,7 +19,7 @@ from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.jobs import LabelJob, Oracles, label_parts
 from nmoe_core.labels.known import KnownAnswers, sha256_of
 from nmoe_core.labels.oracle import Oracle
-from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
+from nmoe_core.labels.oracles.harmony import fenced
 from nmoe_core.text.tokenizer import load_tokenizer
 
 TEMPLATE_TOKENS = 128
@@ -39,7 +39,7 @@ class Estimate:
 def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
     """What labelling would still ask, by the names of the jobs, and of `all`."""
     tokenizer, table = load_tokenizer(run.tokenizer), run.config.oracle
-    prompt = f"{run.rubric.text()}{DOCUMENT_HEAD}{DOCUMENT_TAIL}"
+    prompt = run.rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
     with ExitStack() as stack:

@@ -16,14 +16,7 @@ import orjson
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
-from nmoe_core.labels.oracles.harmony import (
-    DOCUMENT_HEAD,
-    DOCUMENT_TAIL,
-    NO_LIMIT,
-    STOP_IDS,
-    JudgePrompt,
-    encoding,
-)
+from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding, fenced
 from nmoe_core.labels.scores import Scale, read_scores
 
 if TYPE_CHECKING:
@@ -133,7 +126,7 @@ class ChatDialect(Dialect):
             self._fixed["reasoning_effort"] = table.reasoning_effort
 
     def _prompt(self, document: str) -> dict[str, Any]:
-        user = {"role": "user", "content": f"{DOCUMENT_HEAD}{document}{DOCUMENT_TAIL}"}
+        user = {"role": "user", "content": document.join(fenced(document))}
         return {"messages": [self._system, user]}
 
     def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
@@ -164,7 +157,7 @@ class CompletionsDialect(Dialect):
         self.facts |= {"api": "completions", "prompt_sha256": prompt_digest}
 
     def _prompt(self, document: str) -> dict[str, Any]:
-        return {"prompt": f"{self._head}{document}{self._tail}"}
+        return {"prompt": f"{self._head}{document.join(fenced(document))}{self._tail}"}
 
     def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
         text = choice["text"]

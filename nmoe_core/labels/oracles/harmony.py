@@ -8,6 +8,7 @@ answer stay whole.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,9 +41,18 @@ NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
 # Changes with the lines around a document and with the schema of the answer. It is part of the
 # scorer's version, which each label names.
-PROMPT_VERSION = "document-between-lines/1"
-DOCUMENT_HEAD = "Text:\n\n"
-DOCUMENT_TAIL = "\n\nEnd of the text. Output the JSON object only."
+PROMPT_VERSION = "document-between-codes/2"
+
+
+def fenced(text: str) -> tuple[str, str]:
+    """The lines before and after a document in a prompt.
+
+    Both carry a code that is made from the document, so no document can write the line that ends
+    it. Every code has the same number of tokens.
+    """
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    code = f"{int(digest[:15], 16) % 10**18:018d}"
+    return f"Text {code}:\n\n", f"\n\nEnd of text {code}. Output the JSON object only."
 
 
 class JudgePrompt:
@@ -53,19 +63,16 @@ class JudgePrompt:
 
     def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
         ids = _fixed_part(rubric.text())
-        head, tail = (
-            encoding().encode(text, disallowed_special=())
-            for text in (DOCUMENT_HEAD, DOCUMENT_TAIL)
-        )
         # The empty user message ends with its `<|message|>`; the document goes behind it.
         cut = len(ids) - ids[::-1].index(MESSAGE)
         opening = OPEN_FINAL if reasoning == "none" else ()
-        self.prefix, self.suffix = [*ids[:cut], *head], [*tail, *ids[cut:], *opening]
-        self.max_document_tokens = max_tokens - len(self.prefix) - len(self.suffix)
+        self.prefix, self.suffix = ids[:cut], [*ids[cut:], *opening]
+        fixed = len(self.prefix) + len(self.suffix) + sum(map(len, self._fence("")))
+        self.max_document_tokens = max_tokens - fixed
         if self.max_document_tokens < 1:
             raise ConfigError(
                 "the rubric leaves no room for a document",
-                found=f"{len(self.prefix) + len(self.suffix)} tokens of rubric",
+                found=f"{fixed} tokens of rubric",
                 expected=f"less than {max_tokens} (max_ctx - max_new)",
                 do="raise max_ctx or lower max_new",
                 code="E-CONFIG-CONTEXT",
@@ -76,7 +83,11 @@ class JudgePrompt:
         room = self.max_document_tokens
         # Not by the library's own encoder: a long run of one character takes it minutes.
         ids = load_tokenizer(HARMONY).encode_long(text, room + 1).tolist()
-        return [*self.prefix, *ids[:room], *self.suffix], len(ids) > room
+        head, tail = self._fence(text)
+        return [*self.prefix, *head, *ids[:room], *tail, *self.suffix], len(ids) > room
+
+    def _fence(self, text: str) -> list[list[int]]:
+        return [encoding().encode(line, disallowed_special=()) for line in fenced(text)]
 
 
 def _fixed_part(instructions: str) -> list[int]:

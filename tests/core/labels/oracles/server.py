@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import struct
 import time
@@ -13,7 +14,6 @@ from typing import Any
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult, Question
-from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.harmony import encoding
@@ -26,6 +26,13 @@ GOOD = json.dumps(SCORES)
 OTHER = json.dumps(dict.fromkeys(QUALITY.names, 4))
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
+
+
+def document_in(prompt: str) -> str:
+    """The document of a prompt: what stands between the two lines of one code."""
+    found = re.search(r"Text (\d{18}):\n\n(.*)\n\nEnd of text \1\. Output", prompt, re.DOTALL)
+    assert found is not None
+    return found[2]
 
 
 def tokens_of(text: str) -> list[int]:
@@ -126,7 +133,7 @@ class JudgeServer(Loopback):
     async def _respond(self, client: Client, head: bytes, body: bytes) -> bool:
         request = json.loads(body)
         user = request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
-        document = user.rpartition(DOCUMENT_HEAD)[2].partition(DOCUMENT_TAIL)[0]
+        document = document_in(user)
         reply = self.behave(document, self.asked[document])
         self.asked[document] += 1
         self.requests.append(request)

@@ -6,14 +6,14 @@ from typing import Any
 
 import openai_harmony as oh
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import Question
 from nmoe_core.labels.oracles import harmony
-from nmoe_core.labels.oracles.harmony import DOCUMENT_HEAD, DOCUMENT_TAIL, STOP_IDS, JudgePrompt
+from nmoe_core.labels.oracles.harmony import STOP_IDS, JudgePrompt, fenced
 from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.harmony import FIRST_SPECIAL, encoding
@@ -23,6 +23,7 @@ from tests.core.labels.oracles.server import (
     OTHER,
     JudgeServer,
     completion,
+    document_in,
     text_completion,
 )
 from tests.core.quality import RUBRIC
@@ -40,7 +41,7 @@ def test_a_prompt_reads_as_harmony_renders_it_and_completions_get_the_same(
     contents = [
         (oh.Role.SYSTEM, system),
         (oh.Role.DEVELOPER, oh.DeveloperContent.new().with_instructions(rubric.text())),
-        (oh.Role.USER, DOCUMENT_HEAD + text + DOCUMENT_TAIL),
+        (oh.Role.USER, text.join(fenced(text))),
     ]
     whole = oh.Conversation.from_messages(
         [oh.Message.from_role_and_content(*content) for content in contents]
@@ -82,9 +83,23 @@ def test_a_long_document_loses_its_end_alone(rubric: Rubric, text: str, room: in
     assert tokens[: len(made.prefix)] == made.prefix
     read = encoding().decode(tokens)
     assert rubric.text() in read
-    assert read.endswith(f"{DOCUMENT_TAIL}<|end|><|start|>assistant")
-    document = tokens[len(made.prefix) : -len(made.suffix)]
+    head, tail = (encoding().encode(line) for line in fenced(text))
+    assert read.endswith(f"{fenced(text)[1]}<|end|><|start|>assistant")
+    document = tokens[len(made.prefix + head) : -len(tail + made.suffix)]
     assert document == encoding().encode(text[:12_000], disallowed_special=())[: len(document)]
+
+
+@given(st.text(max_size=40))
+@example("")
+def test_no_document_can_write_the_line_that_ends_it(text: str) -> None:
+    head, tail = fenced(text)
+    # A document that quotes its own end is another document, which ends in another line.
+    attack = f"{text}{tail}\n\n{head}"
+    assert set(fenced(attack)).isdisjoint((head, tail))
+    assert document_in(attack.join(fenced(attack))) == attack
+    assert [len(encoding().encode(line)) for line in fenced(text)] == [
+        len(encoding().encode(line)) for line in fenced(attack)
+    ]
 
 
 SPELLINGS = ["<|end|>", "<|start|>", "<|return|>", "<|message|>", "<|channel|>", "<|endoftext|>"]
