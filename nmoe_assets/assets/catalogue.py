@@ -104,6 +104,7 @@ _MEANINGS = {
     "tau_probe": "a document whose probe score is below it is dropped without the judge",
     "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",
     "count": "val documents: one half fits the thresholds, the other gives the shares",
+    "cost": "hours for a million documents like those of val, on the machine that calibrated",
     "early_exits": "documents dropped without the judge, by the student or the probe",
     "grader": "who grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",

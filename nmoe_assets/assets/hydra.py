@@ -139,7 +139,7 @@ def calibration(run: Run) -> dg.AssetsDefinition:
                 "tau_student",
                 "achieved_keep, achieved_band, achieved_drop",
             ),
-            *("count", "grader", "backbone_tokens"),
+            *("count", "grader", "backbone_tokens", "cost"),
         ),
         version=versions.calibration(run),
         deps=[

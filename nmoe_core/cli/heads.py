@@ -144,6 +144,9 @@ def _show_calibration(facts: dict[str, Any]) -> None:
         more = ", ".join(f"{n:,}: {_percent(share)}" for n, share in costs["more"])
         print(f"dropped by number of labels like these to fit on: {more}")
         print(f"without a margin for chance: {_percent(costs['certain'])}")
+    if costs := found.get("cost"):
+        hours = [f"{c['grader']} {c['hours_per_million_documents']:g} h" for c in costs]
+        print(f"a million such documents on this machine: {', '.join(hours)}")
     left_out = {k: n for k, n in found["left_out"].items() if n}
     print(f"left out of figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
     return None
