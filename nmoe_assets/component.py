@@ -64,7 +64,7 @@ def _definitions(run: Run) -> dg.Definitions:
             hydra.oracle_labels(run, plans),
             hydra.student(run),
             *(hydra.head(run, kind) for kind in ("probe", "judge") if hydra.heads(run)),
-            hydra.calibration(run),
+            hydra.calibration(run, plans),
             regrade.regrade_plan(run, plans),
             *attributes.duplicates(run, plans),
             curation.topic_model(run, plans),

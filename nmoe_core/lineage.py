@@ -82,7 +82,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         with open(load_quality(paths, shard.manifest).path, "rb") as rows:
             grade = orjson.loads(next(islice(rows, shard.number(file.rel, document), None)))
     if tree.calibration_summary.is_file():
-        thresholds = asdict(load_calibration(tree.calibration).thresholds)
+        thresholds = asdict(load_calibration(tree.calibration).of((grade or {}).get("group")))
     if paths.curated_manifest.is_file():
         place = _curated_place(shard, doc_id)
         named = {} if place is None else place._asdict() | {"doc_id": str(place.doc_id)}

@@ -100,6 +100,8 @@ _MEANINGS = {
     "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
     "tau_drop, tau_keep": "an aggregate below tau_drop is dropped, from tau_keep on kept; "
     "between them is the band",
+    "groups": "thresholds and shares kept of each source or language that has targets of its own",
+    "target_keep_of_all": "the share of all documents that the targets of groups make",
     "tau_student": "a document whose student score is below it is dropped without the backbone",
     "tau_probe": "a document whose probe score is below it is dropped without the judge",
     "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",

@@ -122,9 +122,10 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
     ).unpartitioned(lambda: hydra.train_head(run, kind), "loss")
 
 
-def calibration(run: Run) -> dg.AssetsDefinition:
+def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Thresholds, fitted on the heads' own scores of val documents, reported on test too."""
     read = dg.SpecificPartitionsPartitionMapping([*label_keys("val"), *label_keys("test")])
+    languages = [key for source in sources for key in _languages(run, source.name)]
     return Asset(
         run=run,
         key=[GROUP, "calibration"],
@@ -145,12 +146,19 @@ def calibration(run: Run) -> dg.AssetsDefinition:
         deps=[
             dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
             *([GROUP, name] for name in (*heads(run), "student")),
+            *(dg.AssetDep(key, partition_mapping=dg.AllPartitionMapping()) for key in languages),
         ],
         leads_to=[[GROUP, "regrade_plan"]],
         pool="gpu",
         checks=("thresholds", "calibrated_keep_rate", "false_drops"),
         check=lambda: checks.check_calibration(run),
     ).unpartitioned(lambda: hydra.calibrate_heads(run), "keep_rate_and_reliability")
+
+
+def _languages(run: Run, source: str) -> list[list[str]]:
+    """The languages of a source's documents, where thresholds differ by them."""
+    is_read = run.config.calibration.target_by == "language"
+    return [[source, "attributes", "language"]] if is_read else []
 
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
@@ -166,7 +174,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         text="The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         version=versions.grades(run),
-        deps=[[name, "shards"], *([GROUP, made] for made in read)],
+        deps=[[name, "shards"], *_languages(run, name), *([GROUP, made] for made in read)],
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",

@@ -14,6 +14,7 @@ Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
 GraderKind = Literal["hydra", "student"]
 TargetUnit = Literal["documents", "tokens"]
+TargetBy = Literal["all", "source", "language"]
 THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 """Fields of the thresholds of a calibration; older calibrations have no `tau_student`."""
 

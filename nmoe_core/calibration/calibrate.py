@@ -22,9 +22,9 @@ from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
-from nmoe_core.calibration.rows import rows_from_predictions, rows_from_scorer
+from nmoe_core.calibration.rows import CalibrationRows, rows_from_predictions, rows_from_scorer
 from nmoe_core.calibration.summary import operating_point, summarise
-from nmoe_core.calibration.thresholds import DELTA, Targets
+from nmoe_core.calibration.targets import DELTA, Languages, Targets, require_languages
 from nmoe_core.config.tree import CALIBRATION_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
@@ -39,6 +39,7 @@ FACTS = (
     *("target_keep", "target_unit", "achieved_keep", "achieved_keep_ci95", "achieved_band"),
     *("achieved_drop", "achieved_keep_tokens", "achieved_keep_tokens_ci95"),
     *("early_exit_rate", "count"),
+    *("target_by", "target_keep_of_all", "groups"),
     *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
     "grader_choice",
@@ -52,13 +53,14 @@ def calibrate(
     out_dir: Path,
     targets: Targets,
     labels_test: Path | None = None,
+    languages: Languages | None = None,
 ) -> Result:
     """Fit weights and thresholds on a grader's own scores of the val labels' documents.
 
     Of two `graders`, each with the documents as it reads them, the better one is chosen (`choose`).
     Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
     Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of each grader where
-    this call asked it.
+    this call asked it. `languages` gives those of documents by their ids, for targets by language.
 
     Raises:
         CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), most labels failed
@@ -84,12 +86,18 @@ def calibrate(
         fingerprints |= {**corpus.fingerprints, **scorer.fingerprints}
     sizes = [corpus.max_ctx for _, corpus in graders]
     fingerprints["settings"] = sha256_json([*sizes, *targets.identity])
+    group = _grouping(targets, languages)
+    if targets.target_by == "language":
+        read = [labels, *([] if test is None else [test])]
+        found = [require_languages(languages)(one.doc_ids) for one in read]
+        fingerprints["languages"] = sha256_json(found)
 
     costs: list[dict[str, Any]] = []
 
     def score() -> list[Candidate]:
         with one_thread():
-            return [_scored(*grader, labels, test, costs) for grader in graders]
+            found = [_scored(*grader, labels, test, costs) for grader in graders]
+        return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
     tokens_before = sum(scorer.tokens_processed for scorer, _ in graders)
     done = _fit(out_dir, labels, targets, fingerprints, score)
@@ -98,6 +106,20 @@ def calibrate(
     if costs:
         done.facts["cost"] = costs
     return done
+
+
+def _grouping(
+    targets: Targets, languages: Languages | None
+) -> Callable[[CalibrationRows], CalibrationRows]:
+    """What names the group of each document whose targets are its own."""
+    match targets.target_by:
+        case "source":
+            return lambda rows: replace(rows, groups=rows.sources)
+        case "language":
+            of = require_languages(languages)
+            return lambda rows: replace(rows, groups=np.array(of(rows.doc_ids.tolist()), np.str_))
+        case "all":
+            return lambda rows: rows
 
 
 def _scored(
@@ -133,6 +155,7 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.identity),
     }
+    rows = _grouping(targets, None)(rows)
     return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])
 
 

@@ -6,7 +6,8 @@ where the user accepts them.
 """
 
 import math
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from nmoe_core.base.errors import CalibrationError, FormatError
 from nmoe_core.base.fingerprint import local_digest, read_summary
-from nmoe_core.base.settings import GraderKind
-from nmoe_core.calibration.thresholds import Thresholds
+from nmoe_core.base.settings import GraderKind, TargetBy
+from nmoe_core.calibration.thresholds import Decision, Group, RowThresholds, Thresholds
 from nmoe_core.config.tree import CALIBRATION_NAME
+from nmoe_core.heads.scores import ExitRules
 from nmoe_core.labels.scores import Scale
 
 CALIBRATION_FORMAT = "calibration/2"
@@ -30,6 +32,7 @@ class Calibration:
     `heads_digest`, of both heads or of the student, is empty where the file was not made from
     scores of known ones; `grader` says which of the two; `rule` what it was made by.
     `student_digest` is of the student that is asked before the probe, empty where none is.
+    `groups` are the thresholds of sources or languages (`target_by`) that have their own.
     """
 
     path: Path
@@ -40,18 +43,39 @@ class Calibration:
     grader: GraderKind = "hydra"
     rule: str = "scores of heads"
     student_digest: str = ""
+    target_by: TargetBy = "all"
+    groups: Mapping[str, Thresholds] = field(default_factory=dict)
+
+    def of(self, group: Group) -> Thresholds:
+        """The thresholds of a document of a group."""
+        return self.thresholds if group is None else self.groups.get(group, self.thresholds)
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:
         """Weighted aggregate, in 0..1, of scores `[..., D]`."""
         return self.scale.aggregate(scores)
 
-    def leaves_at_student(self, student_scores: np.ndarray) -> np.ndarray:
-        """As `leaves_at_probe`, by the student's scores, which come before the probe's."""
-        return self.aggregate(student_scores) < self.thresholds.tau_student
+    def exits(self, groups: Sequence[Group]) -> ExitRules:
+        """Which of the documents of these groups leave early: by the scores `[B, D]` of some of
+        them, and their places."""
+        taus = RowThresholds.of(groups, self.of)
+        return ExitRules(
+            lambda scores, rows: self.aggregate(scores) < taus.tau_student[rows],
+            lambda scores, rows: self.aggregate(scores) < taus.tau_probe[rows],
+        )
 
-    def leaves_at_probe(self, probe_scores: np.ndarray) -> np.ndarray:
-        """Mask of the documents that leave after the probe: bool `[B]` from its scores `[B, D]`."""
-        return self.aggregate(probe_scores) < self.thresholds.tau_probe
+    def decide_again(self, row: Mapping[str, Any], early_exit: bool) -> Decision | None:
+        """The decision of a grade's row by its recorded scores; None where only the judge can tell.
+        A document that failed stays dropped."""
+        group = row["source"] if self.target_by == "source" else row.get("group")
+        taus = self.of(group)
+        steps = ("student_scores", taus.tau_student), ("probe_scores", taus.tau_probe)
+        given = [(self._value(row[key]), tau) for key, tau in steps if early_exit and row.get(key)]
+        if row.get("failed") or any(value < tau for value, tau in given):
+            return "drop"
+        return None if row["scores"] is None else taus.decide(self._value(row["scores"]))
+
+    def _value(self, scores: Mapping[str, float]) -> float:
+        return float(self.aggregate(np.asarray(self.scale.vector(scores))))
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
         """Refuse heads that this calibration was not fitted for; `compat` accepts one of no heads.
@@ -119,11 +143,16 @@ def load_calibration(calibration_dir: Path) -> Calibration:
         value = read_calibration(path)
     except FormatError as error:
         raise _bad_calibration(path, str(error)) from None
-    found = [value.get("tau_probe", value.get("tau_drop"))]
-    found += [value.get("tau_drop"), value.get("tau_keep"), value.get("tau_student", 0.0)]
-    taus = Thresholds(*map(_number, found))
-    if not all(0 <= tau <= taus.tau_keep <= 1 for tau in astuple(taus)):
-        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep, tau_student = {found}")
+    taus, by, rows = (
+        _thresholds(path, value),
+        value.get("target_by", "all"),
+        value.get("groups", []),
+    )
+    is_of_groups = isinstance(rows, list) and all(
+        isinstance(row, dict) and isinstance(row.get("group"), str) for row in rows
+    )
+    if by not in get_args(TargetBy) or not is_of_groups:
+        raise _bad_calibration(path, f"target_by = {by!r}, groups = {rows!r}")
     named = value.get("weights")
     weights = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
     is_valid = all(weight >= 0 for weight in weights.values()) and sum(weights.values()) > 0
@@ -148,7 +177,18 @@ def load_calibration(calibration_dir: Path) -> Calibration:
         grader=grader,
         rule=rule if isinstance(rule, str) else "scores of heads" if digest else "names no heads",
         student_digest=student,
+        target_by=by,
+        groups={row["group"]: _thresholds(path, row) for row in rows},
     )
+
+
+def _thresholds(path: Path, value: Mapping[str, Any]) -> Thresholds:
+    found = [value.get("tau_probe", value.get("tau_drop"))]
+    found += [value.get("tau_drop"), value.get("tau_keep"), value.get("tau_student", 0.0)]
+    taus = Thresholds(*map(_number, found))
+    if not all(0 <= tau <= taus.tau_keep <= 1 for tau in astuple(taus)):
+        raise _bad_calibration(path, f"tau_probe, tau_drop, tau_keep, tau_student = {found}")
+    return taus
 
 
 def _number(value: object) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmoe_core.calibration.rows import CalibrationRows
-from nmoe_core.calibration.thresholds import Certificate, Thresholds, midpoint_above
+from nmoe_core.calibration.thresholds import Certificate, RowThresholds, Thresholds, midpoint_above
 from nmoe_core.labels.agreement import (
     agreement,
     auc,
@@ -28,6 +28,7 @@ from nmoe_core.labels.ranks import Interval, bootstrap, spearman, spearman_inter
 from nmoe_core.labels.scores import Scale, rounded
 
 NUM_BINS = 10
+Taus = Thresholds | RowThresholds
 
 
 class Aggregates(NamedTuple):
@@ -46,7 +47,7 @@ class Aggregates(NamedTuple):
         judge, oracle = scale.aggregate(rows.judge), scale.aggregate(rows.oracle)
         return cls(probe, judge, oracle, student)
 
-    def left_at(self, taus: Thresholds) -> dict[str, np.ndarray]:
+    def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
         """Masks of the documents that have left after each early step, in the order of the steps;
         those that are not asked have none."""
         steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
@@ -56,22 +57,22 @@ class Aggregates(NamedTuple):
                 found[name] = has_left = has_left | (scores < tau)
         return found
 
-    def exits(self, taus: Thresholds) -> np.ndarray:
+    def exits(self, taus: Taus) -> np.ndarray:
         """Mask of the documents that leave before the judge."""
         return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
 
-    def deployed(self, taus: Thresholds) -> np.ndarray:
+    def deployed(self, taus: Taus) -> np.ndarray:
         """The judge's score, -1 for those that left before it."""
         return np.where(self.exits(taus), -1.0, self.judge)
 
-    def decisions(self, taus: Thresholds) -> np.ndarray:
+    def decisions(self, taus: Taus) -> np.ndarray:
         """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
         # A threshold of 0 keeps every document that is judged; one that left is always dropped.
         decided = np.where(self.judge >= taus.tau_keep, 2, self.judge >= taus.tau_drop)
         return np.where(self.exits(taus), 0, decided)
 
 
-def errors(scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray) -> dict[str, Any]:
+def errors(scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray) -> dict[str, Any]:
     """False drops with their upper bounds, and the precision and recall of keeping."""
     decided, exits = scores.decisions(taus), scores.exits(taus)
     keeps, drops, judge_keeps = decided == 2, decided == 0, scores.judge >= taus.tau_keep
@@ -99,23 +100,24 @@ def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str
 
 
 def triage(
-    fit: tuple[Aggregates, np.ndarray],
-    report: tuple[Aggregates, np.ndarray],
+    fit: tuple[Aggregates, np.ndarray, RowThresholds],
+    report: tuple[Aggregates, np.ndarray, RowThresholds],
     taus: Thresholds,
     delta: float,
 ) -> list[dict[str, Any]]:
     """The steps of grading in their order, with the evidence for each step's threshold.
 
-    `fit` and `report` are scores, and masks of the documents that the oracle would keep. Each row
+    `fit` and `report` are scores, masks of the documents that the oracle would keep, and thresholds
+    of the documents; `taus` are shown, those of documents of no group. Each row
     has a `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at
     this step; and of the documents that are dropped up to and with it: `certified_upper95`, the
     bound on false drops that the fit half proves, `false_drop_rate` of the report half and its
     bound, and `lost_keep_rate`, the share of all documents that the judge would have kept.
     """
     found, before = [], 0.0
-    (fitted, fit_keeps), (scores, oracle_keeps) = fit, report
-    left, shown = ({**s.left_at(taus), "judge": s.decisions(taus) == 0} for s in (fitted, scores))
-    judge_keeps = scores.judge >= taus.tau_keep
+    (_, fit_keeps, _), (scores, oracle_keeps, own) = fit, report
+    left, shown = ({**s.left_at(t), "judge": s.decisions(t) == 0} for s, _, t in (fit, report))
+    judge_keeps = scores.judge >= own.tau_keep
     for step, drops in shown.items():
         proof = Certificate.of(left[step], fit_keeps, delta)
         found.append(
@@ -134,7 +136,7 @@ def triage(
 
 
 def decision_agreement(
-    scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
+    scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
     """Decisions against those that the oracle's own scores give at the same shares."""
     decided, deployed = scores.decisions(taus), scores.deployed(taus)

@@ -40,6 +40,7 @@ class CalibrationRows:
     `probe` None where there is none, `judge` the student's scores where it grades, `student` its
     scores where it is asked before the probe, of which `student_digest` names the file; `targets`
     float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell;
+    `groups` texts `[N]` where each has thresholds of its own, else None;
     `is_held_out` bool `[N]` says which rows may be measured on; `left_out` counts documents by the
     reason that no figure of quality has them for, `trained_on` None where that is not known.
     """
@@ -59,6 +60,7 @@ class CalibrationRows:
     student: np.ndarray | None = None
     student_digest: str = ""
     scale: Scale = QUALITY
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.keys)

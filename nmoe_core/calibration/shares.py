@@ -25,16 +25,18 @@ def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
     return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
 
 
-def keep_by_source(rows: CalibrationRows, keeps: np.ndarray) -> list[dict[str, Any]]:
-    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), by source
-    and of all. Tokens are those of whole documents; None where ids do not tell them."""
-    found = []
-    for source in ("all", *np.unique(rows.sources).tolist()):
-        member = (rows.sources == source) | (source == "all")
+def keep_shares(
+    rows: CalibrationRows, keeps: np.ndarray, groups: np.ndarray
+) -> list[dict[str, Any]]:
+    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), of all
+    and by `group` (texts `[N]`). Tokens are those of whole documents; None where ids do not tell
+    them."""
+    every, found = np.ones(len(rows), np.bool_), []
+    for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
         tokens, kept = rows.lengths[member], keeps[member]
         found.append(
             {
-                "source": source,
+                "group": group,
                 "documents": int(member.sum()),
                 "tokens": int(tokens.sum()),
                 "keep_documents": rounded(kept.mean()),

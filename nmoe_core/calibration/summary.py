@@ -6,12 +6,14 @@ figure of quality leaves those out.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.drift import score_bins
+from nmoe_core.calibration.fit import Fitted, fit_on
 from nmoe_core.calibration.measures import (
     Aggregates,
     decision_agreement,
@@ -23,58 +25,18 @@ from nmoe_core.calibration.measures import (
     triage,
 )
 from nmoe_core.calibration.rows import CalibrationRows
-from nmoe_core.calibration.shares import independent, keep_by_source, keep_interval, token_share
+from nmoe_core.calibration.shares import independent, keep_interval, keep_shares, token_share
+from nmoe_core.calibration.targets import Targets
 from nmoe_core.calibration.thresholds import (
     DECISIONS,
     Certificate,
-    Targets,
-    Thresholds,
-    fit_thresholds,
-    fit_weights,
+    RowThresholds,
     largest_certified,
-    would_keep,
 )
 from nmoe_core.labels.agreement import auc, wilson
-from nmoe_core.labels.scores import DECIMALS, Scale, rounded
+from nmoe_core.labels.scores import rounded
 
 MIN_TEST_DOCUMENTS = 3
-
-
-class Fitted(NamedTuple):
-    """What one half of val gives: the scale with its weights, what those come from, the threshold
-    that the oracle itself keeps by, and the thresholds."""
-
-    scale: Scale
-    weights_source: str
-    oracle_tau: float
-    taus: Thresholds
-
-
-def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
-    """Fit weights and thresholds on a half of val; raises as `summarise`."""
-    proof = fit.held_out()
-    scale, is_uniform = fit.scale, len(set(fit.scale.weights)) == 1
-    weights_source = (
-        f"{'uniform' if is_uniform else 'the rubric'}: labels carry no independent target"
-    )
-    if proof.targets is not None:
-        scale = scale.weighted(fit_weights(proof.oracle, proof.targets, scale))
-        weights_source = "least squares on the labels' target"
-    fitted, a = Aggregates.of(fit, scale), Aggregates.of(proof, scale)
-    asked = {"student": a.student, "probe": a.probe, "judge": a.judge, "oracle": a.oracle}
-    for name, scores in asked.items():
-        if scores is not None and np.ptp(scores) < 10**-DECIMALS:
-            raise CalibrationError(
-                f"{name} scores are all alike, so no threshold parts them",
-                found=f"{scores[0]} for {len(scores)} documents",
-                do="train the heads longer, or check the oracle",
-                code="E-CALIBRATION-CONSTANT",
-            )
-    counts = _weights(fit) if targets.target_unit == "tokens" else None
-    oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
-    early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
-    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
-    return Fitted(scale, weights_source, oracle_tau, taus)
 
 
 def operating_point(
@@ -83,11 +45,12 @@ def operating_point(
     """What a grader would keep and drop of the report half at thresholds of its own, and how much
     of that is wrong; `not_fitted` says why it has no thresholds."""
     try:
-        scale, _, oracle_tau, taus = fit_on(fit, targets)
+        fitted = fit_on(fit, targets)
     except CalibrationError as error:
         return {"not_fitted": str(error)}
-    scores = Aggregates.of(report.held_out(), scale)
-    found = errors(scores, taus, scores.oracle >= oracle_tau)
+    shown = report.held_out()
+    scores = Aggregates.of(shown, fitted.scale)
+    found = errors(scores, fitted.taus(shown), fitted.oracle_keeps(shown))
     names = ("num_dropped", "false_drop_rate", "false_drop_rate_upper95")
     names += ("precision_keep", "precision_keep_ci95", "recall_keep", "recall_keep_ci95")
     return {name: found[name] for name in names}
@@ -107,13 +70,15 @@ def summarise(
     (E-CALIBRATION-BOUND).
     """
     proof, shown = fit.held_out(), report.held_out()
-    scale, weights_source, oracle_tau, taus = fit_on(fit, targets)
+    fitted = fit_on(fit, targets)
+    scale, (oracle_tau, taus) = fitted.scale, fitted.point
     a, b = Aggregates.of(proof, scale), Aggregates.of(shown, scale)
-    proof_keeps, oracle_keeps = a.oracle >= oracle_tau, b.oracle >= oracle_tau
+    proof_keeps, oracle_keeps = fitted.oracle_keeps(proof), fitted.oracle_keeps(shown)
+    of_proof, of_shown = fitted.taus(proof), fitted.taus(shown)
     return {
         "weights": dict(zip(scale.names, scale.weights)),
         **fit.scale.in_file(),
-        "weights_source": weights_source,
+        "weights_source": fitted.weights_source,
         "tau_drop": taus.tau_drop,
         "tau_keep": taus.tau_keep,
         "tau_probe": taus.tau_probe,
@@ -126,22 +91,27 @@ def summarise(
         **({"target_unit": "tokens"} if targets.target_unit == "tokens" else {}),
         "target_drop": targets.target_drop,
         "max_false_drop": targets.max_false_drop,
-        **_certified(a, taus, proof_keeps, targets),
-        "drops_by_labels": drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
-        **_shares(fit, report, scale, taus),
-        **errors(b, taus, oracle_keeps),
-        "triage": triage((a, proof_keeps), (b, oracle_keeps), taus, targets.delta),
-        **decision_agreement(b, taus, oracle_keeps, a.oracle),
+        **_certified(a, of_proof, proof_keeps, targets),
+        "drops_by_labels": {}
+        if fitted.groups
+        else drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
+        **_shares(fit, report, fitted),
+        **_of_groups(fit, report, fitted, targets),
+        **errors(b, of_shown, oracle_keeps),
+        "triage": triage(
+            (a, proof_keeps, of_proof), (b, oracle_keeps, of_shown), taus, targets.delta
+        ),
+        **decision_agreement(b, of_shown, oracle_keeps, a.oracle),
         **score_reliability(a, b, proof_keeps, oracle_keeps),
         "heads": head_agreement(proof, shown, scale),
-        "keep_curve": keep_curve(b.deployed(taus)),
-        "score_bins": _score_bins((fit, report), scale, taus),
-        **_untouched(proof, test, scale, taus, oracle_tau),
+        "keep_curve": keep_curve(b.deployed(of_shown)),
+        "score_bins": _score_bins((fit, report), fitted),
+        **_untouched(proof, test, fitted),
     }
 
 
 def _certified(
-    scores: Aggregates, taus: Thresholds, oracle_keeps: np.ndarray, targets: Targets
+    scores: Aggregates, taus: RowThresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
     """Evidence for the drops in the fitted documents, for readers and for the blocking check."""
     is_dropped = scores.decisions(taus) == 0
@@ -162,15 +132,16 @@ def _certified(
     }
 
 
-def _shares(
-    fit: CalibrationRows, report: CalibrationRows, scale: Scale, taus: Thresholds
-) -> dict[str, Any]:
+def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> dict[str, Any]:
     """Shares of the report half by decision, with 95 % intervals of a new document's chances."""
-    scores = Aggregates.of(report, scale)
+    scores, taus = Aggregates.of(report, fitted.scale), fitted.taus(report)
     decided = scores.decisions(taus)
-    fit_keep = Aggregates.of(fit, scale).decisions(taus) == 2
+    fit_keep = Aggregates.of(fit, fitted.scale).decisions(fitted.taus(fit)) == 2
     found: dict[str, Any] = {
-        "keep_by_source": keep_by_source(report, decided == 2),
+        "keep_by_source": [
+            {"source": row.pop("group"), **row}
+            for row in keep_shares(report, decided == 2, report.sources)
+        ],
         "documents_fit": len(fit),
         "documents_report": len(report),
         "achieved_keep_fit": rounded(fit_keep.mean()),
@@ -185,6 +156,24 @@ def _shares(
     if report.lengths.all():
         found |= token_share(report, decided == DECISIONS.index("keep"))
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
+
+
+def _of_groups(
+    fit: CalibrationRows, report: CalibrationRows, fitted: Fitted, targets: Targets
+) -> dict[str, Any]:
+    """Thresholds and shares kept of each group, and the share of all that these targets make."""
+    if fit.groups is None or report.groups is None:
+        return {}
+    keeps = Aggregates.of(report, fitted.scale).decisions(fitted.taus(report)) == 2
+    of_all, *rows = keep_shares(report, keeps, report.groups)
+    for row in rows:
+        point = fitted.groups.get(row["group"], fitted.point)
+        row |= {"has_own": row["group"] in fitted.groups, **asdict(point.taus)}
+        row |= {"oracle_tau_keep": point.oracle_tau}
+        row["target_keep"] = targets.target_of.get(row["group"], targets.target_keep)
+    unit = "tokens" if targets.target_unit == "tokens" else "documents"
+    asked = sum(row["target_keep"] * row[unit] for row in rows) / max(of_all[unit], 1)
+    return {"target_by": targets.target_by, "groups": rows, "target_keep_of_all": rounded(asked)}
 
 
 def drops_by_labels(
@@ -211,42 +200,23 @@ def drops_by_labels(
     return {"certain": rounded((last[-1] + 1) / len(scores) if len(last) else 0.0), "more": more}
 
 
-def _weights(rows: CalibrationRows) -> np.ndarray:
-    """The documents' tokens, which their ids must tell."""
-    if rows.lengths.all():
-        return rows.lengths
-    raise CalibrationError(
-        "a target in tokens needs the lengths of documents",
-        found=f"id {rows.doc_ids[rows.lengths == 0][0]}",
-        expected="ids of documents in shards, which tell their tokens",
-        do="set calibration.target_unit to documents",
-        code="E-CALIBRATION-TARGET",
-    )
-
-
-def _score_bins(
-    halves: Sequence[CalibrationRows], scale: Scale, taus: Thresholds
-) -> dict[str, Any]:
+def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, Any]:
     """What scores of shards are compared with: the deployed scores of all val documents."""
-    scores = [Aggregates.of(half, scale).deployed(taus) for half in halves]
+    scores = [Aggregates.of(h, fitted.scale).deployed(fitted.taus(h)) for h in halves]
     sources = np.concatenate([half.sources for half in halves])
     return score_bins(sources, np.concatenate(scores))
 
 
 def _untouched(
-    fit: CalibrationRows,
-    test: CalibrationRows | None,
-    scale: Scale,
-    taus: Thresholds,
-    oracle_tau: float,
+    fit: CalibrationRows, test: CalibrationRows | None, fitted: Fitted
 ) -> dict[str, Any]:
     """Figures of the test slice, which is only reported on, where it has labels."""
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()
-    scores = Aggregates.of(shown, scale)
-    oracle_keeps = scores.oracle >= oracle_tau
-    of_all = Aggregates.of(test, scale).decisions(taus)
+    scores, taus = Aggregates.of(shown, fitted.scale), fitted.taus(shown)
+    oracle_keeps = fitted.oracle_keeps(shown)
+    of_all = Aggregates.of(test, fitted.scale).decisions(fitted.taus(test))
     figures = {
         "count": len(shown),
         "documents": len(test),
@@ -254,6 +224,6 @@ def _untouched(
         **{f"achieved_{name}": rounded((of_all == i).mean()) for i, name in enumerate(DECISIONS)},
         **errors(scores, taus, oracle_keeps),
         "auc_keep": rounded(auc(scores.deployed(taus), oracle_keeps)),
-        "heads": head_agreement(fit, shown, scale),
+        "heads": head_agreement(fit, shown, fitted.scale),
     }
     return {"untouched": f"{len(shown)} documents of the test slice", "test": figures}

@@ -8,62 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.base.settings import TargetUnit
+from nmoe_core.calibration.targets import DELTA, Targets
 from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
 from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
 
 Decision = Literal["drop", "band", "keep"]
+Group = str | None
+"""Whose thresholds a document has: a source, a language, or nobody's but those of all."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
-DELTA = 0.05
 STARTS = (1.0, 1.6, 2.6, 5.0)
 # Largest share of all documents that the early exit may take from what the judge keeps.
 MAX_LOST_KEEP = 0.01
 MAX_ENUMERATED = 10  # dimensions, of which 1,023 sets are tried
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Targets of the thresholds: shares of documents to keep and to drop.
-
-    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
-    the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
-    Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
-    """
-
-    target_keep: float = 0.5
-    max_false_drop: float = 0.02
-    target_drop: float | None = None
-    target_unit: TargetUnit = "documents"
-    """What the two shares are of; bounds are of documents in any case."""
-    delta: float = DELTA
-    """Chance that a bound fails; of graders that are chosen from, each has its part of `DELTA`."""
-
-    @property
-    def identity(self) -> list[Any]:
-        """What thresholds depend on; without the unit where it is that of older calibrations."""
-        values = asdict(self)
-        unit = values.pop("target_unit")
-        return [*values.values(), *([unit] if unit != "documents" else [])]
-
-    def __post_init__(self) -> None:
-        drop = self.target_drop
-        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
-        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
-            raise CalibrationError(
-                "a target is out of range",
-                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
-                f"target_drop {drop}",
-                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
-                "target_drop in [0, 1 - target_keep]",
-                code="E-CALIBRATION-TARGET",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +48,23 @@ class Thresholds:
         if aggregated >= self.tau_keep:
             return "keep"
         return "drop" if aggregated < self.tau_drop else "band"
+
+
+class RowThresholds(NamedTuple):
+    """Thresholds of documents, each float64 `[N]`; those of the document's group."""
+
+    tau_probe: np.ndarray
+    tau_drop: np.ndarray
+    tau_keep: np.ndarray
+    tau_student: np.ndarray
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], own: Callable[[Group], Thresholds]) -> RowThresholds:
+        """Of documents of these groups, whose thresholds `own` gives."""
+        numbers: dict[Group, int] = {}
+        places = [numbers.setdefault(group, len(numbers)) for group in groups]
+        each = np.array([astuple(own(group)) for group in numbers], np.float64).reshape(-1, 4)
+        return cls(*each[places].T)
 
 
 class Certificate(NamedTuple):

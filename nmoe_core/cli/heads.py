@@ -18,7 +18,7 @@ from nmoe_core.config.run import Run
 
 _MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
 _GRADER = ["grading.grader", "grading.max_batch"]
-_TARGET_KEYS = ("target_keep", "target_drop", "target_unit", "max_false_drop")
+_TARGET_KEYS = ("target_keep", "target_drop", "target_unit", "target_by", "max_false_drop")
 _TARGETS = [f"calibration.{name}" for name in _TARGET_KEYS]
 
 
@@ -132,6 +132,17 @@ def _show_calibration(facts: dict[str, Any]) -> None:
         for row in found["keep_by_source"]
     ]
     print_table(["kept of", "documents", "tokens", "documents (95 %)", "of tokens"], rows)
+    if by := found.get("target_by"):
+        rows = [
+            [
+                *(row["group"], f"{row['tau_drop']:.4f}", f"{row['tau_keep']:.4f}"),
+                *(_percent(row["target_keep"]), _share(row)),
+                "own" if row["has_own"] else "of the rest",
+            ]
+            for row in found["groups"]
+        ]
+        print()
+        print_table([by, "tau_drop", "tau_keep", "target", "kept (95 %)", "thresholds"], rows)
     _show_triage(found)
     _show_graders(found)
     dropped, bound = found["num_dropped"], found["max_false_drop"]

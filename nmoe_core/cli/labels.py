@@ -135,10 +135,13 @@ def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
 
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:
-    from nmoe_core.tasks.hydra import labelled_splits, merge_split
+    from nmoe_core.labels.slices import SPLITS
+    from nmoe_core.tasks.hydra import merge_split
 
     run = run_of(arguments, "labels")
-    return {split: merge_split(run, split) for split in labelled_splits(run)}
+    # Older runs did not label test.
+    splits = [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
+    return {split: merge_split(run, split) for split in splits}
 
 
 def agree(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nmoe_core.base.settings import ExpertChoice, TargetUnit
+from nmoe_core.base.settings import ExpertChoice, TargetBy, TargetUnit
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.tables import PathText
 
@@ -202,6 +202,10 @@ class CalibrationTable(StrictModel):
     """Share to drop, of target_unit; by default what max_false_drop allows."""
     target_unit: TargetUnit = "documents"
     """What target_keep and target_drop are shares of."""
+    target_by: TargetBy = "all"
+    """Whether the targets hold for all documents together, or of each source or language."""
+    target_of: dict[str, float] = Field(default_factory=dict)
+    """Shares to keep of named sources or languages, where they are not target_keep."""
 
 
 class GradingTable(StrictModel):

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import model_validator
+
 from loader.config import is_trainers, settings_of_table, with_sections
 from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
@@ -65,6 +67,13 @@ class RunConfig(StrictModel):
     automation: AutomationTable = AutomationTable()
     retention: RetentionTable = RetentionTable()
     publish: PublishTable = PublishTable()
+
+    @model_validator(mode="after")
+    def _languages_are_made(self) -> RunConfig:
+        is_by_language = self.calibration.target_by == "language"
+        if is_by_language and "language" not in self.attributes.use:
+            raise ValueError('calibration.target_by = "language" needs attributes.use to have it')
+        return self
 
 
 class Run:

@@ -57,10 +57,17 @@ class Audited:
     at_most: float
 
 
+class _One(NamedTuple):
+    """A document of a sample; `group` is the one whose thresholds decided it."""
+
+    key: bytes
+    doc_id: str
+    group: str | None
+
+
 class _Drawn(NamedTuple):
     documents: int
-    lowest: list[tuple[bytes, str]]
-    """Hashes and ids of the sample."""
+    lowest: list[_One]
 
 
 def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
@@ -91,10 +98,12 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
     if len(drawn) > 1:
         drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}
     weights, tau = calibrated["weights"], calibrated["oracle_tau_keep"]
+    groups = {row["group"]: row["oracle_tau_keep"] for row in calibrated.get("groups", ())}
 
     def audited(source: str, name: str, found: _Drawn) -> Audited:
-        asked = [records[doc_id] for _, doc_id in found.lowest]
-        keeps = _aggregates(asked, weights, run.tree.labels) >= tau
+        asked = [records[one.doc_id] for one in found.lowest]
+        own = [groups.get(one.group or "", tau) for one, r in zip(found.lowest, asked) if r["ok"]]
+        keeps = _aggregates(asked, weights, run.tree.labels) >= np.array(own)
         num_labels, hits = len(keeps), int(keeps.sum())
         low, high = wilson(hits, num_labels)
         return Audited(
@@ -111,14 +120,14 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
 def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
     """The documents of a source to ask about, by decision."""
-    found: dict[str, list[str]] = {name: [] for name in _NAMES}
+    found: dict[str, list[_One]] = {name: [] for name in _NAMES}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         for row in read_graded(shard.graded).rows():
-            if row["decision"] in found and split_of(row["doc_id"]) == "test":
-                found[row["decision"]].append(row["doc_id"])
+            if row["decision"] in found and split_of(doc_id := row["doc_id"]) == "test":
+                found[row["decision"]].append(_One(_hash(doc_id), doc_id, row.get("group")))
     return {
-        name: _Drawn(len(ids), heapq.nsmallest(count, ((_hash(i), i) for i in ids)))
-        for name, ids in found.items()
+        name: _Drawn(len(all_), heapq.nsmallest(count, all_, key=lambda one: one[:2]))
+        for name, all_ in found.items()
     }
 
 
@@ -127,14 +136,17 @@ def _hash(doc_id: str) -> bytes:
 
 
 def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
-    lowest = heapq.nsmallest(count, (one for part in parts for one in part.lowest))
+    lowest = heapq.nsmallest(
+        count, (one for part in parts for one in part.lowest), key=lambda one: one[:2]
+    )
     return _Drawn(sum(part.documents for part in parts), lowest)
 
 
 def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
     """The sample of a source, as a slice beside its labels."""
     out_dir = run.tree.labels / "audit" / source
-    rows = [{"doc_id": i, "source": source} for part in drawn.values() for _, i in part.lowest]
+    sample = (one for part in drawn.values() for one in part.lowest)
+    rows = [{"doc_id": one.doc_id, "source": source} for one in sample]
     path = out_dir / "docids.jsonl"
     write_jsonl(path, rows)
     tokenizer, most = load_tokenizer(run.tokenizer), run.config.oracle.max_doc_tokens

@@ -36,10 +36,11 @@ from nmoe_core.calibration.graded import (
     Tally,
     read_graded,
 )
+from nmoe_core.calibration.targets import Languages, require_languages
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
 from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
-from nmoe_core.heads.scores import ExitRules, HeadScores, Scorer
+from nmoe_core.heads.scores import HeadScores, Scorer
 
 NOTE_NAME = ".quality_scores.batches.json"
 
@@ -49,12 +50,14 @@ class Grader:
     """A scorer and its calibration; they serve any number of inputs.
 
     With `early_exit`, documents below `tau_student` leave before the probe, and those below
-    `tau_probe` before the judge; where the student grades alone, none leaves.
+    `tau_probe` before the judge; where the student grades alone, none leaves. `languages` gives
+    those of documents by their ids, where thresholds differ by language.
     """
 
     scorer: Scorer
     calibration: Calibration
     early_exit: bool = True
+    languages: Languages | None = None
 
     @classmethod
     def fitted(
@@ -76,13 +79,23 @@ class Grader:
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
     ) -> Iterator[tuple[list[Row], HeadScores]]:
         """Rows of documents, in order, and their scores, one buffer after the other."""
-        rules = ExitRules(self.calibration.leaves_at_student, self.calibration.leaves_at_probe)
-        exits = rules if self.early_exit else None
         source = iter(documents)
         while buffer := list(islice(source, self.scorer.max_batch * BUFFER_BATCHES)):
             seen = DocumentTokens([d.doc_id for d in buffer], [d.tokens for d in buffer])
+            groups = self._groups(buffer)
+            exits = self.calibration.exits(groups) if self.early_exit else None
             scores = self.scorer.score(seen, exits, known)
-            yield list(grade_rows(buffer, scores, self.calibration)), scores
+            yield list(grade_rows(buffer, scores, self.calibration, groups)), scores
+
+    def _groups(self, documents: Sequence[GradeDocument]) -> Sequence[str | None]:
+        """By which thresholds each document is decided."""
+        match self.calibration.target_by:
+            case "source":
+                return [document.source for document in documents]
+            case "language":
+                return require_languages(self.languages)([d.doc_id for d in documents])
+            case "all":
+                return [None] * len(documents)
 
     def rows(self, documents: GradeInput) -> Iterator[Row]:
         """The rows of all documents, in order."""
@@ -103,7 +116,10 @@ def grade_fingerprints(
 
 
 def grade_rows(
-    documents: Sequence[GradeDocument], scores: HeadScores, calibration: Calibration
+    documents: Sequence[GradeDocument],
+    scores: HeadScores,
+    calibration: Calibration,
+    groups: Sequence[str | None],
 ) -> Iterator[Row]:
     """Rows of `quality_scores.jsonl`: the decision and every number it came from.
 
@@ -111,7 +127,8 @@ def grade_rows(
     `aggregated`, and the decision `drop`. The probe's fields are null for a document that left at
     the student, and where the student grades alone. Keys `q_student` and `student_scores` are added
     where the student is asked first. A document without finite states has `aggregated` 0, the
-    decision `drop`, and a key `failed` that says why.
+    decision `drop`, and a key `failed` that says why. A key `group` is added where sources or
+    languages have thresholds of their own; `groups` name them.
     """
     by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))
@@ -127,7 +144,7 @@ def grade_rows(
             "source": document.source,
             "scores": None if is_dropped else by_name(scores.judge[i]),
             "aggregated": value,
-            "decision": "drop" if is_dropped else calibration.thresholds.decide(value),
+            "decision": "drop" if is_dropped else calibration.of(groups[i]).decide(value),
             "q_probe": float(q_probe[i]) if has_probe else None,
             "early_exit": exited,
             "probe_scores": by_name(scores.probe[i]) if has_probe else None,
@@ -135,6 +152,8 @@ def grade_rows(
         if np.isfinite(q_student[i]):
             row["q_student"] = float(q_student[i])
             row["student_scores"] = by_name(scores.student[i])
+        if groups[i] is not None:
+            row["group"] = groups[i]
         yield row if failed is None else row | {"failed": failed}
 
 
@@ -166,6 +185,7 @@ def grade_documents(
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known, batches = _known_scores(out_dir, scorer), dict[str, list[int]]()
         is_audited = scorer.kind == "hydra" and not grader.early_exit
+        is_audited &= calibration.target_by == "all"
         tally, num_run = Tally(taus.tau_probe, taus.tau_keep if is_audited else None), 0
         num_done, total = partial.resume(tally), documents.count
         source = documents.documents(num_done, scorer.max_ctx)

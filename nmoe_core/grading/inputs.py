@@ -1,7 +1,7 @@
 """Documents to grade: from token shards by id, without tokenising again, or from JSONL text."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,11 +42,16 @@ class GradeInput:
 
 
 def shard_input(
-    manifest: Manifest, data_root: Path, source: str, model: ModelIds | None = None
+    manifest: Manifest,
+    data_root: Path,
+    source: str,
+    model: ModelIds | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> GradeInput:
     """All documents of one manifest of a source, of a shard or a split, in slice order.
 
-    `model` is how the backbone reads documents whose ids are not its own.
+    `model` is how the backbone reads documents whose ids are not its own; `more` are fingerprints
+    of what else grades depend on.
     """
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
@@ -55,7 +60,7 @@ def shard_input(
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx, model)
             yield GradeDocument(str(document), source, tokens)
 
-    made_from = {"shard": documents_digest(manifest), **_made_with(model)}
+    made_from = {"shard": documents_digest(manifest), **_made_with(model), **(more or {})}
     return GradeInput(manifest.total_documents, made_from, documents)
 
 

@@ -5,22 +5,25 @@ Calibration and grading both use one `Scorer`, so thresholds meet the scores the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import GraderKind
-from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.labels.scores import Scale
 
-ExitRule = Callable[[np.ndarray], np.ndarray]
+if TYPE_CHECKING:
+    from nmoe_core.heads.features import DocumentTokens
+
+ExitRule = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 
 class ExitRules(NamedTuple):
-    """Which documents leave, bool `[B]`, by stored scores `[B, D]` of the student or the probe."""
+    """Which documents leave, bool `[B]`, by stored scores `[B, D]` of the student or the probe, and
+    by the documents' places among those that are scored."""
 
     student: ExitRule
     probe: ExitRule

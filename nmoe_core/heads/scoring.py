@@ -156,20 +156,24 @@ class HeadScorer:
         over whole. Raises HeadError: a score is not finite although the states are
         (E-HEAD-NONFINITE).
         """
-        exits = exits or ExitRules(*2 * [lambda scores: np.zeros(len(scores), np.bool_)])
+        exits = exits or ExitRules(*2 * [lambda scores, rows: np.zeros(len(rows), np.bool_)])
         known = known or HeadScores.empty(0, len(self.scale))
         scores = HeadScores.empty(len(documents), len(self.scale))
         if self.student is not None:
             read = [tokens[: self.student.max_ctx] for tokens in documents.tokens]
             first = self.student.score(DocumentTokens(documents.names, read))
             scores.student[:] = first.judge
-            scores.exited[:] = exits.student(scores.student)
+            scores.exited[:] = exits.student(scores.student, range(len(documents)))
         stay = np.flatnonzero(~scores.exited).tolist()
         for batch in batches(documents, self.max_batch, device_of(self.model), stay):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
-            places = known.batches.get(key)
-            if not places or (exits.probe(known.probe[places]) != known.exited[places]).any():
+            places = known.batches.get(key, [])
+            is_known = len(places) > 0
+            if is_known:
+                left = exits.probe(known.probe[places], batch.rows)
+                is_known = (left == known.exited[places]).all()
+            if not is_known:
                 self._score_batch(documents, batch, exits.probe, scores)
                 scores.ran.extend(batch.rows)
                 continue
@@ -187,7 +191,7 @@ class HeadScorer:
         if not batch.rows:
             return
         scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents, self.scale)
-        scores.exited[batch.rows] = exits(scores.probe[batch.rows])
+        scores.exited[batch.rows] = exits(scores.probe[batch.rows], batch.rows)
         hidden, batch = batch.only(np.flatnonzero(~scores.exited[batch.rows]).tolist(), hidden)
         if batch.rows and heads.judge_tap > heads.probe_tap:
             start = Residual(heads.probe_tap, hidden)

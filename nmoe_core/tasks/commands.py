@@ -128,7 +128,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     """Fit thresholds on rows that grading wrote; without them, by the published rule, on the labels
     alone. Raises CalibrationError where rows are missing, or are not those of the labels."""
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
-    from nmoe_core.calibration.thresholds import Targets
+    from nmoe_core.calibration.targets import Targets
 
     table, out = run.config.calibration, run.tree.calibration
     if predictions is None:

@@ -124,12 +124,14 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     those of `train_student`, of which test is only reported on."""
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
-    from nmoe_core.calibration.thresholds import Targets
+    from nmoe_core.calibration.targets import Targets
+    from nmoe_core.grading.languages import shard_languages
     from nmoe_core.plots import calibration_plot, png_markdown
 
     val = labels.get("val") or _merged(run, "val")
     test, targets = _labels(run, labels, "test"), Targets(**run.config.calibration.model_dump())
-    done = calibrate(val, _graders(run), run.tree.calibration, targets, test)
+    languages, out = shard_languages(run.tree), run.tree.calibration
+    done = calibrate(val, _graders(run), out, targets, test, languages)
     picture = calibration_plot(read_calibration(run.tree.calibration_summary))
     return replace(done, picture=png_markdown(picture, "keep rate and reliability"))
 
@@ -138,6 +140,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     """Grade shards of a source; current ones are left alone."""
     from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import shard_input
+    from nmoe_core.grading.languages import grouped_by
     from nmoe_core.heads.student_file import require_tokenizer
 
     grader, results = load_grader(run), {}
@@ -146,7 +149,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
         require_tokenizer(run.tree.data, [source], load_tokenizer(run.tokenizer))
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
-        documents = shard_input(load_manifest(shard.manifest), run.tree.data, source, model)
+        manifest, made_from = load_manifest(shard.manifest), grouped_by(grader.calibration, shard)
+        documents = shard_input(manifest, run.tree.data, source, model, made_from)
         results[bucket] = grade_documents(grader, documents, shard.graded)
     return results
 
@@ -156,6 +160,7 @@ def load_grader(run: Run) -> Grader:
     `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.grading.grade import Grader
+    from nmoe_core.grading.languages import shard_languages
 
     table, calibration = run.config.grading, None
     if (kind := table.grader) == "auto":
@@ -166,7 +171,8 @@ def load_grader(run: Run) -> Grader:
     calibration = calibration or load_calibration(run.tree.calibration)
     if kind == "hydra" and table.early_exit and calibration.student_digest:
         scorer = load_scorer(run, with_student=True)
-    return Grader.fitted(scorer, calibration, table.early_exit, compat=table.compat)
+    fitted = Grader.fitted(scorer, calibration, table.early_exit, compat=table.compat)
+    return replace(fitted, languages=shard_languages(run.tree))
 
 
 def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
@@ -262,13 +268,6 @@ def _merged(run: Run, split: str) -> Path:
     require_current_labels(run.tree, split)
     merge_labels(run.tree, split)
     return run.tree.merged_labels(split)
-
-
-def labelled_splits(run: Run) -> list[str]:
-    """The splits to merge: test only where it was labelled, which older runs did not do."""
-    from nmoe_core.labels.slices import SPLITS
-
-    return [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
 
 
 def _student_corpus(run: Run, max_tokens: int) -> Corpus:

@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
 from loader.files.format import load_manifest
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import recorded, sha256_file
+from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.labels.agreement import wilson
@@ -193,11 +193,10 @@ class _GradingInputs(NamedTuple):
 
     digests: dict[str, str]
     settings: tuple[int, bool]  # how much heads read, and whether documents leave early
-    calibration: Any
+    calibration: Calibration
 
 
 def _grading_inputs(run: Run) -> _GradingInputs:
-    from nmoe_core.calibration.files import load_calibration
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
     from nmoe_core.heads.files import heads_digest, read_header
     from nmoe_core.tasks.hydra import ids_for_grader
@@ -228,6 +227,7 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
     """The shard, if its grades are not those that grading would give now."""
     from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
     from nmoe_core.grading.grade import grade_fingerprints
+    from nmoe_core.grading.languages import grouped_by
 
     manifest, before = load_manifest(shard.manifest), recorded(shard.graded / SUMMARY_NAME)
     documents = manifest.total_documents
@@ -238,7 +238,8 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
         read_graded(shard.graded)
     except FormatError as error:
         return stale((error.line(),), open_flips=documents)
-    wanted = grade_fingerprints({"shard": documents_digest(manifest)}, now.digests, *now.settings)
+    documents_of = {"shard": documents_digest(manifest), **grouped_by(now.calibration, shard)}
+    wanted = grade_fingerprints(documents_of, now.digests, *now.settings)
     if before == wanted:
         return None
     changed = [key for key in wanted if before.get(key) != wanted[key]]
@@ -250,19 +251,11 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
 
 def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
     """Decisions that flip under the current calibration, and those that only the judge can give."""
-    made, flips, unsure = now.calibration, 0, 0
-    steps = ("student_scores", made.leaves_at_student), ("probe_scores", made.leaves_at_probe)
+    flips = unsure = 0
     for row in _rows(scores):
-        if row.get("failed"):
-            continue  # dropped whatever the thresholds are
-        given = [(leaves, row[key]) for key, leaves in steps if now.settings[1] and row.get(key)]
-        if any(leaves(np.asarray([made.scale.vector(scores)]))[0] for leaves, scores in given):
-            flips += row["decision"] != "drop"
-        elif row["scores"] is None:
-            unsure += 1
-        else:
-            value = float(made.aggregate(np.asarray(made.scale.vector(row["scores"]))))
-            flips += row["decision"] != made.thresholds.decide(value)
+        decision = now.calibration.decide_again(row, now.settings[1])
+        unsure += decision is None
+        flips += decision is not None and decision != row["decision"]
     return flips, unsure
 
 

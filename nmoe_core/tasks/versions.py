@@ -13,12 +13,14 @@ from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
 from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.calibration import CALIBRATE_CODE
+from nmoe_core.config.quality import CalibrationTable, OracleTable
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CURATE_CODE
 from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.labels.label import LABEL_CODE
+from nmoe_core.labels.scores import Scale
 from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
@@ -57,6 +59,8 @@ def labels(run: Run) -> str:
         # An empty one changes no request: labels made before the key was there stay current.
         unset = set() if table.http.extra_body else {"extra_body"}
         asked["http"] = table.http.model_dump(mode="json", exclude=hidden["http"] | unset)
+    if table.rubric != OracleTable().rubric:
+        asked["rubric"] = [run.rubric.hash, Scale.of(run.rubric).in_file()]
     return _version(LABEL_CODE, [run.tokenizer.encoding, asked])
 
 
@@ -73,8 +77,10 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> str:
 
 def calibration(run: Run) -> str:
     settings = run.config.calibration.model_dump(mode="json")
-    if settings["target_unit"] == "documents":
-        del settings["target_unit"]  # calibrations made before this key stay current
+    for name, value in CalibrationTable().model_dump(mode="json").items():
+        # Calibrations made before these keys stay current.
+        if name in ("target_unit", "target_by", "target_of") and settings[name] == value:
+            del settings[name]
     return _version(CALIBRATE_CODE, [run.config.heads.max_ctx, settings, *_grader(run)])
 
 

@@ -19,7 +19,7 @@ from nmoe_core.base.atomic import write_json
 from nmoe_core.calibration.calibrate import calibrate
 from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.graded import PartialRows
-from nmoe_core.calibration.thresholds import Targets
+from nmoe_core.calibration.targets import Targets
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader, grade_documents

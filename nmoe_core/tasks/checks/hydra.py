@@ -163,12 +163,18 @@ def check_calibration(run: Run) -> Verdicts:
     if "achieved_keep" not in summary:
         none = Verdict(False, "the share kept was not measured: this is the published rule")
         return found | {"calibrated_keep_rate": none}
-    achieved = summary["achieved_keep"]
+    achieved, target = summary["achieved_keep"], summary.get("target_keep_of_all", target)
     margin = sampling_margin(run, target, summary.get("documents_report", count))
     if summary.get("target_unit") == "tokens":
         achieved, (low, high) = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
         margin = run.config.checks.standard_errors * (high - low) / (2 * Z95)
     share = share_within(achieved, target - margin, target + margin)
+    for row in summary.get("groups", ()):  # of documents, which tokens of few documents are not
+        width = sampling_margin(run, row["target_keep"], row["documents"])
+        off = abs(row["keep_documents"] - row["target_keep"])
+        if row["has_own"] and off > width and summary.get("target_unit") != "tokens":
+            said = f"{row['group']}: {row['keep_documents']:.3f} kept, {row['target_keep']} asked"
+            share = Verdict(False, said, share.facts)
     return found | {"calibrated_keep_rate": share}
 
 

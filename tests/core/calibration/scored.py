@@ -9,7 +9,8 @@ import numpy as np
 
 from nmoe_core.calibration.calibrate import calibrate_predictions
 from nmoe_core.calibration.files import read_calibration
-from nmoe_core.calibration.thresholds import Targets, Thresholds, fit_thresholds, would_keep
+from nmoe_core.calibration.targets import Targets
+from nmoe_core.calibration.thresholds import Thresholds, fit_thresholds, would_keep
 from tests.core.quality import write_labels
 
 

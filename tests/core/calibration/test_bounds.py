@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmoe_core.calibration.thresholds import Targets, fit_thresholds, would_keep
+from nmoe_core.calibration.targets import Targets
+from nmoe_core.calibration.thresholds import fit_thresholds, would_keep
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.scores import QUALITY

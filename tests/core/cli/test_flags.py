@@ -37,6 +37,7 @@ VALUES = {
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
     "calibration.target_unit": "tokens",
+    "calibration.target_by": "source",
     "contamination.max_share": "0.125",
     "attributes.use": "signals,pii",
     "curation.include": "keep,band",

@@ -103,12 +103,12 @@ def test_a_document_at_a_threshold_stays_and_one_below_the_probe_s_is_dropped() 
     assert [taus.decide(x) for x in (0.29, 0.3, 0.59, 0.6)] == ["drop", "band", "band", "keep"]
     calibration = Calibration(Path("c"), "d", QUALITY, taus, "h")
     probe = np.repeat([[1.999995], [2.0], [2.000005]], 5, axis=1)
-    exited = calibration.leaves_at_probe(probe)
+    exited = calibration.exits([None] * 3).probe(probe, range(3))
     assert exited.tolist() == [True, False, False]
     judge, no_student = np.full((3, 5), 4.0), np.full((3, 5), np.nan)
     documents = [GradeDocument(name, "web", np.empty(0, np.uint32)) for name in "abc"]
     left, stayed, _ = grade_rows(
-        documents, HeadScores(probe, judge, exited, no_student), calibration
+        documents, HeadScores(probe, judge, exited, no_student), calibration, [None] * 3
     )
     assert (left["decision"], left["scores"], left["aggregated"]) == ("drop", None, 0.499999)
     assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 0.5)

@@ -1,9 +1,6 @@
 """Rubrics with dimensions of their own: any number of them, any grades, weights."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +12,9 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.heads.files import read_header
 from nmoe_core.labels.files import read_labels
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores
+from tests.core.grading.judged import answering, oracle_of
 from tests.core.grading.small_run import SETTINGS, TINY, nmoe, source_of
-from tests.core.labels.oracles.server import MODEL, JudgeServer, Reply, completion
+from tests.core.labels.oracles.server import JudgeServer
 from tests.project import Project, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused_line
 
@@ -37,32 +35,6 @@ question = "Is it well formed?"
 grades = ["no", "yes"]
 """
 ONE = TWO.partition("[dimensions.form]")[0].replace("use and form", "use")
-
-
-def scores_of(document: str, scale: Scale) -> dict[str, int]:
-    """More words are better: a judge that heads can learn from."""
-    share = min(len(document.split()) / 40, 1)
-    grades = zip(scale.names, scale.lowest, scale.highest)
-    return {name: round(low + share * (high - low)) for name, low, high in grades}
-
-
-def answering(server: JudgeServer, scale: Scale) -> None:
-    def behave(document: str, nth: int) -> Reply:
-        return completion(json.dumps(scores_of(document, scale)))
-
-    server.behave = behave
-
-
-def oracle_of(server: JudgeServer, rubric: str) -> dict[str, Any]:
-    http = {"base_url": server.url, "model": MODEL}
-    return {"max_doc_tokens": 32, "kind": "http", "rubric": rubric, "http": http}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[JudgeServer]:
-    made = JudgeServer()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module", params=["education_v1", "properties_v1"])

@@ -1,0 +1,135 @@
+"""Fits weights and thresholds on one half of val, for all documents or for each group of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.calibration.measures import Aggregates
+from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.calibration.targets import Targets
+from nmoe_core.calibration.thresholds import (
+    Group,
+    RowThresholds,
+    Thresholds,
+    fit_thresholds,
+    fit_weights,
+    would_keep,
+)
+from nmoe_core.labels.scores import DECIMALS, Scale
+
+MIN_GROUP = 40  # documents of a half of val
+
+
+class Point(NamedTuple):
+    """Fitted thresholds, and that by which the oracle itself would keep."""
+
+    oracle_tau: float
+    taus: Thresholds
+
+
+class Fitted(NamedTuple):
+    """What one half of val gives: the scale with its weights, what those come from, and the
+    thresholds, those of `groups` and of documents of no group."""
+
+    scale: Scale
+    weights_source: str
+    point: Point
+    groups: dict[str, Point]
+
+    def taus(self, rows: CalibrationRows) -> RowThresholds:
+        """The thresholds of documents."""
+        return RowThresholds.of(_groups(rows), lambda group: self._point(group).taus)
+
+    def oracle_keeps(self, rows: CalibrationRows) -> np.ndarray:
+        """The documents that the oracle would keep: bool `[N]`."""
+        taus = [self._point(group).oracle_tau for group in _groups(rows)]
+        return self.scale.aggregate(rows.oracle) >= np.array(taus)
+
+    def _point(self, group: Group) -> Point:
+        return self.point if group is None else self.groups.get(group, self.point)
+
+
+def _groups(rows: CalibrationRows) -> list[Group]:
+    return [None] * len(rows) if rows.groups is None else rows.groups.tolist()
+
+
+def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
+    """Fit weights and thresholds on a half of val; raises as `summarise`.
+
+    A group of `MIN_GROUP` documents or more has thresholds of its own; the other documents share
+    theirs, and drop nothing where they are too few. Each bound gets an equal part of the error, so
+    that the bound of all holds too.
+    """
+    proof = fit.held_out()
+    scale, is_uniform = fit.scale, len(set(fit.scale.weights)) == 1
+    said = "uniform" if is_uniform else "the rubric"
+    weights_source = f"{said}: labels carry no independent target"
+    if proof.targets is not None:
+        scale = scale.weighted(fit_weights(proof.oracle, proof.targets, scale))
+        weights_source = "least squares on the labels' target"
+    if fit.groups is None:
+        return Fitted(scale, weights_source, _point(fit, scale, targets), {})
+    names, counts = np.unique(fit.groups[fit.is_held_out], return_counts=True)
+    if unknown := sorted(set(targets.target_of) - set(fit.groups.tolist())):
+        raise CalibrationError(
+            "val has no label of a group that has a target",
+            found=", ".join(unknown),
+            expected=f"one of {', '.join(names.tolist())}",
+            do="correct calibration.target_of, or label more documents",
+            code="E-CALIBRATION-TARGET",
+        )
+    large, delta = names[counts >= MIN_GROUP].tolist(), targets.delta / (len(names) + 1)
+    groups: dict[str, Point] = {}
+    for name in large:
+        own = fit.take(fit.groups == name)
+        if not _is_flat(own, scale):
+            groups[name] = _point(own, scale, targets.of(name, delta))
+    rest = fit.take(~np.isin(fit.groups, list(groups)))
+    if len(rest.held_out()) >= MIN_GROUP and not _is_flat(rest, scale):
+        point = _point(rest, scale, targets.of("", delta))
+    else:
+        whole = _point(fit, scale, targets.of("", delta))
+        point = Point(whole.oracle_tau, Thresholds(0.0, 0.0, whole.taus.tau_keep))
+    return Fitted(scale, weights_source, point, groups)
+
+
+def _is_flat(rows: CalibrationRows, scale: Scale) -> bool:
+    """Whether some scores are all alike, so that no threshold parts them."""
+    return any(np.ptp(scores) < 10**-DECIMALS for scores in _asked(rows.held_out(), scale).values())
+
+
+def _asked(rows: CalibrationRows, scale: Scale) -> dict[str, np.ndarray]:
+    a = Aggregates.of(rows, scale)
+    found = {"student": a.student, "probe": a.probe, "judge": a.judge, "oracle": a.oracle}
+    return {name: scores for name, scores in found.items() if scores is not None}
+
+
+def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
+    fitted = Aggregates.of(fit, scale)
+    for name, scores in _asked(fit.held_out(), scale).items():
+        if np.ptp(scores) < 10**-DECIMALS:
+            raise CalibrationError(
+                f"{name} scores are all alike, so no threshold parts them",
+                found=f"{scores[0]} for {len(scores)} documents",
+                do="train the heads longer, or check the oracle",
+                code="E-CALIBRATION-CONSTANT",
+            )
+    counts = _weights(fit) if targets.target_unit == "tokens" else None
+    oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
+    early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
+    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
+    return Point(oracle_tau, taus)
+
+
+def _weights(rows: CalibrationRows) -> np.ndarray:
+    """The documents' tokens, which their ids must tell."""
+    if rows.lengths.all():
+        return rows.lengths
+    raise CalibrationError(
+        "a target in tokens needs the lengths of documents",
+        found=f"id {rows.doc_ids[rows.lengths == 0][0]}",
+        expected="ids of documents in shards, which tell their tokens",
+        do="set calibration.target_unit to documents",
+        code="E-CALIBRATION-TARGET",
+    )

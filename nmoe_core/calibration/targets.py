@@ -1,0 +1,83 @@
+"""Targets of calibration: which share is to be kept, and how many good documents may be dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.base.settings import TargetBy, TargetUnit
+
+DELTA = 0.05
+Languages = Callable[[Sequence[str]], list[str]]
+"""The languages of documents by their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Targets of the thresholds: shares of documents to keep and to drop.
+
+    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
+    the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
+    Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
+    """
+
+    target_keep: float = 0.5
+    max_false_drop: float = 0.02
+    target_drop: float | None = None
+    target_unit: TargetUnit = "documents"
+    """What the two shares are of; bounds are of documents in any case."""
+    delta: float = DELTA
+    """Chance that a bound fails; of graders that are chosen from, each has its part of `DELTA`."""
+    target_by: TargetBy = "all"
+    """Whether each source or language has thresholds of its own, where there are enough labels."""
+    target_of: Mapping[str, float] = field(default_factory=dict)
+    """Shares to keep of some of them, where not `target_keep`."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """What thresholds depend on; without what older calibrations do not know."""
+        values = asdict(self)
+        unit, by, of = (values.pop(f"target_{name}") for name in ("unit", "by", "of"))
+        more = [unit] if unit != "documents" else []
+        return [*values.values(), *more, *([by, of] if by != "all" else [])]
+
+    def of(self, group: str, delta: float) -> Targets:
+        """Those of one group, whose bounds fail with a chance of `delta`."""
+        share = self.target_of.get(group, self.target_keep)
+        return replace(self, target_keep=share, delta=delta, target_by="all", target_of={})
+
+    def __post_init__(self) -> None:
+        drop = self.target_drop
+        if self.target_of and self.target_by == "all":
+            raise CalibrationError(
+                "shares of groups are given, but targets are of all documents",
+                found=f"target_of {', '.join(self.target_of)}",
+                do="set calibration.target_by to source or language",
+                code="E-CALIBRATION-TARGET",
+            )
+        for share in self.target_of.values():
+            replace(self, target_keep=share, target_by="all", target_of={})
+        is_possible = drop is None or 0 <= drop <= 1 - self.target_keep + 1e-9
+        if not (0 < self.target_keep < 1 and 0 <= self.max_false_drop < 1 and is_possible):
+            raise CalibrationError(
+                "a target is out of range",
+                found=f"target_keep {self.target_keep}, max_false_drop {self.max_false_drop}, "
+                f"target_drop {drop}",
+                expected="target_keep in (0, 1), max_false_drop in [0, 1), "
+                "target_drop in [0, 1 - target_keep]",
+                code="E-CALIBRATION-TARGET",
+            )
+
+
+def require_languages(languages: Languages | None) -> Languages:
+    """Refuse targets by language where documents have none (E-CALIBRATION-TARGET)."""
+    if languages is None:
+        raise CalibrationError(
+            "targets by language need documents in the shards of a run",
+            expected="--config, and the attribute language",
+            do="set calibration.target_by to all or source",
+            code="E-CALIBRATION-TARGET",
+        )
+    return languages
