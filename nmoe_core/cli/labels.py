@@ -1,4 +1,4 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|agree|audit|status`: labels and what they say."""
+"""`nmoe hydra slices|oracle-label|merge-labels|agree|look|audit|status`: labels."""
 
 import argparse
 import sys
@@ -57,6 +57,21 @@ def register(parts: Any) -> None:
     compared = add_verb(parts, "agree", agree, text, _show_agreement)
     for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
         compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
+
+    text = "read labelled documents; --correct changes the label of one"
+    looked = add_verb(parts, "look", look, text, _show_labels)
+    looked.add_argument(
+        "--split", choices=("train", "val", "test"), default="val", help="default: val"
+    )
+    kinds = ("sample", "failures", "disagreements", "corrected")
+    looked.add_argument("--kind", choices=kinds, default="sample", help="default: sample")
+    looked.add_argument("--documents", type=number(1), default=5, metavar="N", help="default: 5")
+    looked.add_argument("--source", help="only this source")
+    looked.add_argument("--correct", metavar="DOC_ID", help="correct the label of this document")
+    looked.add_argument("--scores", nargs="+", metavar="NAME=GRADE", help="of --correct")
+    looked.add_argument("--by", metavar="NAME", help="of --correct: who says so")
+    looked.add_argument("--note", default="", help="of --correct: why")
+    add_run_flags(looked, roots={"labels": "labels"}, is_required=True)
 
     text = "ask the oracle about documents that were kept and dropped"
     asked = add_verb(parts, "audit", audit, text, _show_errors)
@@ -157,6 +172,34 @@ def _show_agreement(facts: dict[str, Any]) -> None:
     counts = [f"{facts['documents']:,} documents in both"]
     counts += [f"{facts[key]:,} {key.replace('_', ' ')}" for key in ("other_text", "only_in_one")]
     print(f"{', '.join(counts)}; kappa has quadratic weights; intervals hold 95 %")
+
+
+def look(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Labelled documents to read; or the correction of one of them."""
+    run = run_of(arguments)
+    if arguments.correct is None:
+        from nmoe_core.grading.look import look_at_labels
+
+        for name in ("scores", "by", "note"):
+            if getattr(arguments, name):
+                raise ConfigError(f"{flag_of(name)} without --correct", do="name the document")
+        chosen = arguments.split, arguments.kind, arguments.documents, arguments.source
+        return look_at_labels(run, *chosen)
+    from nmoe_core.labels.corrections import correct_label
+
+    given = [text.partition("=") for text in required(arguments, "scores")]
+    scores = {name: int(grade) if grade.isdecimal() else grade for name, _, grade in given}
+    return [
+        correct_label(run, arguments.correct, scores, required(arguments, "by"), arguments.note)
+    ]
+
+
+def _show_labels(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        told = {key: value for key, value in row.items() if key != "text"}
+        print("\n".join(f"{key}: {value}" for key, value in told.items()))
+        print(f"\n{row['text']}\n" if "text" in row else "")
+    print(f"{len(rows)} documents")
 
 
 def audit(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -19,7 +19,9 @@ from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
+from nmoe_core.labels.corrections import all_corrected, corrections_digest, read_corrections
 from nmoe_core.labels.oracle import (
+    SCORES_NAME,
     Scorer,
     coverage,
     is_salvaged,
@@ -32,7 +34,6 @@ from nmoe_core.labels.scores import QUALITY, Scale, parse_scores
 from nmoe_core.labels.slices import LABEL_SHARDS, NUM_LABEL_SHARDS, data_digest, former_data_digest
 
 MERGE_CODE = "merge-labels/2"
-SCORES_NAME = "scores.jsonl"
 SUMMARY_NAME = "summary.json"
 PARTIAL_NAME = "summary.partial.json"
 STARTED_NAME = "started.json"
@@ -80,7 +81,8 @@ def checked_digest(path: Path) -> str:
 
 
 def merge_labels(tree: Tree, split: str) -> Result:
-    """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`.
+    """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`, with
+    the corrections that people made.
 
     Returns the merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether the file
     `changed`. Raises as `checked_digest` and `one_scorer`.
@@ -91,13 +93,15 @@ def merge_labels(tree: Tree, split: str) -> Result:
             raise _not_finished(shard)
     digests = {shard.name: checked_digest(shard / SCORES_NAME) for shard in shards}
     fingerprints = {"code": MERGE_CODE, **digests}
+    if given := corrections_digest(tree):
+        fingerprints["corrections"] = given
     path = tree.merged_labels(split)
     summary = path.with_name(f"{path.stem}.summary.json")
     if is_current(summary, fingerprints) and path.is_file():
         return _merged(checked_digest(path), read_summary(summary), changed=False)
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
     scorer = one_scorer(records, where=tree.labels / split)
-    merged = list(latest(records).values())
+    merged = all_corrected(latest(records).values(), read_corrections(tree))
     with replacing(path):
         summary.unlink(missing_ok=True)
         write_jsonl(path, merged)

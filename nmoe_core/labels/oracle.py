@@ -20,6 +20,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
+SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 # A model that answers greedily would repeat its answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
 

@@ -112,6 +112,19 @@ def test_the_loader_plan_is_overdue_after_the_days_that_the_run_says() -> None:
         )
 
 
+@pytest.mark.parametrize("by", ["all", "language"])
+def test_grades_and_their_thresholds_are_made_from_languages_where_targets_are_by_language(
+    by: str,
+) -> None:
+    graph = build_definitions(Run("demo", {"calibration.target_by": by})).resolve_asset_graph()
+    source = DEMO_SOURCES[0]
+    languages = {dg.AssetKey([name, "attributes", "language"]) for name in DEMO_SOURCES}
+    parents = graph.get(dg.AssetKey(["hydra", "calibration"])).parent_keys
+    assert parents & languages == (languages if by == "language" else set())
+    own = graph.get(dg.AssetKey([source, "quality_scores"])).parent_keys & languages
+    assert own == ({dg.AssetKey([source, "attributes", "language"])} if by == "language" else set())
+
+
 @pytest.mark.parametrize("most", [None, 4])
 def test_a_run_of_a_backfill_makes_at_most_the_partitions_that_the_run_says(
     most: int | None,

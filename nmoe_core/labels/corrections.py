@@ -1,0 +1,123 @@
+"""Corrections of labels by a person: `labels/corrections.jsonl`, applied where labels are merged.
+
+A correction holds for a text and a rubric: every document of that text has it, also after growth or
+under another tokenizer. Lines are only appended; the last one of a text counts. The oracle's own
+labels stay as they are, and the merged record says who corrected it, when, why, and what it was.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.errors import LabelError
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import Tree
+from nmoe_core.labels.oracle import SCORES_NAME, Record, latest, read_records
+from nmoe_core.labels.scores import Scale, parse_scores, scale_in
+from nmoe_core.labels.slices import LABEL_SHARDS
+
+NAME = "corrections.jsonl"
+Corrections = dict[tuple[str, str], Record]
+"""By the text, or the document where the label names none, and the rubric."""
+
+
+def correct_label(
+    run: Run, doc_id: str, scores: Mapping[str, Any], by: str, note: str = ""
+) -> Record:
+    """Append the correction of a labelled document; dimensions that are not given stay as they are.
+
+    Returns the correction. Raises LabelError: no label of this document (E-LABEL-MISSING), or not
+    whole grades of the rubric (E-LABEL-SCORES).
+    """
+    found = find_label(run.tree, doc_id)
+    scale = scale_in(found) if found["ok"] else Scale.of(run.rubric)
+    corrections = read_corrections(run.tree)
+    before = corrected(found, corrections)
+    known = before.get("scores") or {}
+    given = parse_scores({**known, **scores}, scale)
+    record = {
+        "doc_id": doc_id,
+        "text_sha256": found.get("text_sha256"),
+        "rubric_hash": found.get("rubric_hash", ""),
+        **scale.label(given),
+        "by": by,
+        "note": note,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "was": before.get("scores"),
+    }
+    with AppendLog(run.tree.labels / NAME) as log:
+        for _ in log.lines():
+            pass
+        log.cut()
+        log.append(orjson.dumps(record) + b"\n", durable=True)
+    return record
+
+
+def find_label(tree: Tree, doc_id: str) -> Record:
+    """The oracle's record of a document. Raises LabelError: there is none (E-LABEL-MISSING)."""
+    for split, i in LABEL_SHARDS:
+        path = tree.label_shard(split, i) / SCORES_NAME
+        found = latest(read_records(path)).get(doc_id) if path.is_file() else None
+        if found is not None:
+            return found
+    raise LabelError(
+        "no label of this document",
+        where=tree.labels,
+        found=doc_id,
+        do="name a document that `nmoe hydra look` shows",
+        code="E-LABEL-MISSING",
+    )
+
+
+def read_corrections(tree: Tree) -> Corrections:
+    """The corrections that count. Raises LabelError: a line is none (E-LABEL-CORRUPT)."""
+    path, found = tree.labels / NAME, Corrections()
+    if not path.is_file():
+        return found
+    for line, record in read_objects(path, lambda n, why: _not_one(path, n, why)):
+        if not isinstance(record.get("doc_id"), str) or not isinstance(record.get("scores"), dict):
+            raise _not_one(path, line.number, "no doc_id and scores")
+        parse_scores(record["scores"], scale_in(record))
+        found[_key(record)] = record
+    return found
+
+
+def corrections_digest(tree: Tree) -> str:
+    """SHA-256 of the file; empty where there is none."""
+    path = tree.labels / NAME
+    return sha256_file(path) if path.is_file() else ""
+
+
+def corrected(record: Record, corrections: Corrections) -> Record:
+    """A label with its correction, where it has one."""
+    found = corrections.get(_key(record))
+    if found is None:
+        return record
+    kept = {key: value for key, value in record.items() if key not in ("raw", "scale")}
+    told = {key: found[key] for key in ("by", "note", "at")} | {"was": record.get("scores")}
+    label = scale_in(found).label(found["scores"])
+    return kept | {"ok": True, "salvaged": False} | label | {"corrected": told}
+
+
+def all_corrected(records: Iterable[Record], corrections: Corrections) -> list[Record]:
+    return [corrected(record, corrections) for record in records]
+
+
+def _key(record: Record) -> tuple[str, str]:
+    return record.get("text_sha256") or record["doc_id"], record.get("rubric_hash") or ""
+
+
+def _not_one(path: Path, number: int, why: str) -> LabelError:
+    return LabelError(
+        "not a correction of a label",
+        where=f"{path}:{number}",
+        found=why,
+        do="restore the file, or delete the line",
+        code="E-LABEL-CORRUPT",
+    )
