@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.heads.features import Corpus, DocumentTokens
 from nmoe_core.heads.metrics import head_metrics, held_out, require_same_scorer
 from nmoe_core.labels.files import Labels, read_labels
+from nmoe_core.labels.near import near_copies
 from nmoe_core.labels.slices import data_digest
 
 MIN_LABELS = 10
@@ -19,6 +20,14 @@ REPORTED_ON = ("labels_val", "labels_test", "student")
 _FIGURES = {"val": "metrics", "test": "test_metrics"}
 # Scores that a split's documents get.
 Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
+
+
+class Reported(NamedTuple):
+    """What a training reports: `metrics` on val and `test_metrics`, empty where there are none; and
+    digests of the contents that are not to be measured on, those of train and near copies."""
+
+    figures: dict[str, dict[str, Any]]
+    contents: np.ndarray
 
 
 class Labelled:
@@ -59,30 +68,37 @@ class Labelled:
         data = data_digest(corpus.data_root, self.sources)
         return {**self.digests, "data": data, **corpus.fingerprints}
 
-    def figures(
+    def report(
         self,
         corpus: Corpus,
-        fitted: np.ndarray,
+        fitted: DocumentTokens,
         predict: Predict,
         student: Mapping[str, np.ndarray] | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """`metrics` on the contents of val not in train, and `test_metrics` on those of test in
-        neither; empty where there are none.
+    ) -> Reported:
+        """Figures on the documents of val whose content, or a near copy of it, is not in train, and
+        on those of test that are in neither.
 
-        `fitted` are the digests of the documents of train; `student` the student's scores by split.
+        `fitted` are the documents of train; `student` the student's scores by split.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
-        seen = fitted
+        used, read, near = fitted.digests(), list(fitted.tokens), np.empty(0, np.int64)
         for split, name in _FIGURES.items():
             labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:
                 documents = corpus.read(labels.doc_ids)
                 contents = documents.digests()
-                predicted, fresh = predict(split, labels, documents), held_out(contents, seen)
+                copies = contents[near_copies(documents.tokens, read)]
+                copies = copies[~np.isin(copies, used)]
+                near = np.concatenate([near, copies])
+                fresh = held_out(contents, np.concatenate([used, near]))
                 beside = None if student is None else student[split]
+                predicted = predict(split, labels, documents)
                 found[name] = head_metrics(predicted, beside, labels, self.train, fresh)
-                seen = np.concatenate([seen, contents])
-        return found
+                if found[name]:
+                    found[name]["num_near_copies"] = int(np.isin(contents, copies).sum())
+                used = np.concatenate([used, contents])
+                read += documents.tokens
+        return Reported(found, np.concatenate([fitted.digests(), near]))
 
 
 def _require_learnable(train: Labels) -> None:

@@ -204,6 +204,7 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     lines = [
         f"Agreement with the oracle on {metrics['n']} {split} documents; 95 % bootstrap intervals.",
         f"Left out: {metrics['num_trained_on']} whose content was used before, "
+        f"{metrics.get('num_near_copies', 0)} of them near copies of one that was; "
         f"{metrics['num_repeated']} that repeat another's.",
         "",
         "| score | Spearman | within source | MAE | R2 | QWK |",

@@ -94,6 +94,7 @@ def make_student(
             scores[split] = student.predict(documents.tokens, table)
             return scores[split]
 
+        reported = labelled.report(corpus, documents, predict)
         header = {
             "format": HEAD_FORMAT,
             "arch": {"kind": "student", "features": FEATURES},
@@ -104,14 +105,14 @@ def make_student(
             **train.scorer._asdict(),
             **train.scale.in_file(),
             "settings": {"penalty": student.penalty},
-            **labelled.figures(corpus, documents.digests(), predict),
+            **reported.figures,
             "training": {
                 "num_documents": len(train.doc_ids),
                 "num_salvaged_left_out": train.num_salvaged,
             },
             "fingerprints": fingerprints,
         }
-        _write(path, student, header, documents.digests(), scores)
+        _write(path, student, header, reported.contents, scores)
         card = head_card(path.name, sha256_file(path), header)
         write_bytes(path.with_suffix(".md"), card.encode())
     return result_of(path, header)

@@ -8,7 +8,7 @@ else computed again for each batch. A killed training goes on where it was.
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from nmoe_core.heads.fit import (
     reproducible,
     thin_curve,
 )
-from nmoe_core.heads.labelled import REPORTED_ON, Labelled
+from nmoe_core.heads.labelled import REPORTED_ON, Labelled, Reported
 from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict
 from nmoe_core.heads.scoring import predict
@@ -108,12 +108,12 @@ class HeadTraining:
             state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
             documents = self.corpus.read(train.doc_ids)
             head, losses, states, num_failed = self._fit(documents, state)
-            contents = documents.digests()
+            reported = self._report(head, documents)
             header = {
                 **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
                 **train.scale.in_file(),
                 "settings": self.settings,
-                **self._figures(head, contents),
+                **reported.figures,
                 "training": {
                     "num_documents": len(train.doc_ids) - num_failed,
                     "num_failed_documents": num_failed,
@@ -124,7 +124,7 @@ class HeadTraining:
                 },
                 "fingerprints": self.fingerprints,
             }
-            digest = save_head(path, head, header, contents)
+            digest = save_head(path, head, header, reported.contents)
             write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
             state.path.unlink(missing_ok=True)
         tokens = model.tokens_processed - tokens_before
@@ -162,13 +162,13 @@ class HeadTraining:
         cache = self.path.parent / FEATURES_DIR / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, cache)
 
-    def _figures(self, head: Probe | Judge, fitted: np.ndarray) -> dict[str, dict[str, Any]]:
+    def _report(self, head: Probe | Judge, fitted: DocumentTokens) -> Reported:
         student = None if self.student is None else self.student.scores
 
         def predict(split: str, labels: Labels, documents: DocumentTokens) -> np.ndarray:
             return self._predict(head, labels, documents)
 
-        return self.labelled.figures(self.corpus, fitted, predict, student)
+        return self.labelled.report(self.corpus, fitted, predict, student)
 
     def _predict(
         self, head: Probe | Judge, labels: Labels, documents: DocumentTokens

@@ -23,10 +23,11 @@ def versions(project: Path, name: str) -> dict[str, str]:
     return found
 
 
-def summaries(project: Path, output: str) -> dict[str, int]:
-    """Shard -> inode of its summary: commits replace files."""
+def summaries(project: Path, output: str) -> dict[str, tuple[int, int]]:
+    """Shard -> inode and time of its summary: commits replace files, and may get an inode again."""
     found = sorted((project / "out" / output / "docs").glob("shard_*/summary.json"))
-    return {path.parent.name: path.stat().st_ino for path in found}
+    stats = {path.parent.name: path.stat() for path in found}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

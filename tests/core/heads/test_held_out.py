@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from nmoe_core.calibration.rows import rows_from_scorer
 from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
-from nmoe_core.heads.files import LoadedHead, load_head
+from nmoe_core.heads.files import LoadedHead, load_head, read_header
+from nmoe_core.heads.student_scoring import StudentScorer
 from nmoe_core.heads.train import HeadTraining
+from nmoe_core.labels.files import read_labels
+from nmoe_core.labels.near import near_copies
 from nmoe_core.labels.slices import read_slice
 from tests.core.quality import (
     MAX_CTX,
+    FakeTokenizer,
     Grading,
     corpus_of,
     random_documents,
@@ -22,6 +27,7 @@ from tests.core.quality import (
     write_head,
     write_labels,
     write_source,
+    write_student,
 )
 from tests.refusals import refused
 
@@ -93,6 +99,46 @@ def test_test_labels_are_reported_apart_and_like_val_labels_move_no_weight(
     assert [bool(other.header["metrics"]) for other in others] == [False, False, True]
     for name, weights in without.head.state_dict().items():
         assert all(torch.equal(weights, other.head.state_dict()[name]) for other in (made, *others))
+
+
+def test_near_copies_of_what_was_trained_on_are_left_out_of_heads_student_and_calibration(
+    tmp_path: Path, backbone: Any
+) -> None:
+    documents = [one for one in random_documents(7, 700) if len(one) >= 12]
+    rng = np.random.default_rng(7)
+    # A copy has another last token: one of its shingles differs, so it is no equal content.
+    copies = [[*documents[i][:MAX_CTX][:-1], 499] for i in rng.integers(0, len(documents), 200)]
+    write_source(tmp_path / "data", "web", [*documents, *copies], num_shards=2)
+    write_source(tmp_path / "data", "books", random_documents(8, 20))
+    slices = slice_all(tmp_path / "data", tmp_path / "slices")
+    rows = {s: read_slice(slices / f"docids_{s}.jsonl") for s in ("train", "val", "test")}
+    corpus = corpus_of(tmp_path / "data")
+    read = {s: corpus.read([doc_id for doc_id, _ in listed]).tokens for s, listed in rows.items()}
+    labels: dict[str, Path | None] = {
+        split: write_labels(
+            tmp_path / f"labels_{split}.jsonl", rows[split], rng.integers(0, 5, (len(tokens), 5))
+        )
+        for split, tokens in read.items()
+    }
+    near_train = near_copies(read["val"], read["train"])
+    near_any = near_copies(read["test"], [*read["train"], *read["val"]])
+    exact = np.isin(*(corpus.read([d for d, _ in rows[s]]).digests() for s in ("val", "train")))
+    assert near_train.sum() - exact.sum() > 5
+    heads = tmp_path / "heads"
+    table = HeadsTable(probe=ProbeTable(epochs=1))
+    write_student(labels, corpus, heads)
+    HeadTraining("probe", labels, corpus, backbone, heads, table).run()
+    for name in ("hydra_student", "hydra_probe"):
+        header = read_header(heads / f"{name}.safetensors")
+        metrics, test = header["metrics"], header["test_metrics"]
+        assert metrics["num_trained_on"] == near_train.sum()
+        assert metrics["num_near_copies"] == (near_train & ~exact).sum()
+        assert metrics["n"] + metrics["num_repeated"] == (~near_train).sum()
+        assert test["num_trained_on"] == near_any.sum()
+    scorer: Any = StudentScorer.load(heads / "hydra_student.safetensors", FakeTokenizer())  # pyright: ignore[reportArgumentType]
+    found = rows_from_scorer(scorer, corpus, read_labels(tmp_path / "labels_val.jsonl"))
+    assert found.left_out["trained_on"] == near_train.sum()
+    assert not (found.is_held_out & near_train).any()
 
 
 @pytest.fixture
