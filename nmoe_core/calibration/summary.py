@@ -166,6 +166,10 @@ def _of_groups(
         return {}
     keeps = Aggregates.of(report, fitted.scale).decisions(fitted.taus(report)) == 2
     of_all, *rows = keep_shares(report, keeps, report.groups)
+    shown = {row["group"] for row in rows}
+    # Grading reads their thresholds here, also where the other half has no document of them.
+    unseen = sorted({*fitted.groups} - shown)
+    rows += [{"group": name, "documents": 0, "tokens": 0} for name in unseen]
     for row in rows:
         point = fitted.groups.get(row["group"], fitted.point)
         row |= {"has_own": row["group"] in fitted.groups, **asdict(point.taus)}

@@ -193,6 +193,8 @@ def _show_graders(found: dict[str, Any]) -> None:
 
 
 def _share(row: dict[str, Any]) -> str:
+    if "keep_documents" not in row:
+        return "not known"
     low, high = row["keep_documents_ci95"]
     return f"{_percent(row['keep_documents'])} ({_percent(low)} to {_percent(high)})"
 

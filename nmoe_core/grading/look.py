@@ -8,8 +8,8 @@ from nmoe_core.base.errors import LabelError
 from nmoe_core.config.run import Run
 from nmoe_core.heads.student_file import load_student
 from nmoe_core.labels.corrections import all_corrected, read_corrections
-from nmoe_core.labels.files import read_labels
-from nmoe_core.labels.oracle import Record, latest, read_records
+from nmoe_core.labels.files import read_label_file, read_labels
+from nmoe_core.labels.oracle import Record
 from nmoe_core.labels.scores import rounded
 from nmoe_core.shards.documents import DocumentReader, beginning
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -26,15 +26,8 @@ def look_at_labels(
     beside. Raises LabelError: labels are not merged (E-LABEL-MISSING), or the student was reported
     on others (E-LABEL-MIXED).
     """
-    path = run.tree.merged_labels(split)
-    if not path.is_file():
-        raise LabelError(
-            "labels are missing",
-            where=path,
-            do="run nmoe hydra merge-labels",
-            code="E-LABEL-MISSING",
-        )
-    records = all_corrected(latest(read_records(path)).values(), read_corrections(run.tree))
+    _, records = read_label_file(run.tree.merged_labels(split))
+    records = all_corrected(records, read_corrections(run.tree))
     records = [record for record in records if source in (None, record["source"])]
     student = _student_scores(run, split) if kind == "disagreements" else {}
     keys: dict[Kind, Callable[[Record], Any]] = {

@@ -22,6 +22,7 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.labels.corrections import all_corrected, corrections_digest, read_corrections
 from nmoe_core.labels.oracle import (
     SCORES_NAME,
+    Record,
     Scorer,
     coverage,
     is_salvaged,
@@ -166,13 +167,9 @@ class Labels:
             )
 
 
-def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
-    """Read a merged label file, or the labels of one finished shard.
-
-    `use_salvaged` also takes labels whose scores stood among other words. Raises LabelError:
-    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`,
-    `one_scale`.
-    """
+def read_label_file(path: Path) -> tuple[str, list[Record]]:
+    """SHA-256 of a label file, and one record per document. Raises LabelError: missing
+    (E-LABEL-MISSING), or as `checked_digest`."""
     if not path.is_file():
         raise LabelError(
             "labels are missing",
@@ -180,8 +177,17 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
             do="run nmoe hydra merge-labels",
             code="E-LABEL-MISSING",
         )
-    digest = checked_digest(path)
-    records = list(latest(read_records(path)).values())
+    return checked_digest(path), list(latest(read_records(path)).values())
+
+
+def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
+    """Read a merged label file, or the labels of one finished shard.
+
+    `use_salvaged` also takes labels whose scores stood among other words. Raises LabelError:
+    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`,
+    `one_scale`.
+    """
+    digest, records = read_label_file(path)
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
     num_failed = sum(not record["ok"] for record in records)
     num_salvaged = len(records) - num_failed - len(parsed)

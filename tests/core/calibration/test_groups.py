@@ -10,6 +10,7 @@ from nmoe_core.calibration.files import load_calibration
 from nmoe_core.calibration.fit import MIN_GROUP, fit_on
 from nmoe_core.calibration.measures import Aggregates
 from nmoe_core.calibration.rows import CalibrationRows
+from nmoe_core.calibration.summary import summarise
 from nmoe_core.calibration.targets import Targets
 from nmoe_core.config.run import Run
 from nmoe_core.labels.scores import QUALITY
@@ -125,6 +126,15 @@ def test_a_summary_shows_each_source_s_thresholds_and_the_check_looks_at_each(
     write_rows(labels, [row | {"source": "books"} for row in rows])  # shares are of other documents
     summary_of((labels, predictions), tmp_path / "out", max_false_drop=0.1, **asked)
     assert set(load_calibration(tmp_path / "out").groups) == {"books"}
+
+
+def test_a_group_of_which_the_other_half_has_no_document_keeps_its_thresholds() -> None:
+    rows, targets = grouped(2, 1200), Targets(0.3, 0.3, target_by="source")
+    others = grouped(3, 1200)
+    summary = summarise(rows, others.take(others.sources != "law"), targets)
+    found = {row["group"]: row for row in summary["groups"]}
+    assert found["law"]["documents"] == 0
+    assert found["law"]["tau_keep"] == fit_on(rows, targets).groups["law"].taus.tau_keep
 
 
 @pytest.mark.parametrize(
