@@ -125,7 +125,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
 def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Thresholds, fitted on the heads' own scores of val documents, reported on test too."""
     read = dg.SpecificPartitionsPartitionMapping([*label_keys("val"), *label_keys("test")])
-    languages = [key for source in sources for key in _languages(run, source.name)]
+    languages = [key for source in sources for key in graded_by_language(run, source.name)]
     return Asset(
         run=run,
         key=[GROUP, "calibration"],
@@ -155,7 +155,7 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     ).unpartitioned(lambda: hydra.calibrate_heads(run), "keep_rate_and_reliability")
 
 
-def _languages(run: Run, source: str) -> list[list[str]]:
+def graded_by_language(run: Run, source: str) -> list[list[str]]:
     """The languages of a source's documents, where thresholds differ by them."""
     is_read = run.config.calibration.target_by == "language"
     return [[source, "attributes", "language"]] if is_read else []
@@ -174,7 +174,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         text="The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         version=versions.grades(run),
-        deps=[[name, "shards"], *_languages(run, name), *([GROUP, made] for made in read)],
+        deps=[[name, "shards"], *graded_by_language(run, name), *([GROUP, made] for made in read)],
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",

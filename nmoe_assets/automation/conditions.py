@@ -91,6 +91,8 @@ def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
 
 def _mode(run: Run, name: str) -> str:
     kind = "curate" if name in run.config.attributes.files else _KINDS.get(name)
+    if name == run.config.calibration.target_by:  # thresholds need the attribute `language`
+        kind = "prep"
     return "off" if kind is None else getattr(run.config.automation, kind)
 
 

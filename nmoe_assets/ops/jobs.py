@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
-from nmoe_assets.assets.hydra import heads
+from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
@@ -63,10 +63,13 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     trained = ["backbone", "student", *heads(run), "calibration"]
     shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
     regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
-    curated = [key for source in sources for key in attribute_keys(run, source.name)]
+    # Thresholds need them, so that they are made with the shards.
+    first = [tuple(key) for source in sources for key in graded_by_language(run, source.name)]
+    recorded = [tuple(key) for source in sources for key in attribute_keys(run, source.name)]
+    curated = [key for key in recorded if key not in first]
     curated += of_sources("topics", *selected, "curated", "curated_manifest")
     jobs = [
-        job("prep", of_sources("shards", "manifest", "docid_slices"), shards),
+        job("prep", [*of_sources("shards", "manifest", "docid_slices"), *first], shards),
         job("label", [("hydra", "oracle_labels")], label_partitions),
         job("train_heads", [("hydra", name) for name in trained]),
         job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),

@@ -116,12 +116,16 @@ def test_the_loader_plan_is_overdue_after_the_days_that_the_run_says() -> None:
 def test_grades_and_their_thresholds_are_made_from_languages_where_targets_are_by_language(
     by: str,
 ) -> None:
-    graph = build_definitions(Run("demo", {"calibration.target_by": by})).resolve_asset_graph()
+    defs = build_definitions(Run("demo", {"calibration.target_by": by}))
+    graph = defs.resolve_asset_graph()
     source = DEMO_SOURCES[0]
     languages = {dg.AssetKey([name, "attributes", "language"]) for name in DEMO_SOURCES}
     parents = graph.get(dg.AssetKey(["hydra", "calibration"])).parent_keys
     assert parents & languages == (languages if by == "language" else set())
     own = graph.get(dg.AssetKey([source, "quality_scores"])).parent_keys & languages
+    for job, is_first in (("prep", by == "language"), ("curate", by != "language")):
+        made = defs.resolve_job_def(job).asset_layer.executable_asset_keys
+        assert (languages <= made, languages.isdisjoint(made)) == (is_first, not is_first)
     assert own == ({dg.AssetKey([source, "attributes", "language"])} if by == "language" else set())
 
 

@@ -101,7 +101,8 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
     made_from = made_from["fingerprints"]
     _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     graded = read_graded(shard.graded)
-    grader = sha256_json({key: value for key, value in made_from.items() if key != "shard"})
+    # What the grader is, and not what it read of this shard.
+    grader = sha256_json({k: v for k, v in made_from.items() if k not in ("shard", "languages")})
     return ShardQuality(graded.path, graded.checksum, grader)
 
 

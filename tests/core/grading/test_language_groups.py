@@ -8,9 +8,10 @@ import pytest
 from nmoe_core.base.docid import split_of
 from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.labels.scores import QUALITY
+from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.preview import plan_regrade
 from tests.core.grading.judged import answering, oracle_of
-from tests.core.grading.small_run import SETTINGS, nmoe
+from tests.core.grading.small_run import SETTINGS, TINY, nmoe
 from tests.core.labels.oracles.server import JudgeServer
 from tests.project import Project, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused_line
@@ -28,16 +29,20 @@ def text(i: int) -> str:
 def project(server: JudgeServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
     rows = [{"id": f"d{i}", "text": text(i)} for i in range(2400)]
     answering(server, QUALITY)
-    settings: dict[str, Any] = SETTINGS | {
-        "grading": {"grader": "student"},
-        "attributes": {"use": ["language"]},
-        "oracle": oracle_of(server, "quality_v1"),
-        "calibration": {
-            "max_false_drop": 0.5,
-            "target_by": "language",
-            "target_of": {"en": 0.3, "de": 0.7},
-        },
-    }
+    settings: dict[str, Any] = (
+        SETTINGS
+        | TINY
+        | {
+            "grading": {"grader": "student"},
+            "attributes": {"use": ["language"]},
+            "oracle": oracle_of(server, "quality_v1"),
+            "calibration": {
+                "max_false_drop": 0.5,
+                "target_by": "language",
+                "target_of": {"en": 0.3, "de": 0.7},
+            },
+        }
+    )
     made = write_project(tmp_path_factory.mktemp("language"), [jsonl_source("web", rows)], settings)
     tasks = ("slices", "oracle-label", "merge-labels")
     for words in ("prep-mixture", *(f"hydra {task}" for task in tasks), "train student"):
@@ -73,6 +78,9 @@ def test_each_language_has_thresholds_of_its_own_once_languages_are_there(
     taus = calibration.of(rows[0]["group"])
     assert facts["thresholds"]["tau_keep"] == taus.tau_keep
     assert plan_regrade(project.run, ["web"]).shards == []
+    make_backbone(project.run)  # of whose table topics are made
+    nmoe(project, "curate shards")
+    assert sum(1 for _ in tree.curated.rglob("shard_*/manifest.json")) == 2
 
 
 def test_other_targets_are_previewed_by_group_and_by_source_without_languages(
