@@ -78,6 +78,10 @@ def test_each_language_has_thresholds_of_its_own_once_languages_are_there(
     taus = calibration.of(rows[0]["group"])
     assert facts["thresholds"]["tau_keep"] == taus.tau_keep
     assert plan_regrade(project.run, ["web"]).shards == []
+    tree.shard("web", 0).attribute("language").unlink()
+    refused_line(capsys, "hydra", "grade", "--config", config, code="E-ATTRIBUTE-MISSING")
+    nmoe(project, "attributes --only language")
+    nmoe(project, "hydra grade")
     make_backbone(project.run)  # of whose table topics are made
     nmoe(project, "curate shards")
     assert sum(1 for _ in tree.curated.rglob("shard_*/manifest.json")) == 2

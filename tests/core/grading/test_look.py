@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nmoe_core.labels.corrections import corrected, read_corrections
 from nmoe_core.labels.files import read_labels
 from nmoe_core.labels.oracle import is_salvaged
 from tests.core.grading.small_run import SETTINGS, labelled_run, nmoe
@@ -72,6 +73,10 @@ def test_a_correction_is_merged_with_its_origin_for_every_document_of_the_text(
     assert merged["scores"] == second["scores"]
     assert merged["corrected"]["by"] == "jo"
     assert merged["corrected"]["was"] == was
+    corrections = read_corrections(tree)
+    assert corrected(before[0], corrections) == merged
+    other = before[0] | {"rubric_hash": "of another rubric"}
+    assert corrected(other, corrections) == other
 
 
 def test_a_failed_label_gets_scores_and_labels_made_again_keep_them(tmp_path: Path) -> None:
