@@ -91,6 +91,7 @@ _MEANINGS = {
     "auc_better_half": "chance that a document of the oracle's better half is placed above one of "
     "the other half",
     "precision_top_fifth": "share of the fifth placed highest that is in the oracle's best fifth",
+    "false_drops_bottom_fifth": "share of the fifth placed lowest that is in its better half",
     "spearman_source_only, spearman_length_only": "what a document's source or length alone reach",
     "spearman_student": "what a student without a backbone reaches on the same labels",
     "gain_over_student": "by how much the head's rank correlation is higher",
@@ -132,7 +133,8 @@ _MEANINGS = {
 }
 STUDENT_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
-    *("auc_better_half", "precision_top_fifth", "spearman_source_only, spearman_length_only"),
+    *("auc_better_half", "precision_top_fifth", "false_drops_bottom_fifth"),
+    "spearman_source_only, spearman_length_only",
 )
 HEAD_FACTS = (
     *(*STUDENT_FACTS, "spearman_student", "gain_over_student"),

@@ -7,7 +7,7 @@ the student grades.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
 from nmoe_core.calibration.rows import CalibrationRows, rows_from_predictions, rows_from_scorer
-from nmoe_core.calibration.summary import operating_point, summarise
+from nmoe_core.calibration.summary import operating_points, summarise
 from nmoe_core.calibration.targets import DELTA, Languages, Targets, require_languages
-from nmoe_core.config.tree import CALIBRATION_NAME
+from nmoe_core.config.tree import CALIBRATION_NAME, COST_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
 from nmoe_core.heads.scores import Scorer
@@ -60,7 +60,8 @@ def calibrate(
     Of two `graders`, each with the documents as it reads them, the better one is chosen (`choose`).
     Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
     Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of each grader where
-    this call asked it. `languages` gives those of documents by their ids, for targets by language.
+    this call asked it, which `cost.json` keeps. `languages` gives those of documents by their ids,
+    for targets by language.
 
     Raises:
         CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), most labels failed
@@ -86,11 +87,11 @@ def calibrate(
         fingerprints |= {**corpus.fingerprints, **scorer.fingerprints}
     sizes = [corpus.max_ctx for _, corpus in graders]
     fingerprints["settings"] = sha256_json([*sizes, *targets.identity])
-    group = _grouping(targets, languages)
-    if targets.target_by == "language":
-        read = [labels, *([] if test is None else [test])]
-        found = [require_languages(languages)(one.doc_ids) for one in read]
-        fingerprints["languages"] = sha256_json(found)
+    doc_ids = [*labels.doc_ids, *(() if test is None else test.doc_ids)]
+    named = _languages(targets, languages, doc_ids)
+    if named:
+        fingerprints["languages"] = sha256_json(named)
+    group = _grouping(targets, named)
 
     costs: list[dict[str, Any]] = []
 
@@ -105,19 +106,29 @@ def calibrate(
     done.facts["backbone_tokens"] = tokens
     if costs:
         done.facts["cost"] = costs
+        write_json(out_dir / COST_NAME, {"graders": costs})
     return done
 
 
+def _languages(
+    targets: Targets, languages: Languages | None, doc_ids: Sequence[str]
+) -> dict[str, str]:
+    """Those of documents, by their ids, where targets need them."""
+    if targets.target_by != "language":
+        return {}
+    return dict(zip(doc_ids, require_languages(languages)(doc_ids)))
+
+
 def _grouping(
-    targets: Targets, languages: Languages | None
+    targets: Targets, languages: Mapping[str, str]
 ) -> Callable[[CalibrationRows], CalibrationRows]:
     """What names the group of each document whose targets are its own."""
     match targets.target_by:
         case "source":
             return lambda rows: replace(rows, groups=rows.sources)
         case "language":
-            of = require_languages(languages)
-            return lambda rows: replace(rows, groups=np.array(of(rows.doc_ids.tolist()), np.str_))
+            of = languages.__getitem__
+            return lambda r: replace(r, groups=np.array([*map(of, r.doc_ids.tolist())], np.str_))
         case "all":
             return lambda rows: rows
 
@@ -126,7 +137,7 @@ def _scored(
     scorer: Scorer, corpus: Corpus, labels: Labels, test: Labels | None, costs: list[dict[str, Any]]
 ) -> Candidate:
     """A grader's scores; appends to `costs` what a million such documents cost on this machine,
-    without early exits. The file does not hold it: equal inputs give equal bytes."""
+    without early exits. The summary does not hold it: equal inputs give equal bytes."""
     started, of_test = time.perf_counter(), None
     of_val = rows_from_scorer(scorer, corpus, labels)
     if test is not None:
@@ -155,7 +166,7 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.identity),
     }
-    rows = _grouping(targets, None)(rows)
+    rows = _grouping(targets, _languages(targets, None, labels.doc_ids))(rows)
     return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])
 
 
@@ -215,9 +226,14 @@ def _fit(
     # of the error.
     targets = replace(targets, delta=DELTA / len(candidates))
     if choice:
-        figures = choice["grader_choice"]["report"]["graders"]
+        shown = [
+            choice["grader_choice"][n] for n in ("report", "test") if n in choice["grader_choice"]
+        ]
         for one in graders:
-            figures[one.fit.grader] |= operating_point(one.fit, one.report, targets)
+            measured = [one.report, *([] if one.test is None else [one.test])]
+            points = operating_points(one.fit, measured, targets)
+            for split, point in zip(shown, points):
+                split["graders"][one.fit.grader] |= point
     summary = summarise(fit, report, targets, test)
     facts = {
         **summary,

@@ -39,21 +39,24 @@ from nmoe_core.labels.scores import rounded
 MIN_TEST_DOCUMENTS = 3
 
 
-def operating_point(
-    fit: CalibrationRows, report: CalibrationRows, targets: Targets
-) -> dict[str, Any]:
-    """What a grader would keep and drop of the report half at thresholds of its own, and how much
-    of that is wrong; `not_fitted` says why it has no thresholds."""
+def operating_points(
+    fit: CalibrationRows, measured: Sequence[CalibrationRows], targets: Targets
+) -> list[dict[str, Any]]:
+    """What a grader would keep and drop of each of `measured` at thresholds of its own, and how
+    much of that is wrong; `not_fitted` says why it has no thresholds."""
     try:
         fitted = fit_on(fit, targets)
     except CalibrationError as error:
-        return {"not_fitted": str(error)}
-    shown = report.held_out()
-    scores = Aggregates.of(shown, fitted.scale)
-    found = errors(scores, fitted.taus(shown), fitted.oracle_keeps(shown))
+        return [{"not_fitted": str(error)} for _ in measured]
     names = ("num_dropped", "false_drop_rate", "false_drop_rate_upper95")
     names += ("precision_keep", "precision_keep_ci95", "recall_keep", "recall_keep_ci95")
-    return {name: found[name] for name in names}
+    found = []
+    for rows in measured:
+        shown = rows.held_out()
+        scores = Aggregates.of(shown, fitted.scale)
+        figures = errors(scores, fitted.taus(shown), fitted.oracle_keeps(shown))
+        found.append({name: figures[name] for name in names})
+    return found
 
 
 def summarise(

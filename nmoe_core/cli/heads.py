@@ -1,7 +1,6 @@
 """`nmoe train student|probe|judge|import-pt`, `nmoe hydra calibrate|grade`."""
 
 import argparse
-import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -183,10 +182,11 @@ def _show_graders(found: dict[str, Any]) -> None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
     rows = [
-        [grader, row.get("num_dropped"), *(_percent(row.get(name)) for name in names)]
-        for grader, row in choice["report"]["graders"].items()
+        [grader, said, row.get("num_dropped"), *(_percent(row.get(name)) for name in names)]
+        for split, said in (("report", "the other half"), ("test", "test"))
+        for grader, row in choice.get(split, {"graders": {}})["graders"].items()
     ]
-    columns = ["grader", "would drop", "false drops", "at most (95 %)", "kept rightly"]
+    columns = ["grader", "of", "would drop", "false drops", "at most (95 %)", "kept rightly"]
     print()
     print_table([*columns, "of the oracle's keeps"], rows)
     print(textwrap.fill(choice["sentence"], 112))
@@ -239,32 +239,40 @@ def _show_progress(num_done: int, num_all: int | None) -> None:
     print(f"{num_done:,}{of_all} documents graded", file=sys.stderr)
 
 
-def show_scoreboard(heads: dict[str, Any]) -> None:
-    """Rank correlations with the oracle, of each that could grade, and of what does not read."""
+def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+    """How each that could grade ranks documents, beside what does not read them; and the cost."""
+    if not heads:
+        return
+    split = "test" if any(found["test"] for found in heads.values()) else "val"
+    measured = {kind: found[split] for kind, found in heads.items() if found[split]}
+    names = ("auc_better_half", "precision_top_fifth", "false_drops_bottom_fifth")
     rows = []
-    for kind, found in heads.items():
-        test = found["test"] or {"n": 0}
-        shown = (_with_interval(one) if one["n"] else "not labelled" for one in (found, test))
-        row = [kind, *itertools.chain(*zip((found["n"], test["n"]), shown))]
-        names = ("auc_better_half", "precision_top_fifth")
-        figures = (None if test.get(name) is None else _with_interval(test, name) for name in names)
-        rows.append([*row, *figures])
-    last = next(reversed(heads.values()))
-    for name in ("source", "length"):
-        alone = _two(last[f"spearman_{name}_only"])
-        rows.append([f"{name} alone", last["n"], alone, *[None] * 4])
-    header = ["Spearman", "val", "(95 %)", "test", "(95 %)"]
-    print_table([*header, "AUC on test", "top fifth on test"], rows)
-    print(
-        "Spearman: with the oracle, of documents it was not trained on; test took part in no choice"
-    )
+    for kind, found in measured.items():
+        ranked = (_with_interval(found, f"spearman{of}") for of in ("", "_within_source"))
+        rows.append([kind, found["n"], *ranked, *(_two(found[name]) for name in names)])
+    for found in [*measured.values()][-1:]:
+        for name in ("source", "length"):
+            alone = _two(found[f"spearman_{name}_only"])
+            rows.append([f"{name} alone", found["n"], alone, *[None] * 4])
+        rows.append(["noise ceiling", None, _two(found["noise_ceiling"]), *[None] * 4])
+    header = [split, "documents", "Spearman (95 %)", "within source (95 %)", "AUC", "top fifth"]
+    print_table([*header, "bottom fifth"], rows)
+    print("Spearman: with the oracle, on documents that no grader was trained on", end="")
+    print("; the test slice took part in no choice" if split == "test" else "")
     print("AUC: how often one of the oracle's better half is placed above one of the other half")
-    print(
-        "top fifth: share of its best fifth that is in the oracle's best fifth; chance gives 0.20\n"
-    )
+    print("top fifth: share of the best fifth that is in the oracle's best fifth; chance: 0.20")
+    print("bottom fifth: share of the worst fifth that is in the oracle's better half: false drops")
+    print(_cost(costs))
 
 
-def _with_interval(found: dict[str, Any], name: str = "spearman") -> str:
+def _cost(costs: list[dict[str, Any]]) -> str:
+    names = {"hydra": "probe and judge", "student": "student"}
+    hours = (f"{names[c['grader']]} {c['hours_per_million_documents']:g} h" for c in costs)
+    shown = ", ".join(hours) or "not measured"
+    return f"a million such documents on the machine that calibrated: {shown}\n"
+
+
+def _with_interval(found: dict[str, Any], name: str) -> str:
     if found[f"{name}_ci95"] is None:
         return _two(found[name])
     low, high = found[f"{name}_ci95"]
@@ -272,4 +280,4 @@ def _with_interval(found: dict[str, Any], name: str = "spearman") -> str:
 
 
 def _two(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
+    return "not known" if value is None else f"{value:.2f}"

@@ -189,7 +189,7 @@ def _show_report(report: dict[str, Any]) -> None:
     print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
     _show_left_out(report)
-    show_scoreboard(report["heads"])
+    show_scoreboard(report["heads"], report["cost"])
     if (choice := report["grader_choice"]) is not None:
         print(textwrap.fill(choice["sentence"], 112))
     else:

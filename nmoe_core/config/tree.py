@@ -24,6 +24,7 @@ PROBE_NAME = "hydra_probe.safetensors"
 JUDGE_NAME = "hydra_judge.safetensors"
 STUDENT_NAME = "hydra_student.safetensors"
 CALIBRATION_NAME = "calibration_summary.json"
+COST_NAME = "cost.json"
 
 
 def shard_dir_name(bucket: int) -> str:
@@ -62,6 +63,7 @@ class Tree:
     judge = _Below("heads", JUDGE_NAME)
     student = _Below("heads", STUDENT_NAME)
     calibration_summary = _Below("calibration", CALIBRATION_NAME)
+    calibration_cost = _Below("calibration", COST_NAME)
     topic_model = _Below("topics", "topic_model.safetensors")
     topic_terms = _Below("topics", "topic_terms.json")
 

@@ -89,7 +89,9 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     `auc_better_half`: the chance that a document of the oracle's better half is placed above one of
     the other half. `precision_top_fifth`: of the fifth that is placed highest, the share that is in
     the oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth
-    count as inside, so a random order reaches `chance_top_fifth`.
+    count as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: of
+    the fifth that is placed lowest, the share that is in the oracle's better half, by chance
+    `chance_bottom_fifth`.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
@@ -98,12 +100,17 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     def ranked(rows: np.ndarray) -> float | None:
         return auc(given[rows], better[rows])
 
-    def precision(rows: np.ndarray) -> float:
+    def highest(scores: np.ndarray, hits: np.ndarray) -> float:
         # The order among equal scores says nothing of the grader, so each of them counts in part.
-        scores, hits = given[rows], best[rows]
         edge = np.sort(scores)[-count]
         above, at = scores > edge, scores == edge
         return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
+
+    def precision(rows: np.ndarray) -> float:
+        return highest(given[rows], best[rows])
+
+    def false_drops(rows: np.ndarray) -> float:
+        return highest(-given[rows], better[rows])
 
     every = np.arange(len(oracle))
     return {
@@ -112,6 +119,9 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
         "precision_top_fifth": rounded(precision(every)),
         "precision_top_fifth_ci95": bootstrap(precision, len(oracle)),
         "chance_top_fifth": rounded(best.mean()),
+        "false_drops_bottom_fifth": rounded(false_drops(every)),
+        "false_drops_bottom_fifth_ci95": bootstrap(false_drops, len(oracle)),
+        "chance_bottom_fifth": rounded(better.mean()),
     }
 
 
@@ -224,6 +234,11 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
             f"probability {_cell(metrics, 'auc_better_half')}; of the fifth placed highest, "
             f"{_cell(metrics, 'precision_top_fifth')} is in the oracle's best fifth "
             f"({metrics['chance_top_fifth']:.3f} by chance)."
+        )
+    if "false_drops_bottom_fifth" in metrics:
+        lines.append(
+            f"Of the fifth placed lowest, {_cell(metrics, 'false_drops_bottom_fifth')} is in the "
+            f"oracle's better half ({metrics['chance_bottom_fifth']:.3f} by chance)."
         )
     if "spearman_student" in metrics:
         student = _cell(metrics, "spearman_student")

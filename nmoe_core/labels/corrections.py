@@ -100,7 +100,9 @@ def corrected(record: Record, corrections: Corrections) -> Record:
     if found is None:
         return record
     kept = {key: value for key, value in record.items() if key not in ("raw", "scale")}
-    told = {key: found[key] for key in ("by", "note", "at")} | {"was": record.get("scores")}
+    # A merged record may have been corrected before: `was` stays what the oracle gave.
+    was = record.get("corrected", {}).get("was", record.get("scores"))
+    told = {key: found[key] for key in ("by", "note", "at")} | {"was": was}
     label = scale_in(found).label(found["scores"])
     return kept | {"ok": True, "salvaged": False} | label | {"corrected": told}
 

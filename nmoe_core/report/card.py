@@ -11,7 +11,8 @@ from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.report.corpus import UNREADABLE, Corpus, readable_manifest
 from nmoe_core.report.origins import facts, origin
-from nmoe_core.report.sections import head_headers, language_shares
+from nmoe_core.report.sections import language_shares
+from nmoe_core.tasks.report import head_headers
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 MADE_BY = "# Written by nmoe report: it is replaced by the next one."

@@ -15,9 +15,9 @@ from nmoe_core.calibration.files import read_calibration
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.report.corpus import Corpus, readable_manifest
 from nmoe_core.report.html import Html, element, joined, note, paragraph, table
-from nmoe_core.report.sections import head_headers
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.tasks.report import head_headers
 
 HASHED_BYTES = 4_000_000_000  # beyond these, sizes alone are compared
 Cost = Sequence[Mapping[str, Any]]

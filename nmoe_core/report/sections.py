@@ -20,6 +20,7 @@ from nmoe_core.report.samples import Sample, samples
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
+from nmoe_core.tasks.report import grader_costs, scoreboard
 from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
@@ -28,7 +29,6 @@ _PORTIONS = 12
 _SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
 _SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
 _SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
-_HEADS = ("student", "probe", "judge")
 
 
 def _composition(corpus: Corpus) -> Iterator[object]:
@@ -116,22 +116,29 @@ def _thresholds(corpus: Corpus) -> Iterator[object]:
 
 def _scoreboard(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
-        "How well each grader ranks documents as the oracle does: Spearman's correlation on "
-        "documents that it was not trained on, with 95 % intervals. A grader that is no better "
-        "than the length alone has learned nothing of quality. AUC: the chance that a document of "
-        "the oracle's better half is placed above one of the other half. Top fifth: the share of "
-        "the grader's best fifth that is in the oracle's best fifth."
+        "How well each grader ranks documents as the oracle does, on documents that it was not "
+        "trained on, with 95 % intervals; the test slice took part in no choice. Spearman's "
+        "correlation is at most the noise ceiling, where the oracle was asked twice. A grader that "
+        "is no better than the length alone has learned nothing of quality. AUC: the chance that a "
+        "document of the oracle's better half is placed above one of the other half. Top fifth: "
+        "the share of the grader's best fifth that is in the oracle's best fifth. Bottom fifth: "
+        "the share of its worst fifth that is in the oracle's better half."
     )
+    names = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
+    names += ("false_drops_bottom_fifth",)
+    ends = ("mae_aggregate", "spearman_source_only", "spearman_length_only", "noise_ceiling")
     rows = []
-    for kind, header in head_headers(corpus.run).items():
-        metrics, test = header["metrics"], header.get("test_metrics") or {}
-        row = [kind, metrics["n"], metrics["spearman"], _interval(metrics["spearman_ci95"])]
-        row += [test.get(name) for name in ("spearman", "auc_better_half", "precision_top_fifth")]
-        row.append(metrics["mae_aggregate"])
-        rows.append([*row, metrics["spearman_source_only"], metrics["spearman_length_only"]])
-    header = ["grader", "documents", "Spearman", "95 %", "on test", "AUC on test"]
-    header += ["top fifth on test", "mean error"]
-    yield table([*header, "source alone", "length alone"], rows)
+    for kind, splits in scoreboard(corpus.run).items():
+        for split, found in splits.items():
+            if found:
+                figures = (_with_interval(found, name) for name in names)
+                rows.append([kind, split, found["n"], *figures, *map(found.get, ends)])
+    header = ["grader", "split", "documents", "Spearman", "within source", "AUC", "top fifth"]
+    header += ["bottom fifth", "mean error", "source alone", "length alone", "noise ceiling"]
+    yield table(header, rows)
+    for cost in grader_costs(corpus.run):
+        who, hours = cost["grader"], cost["hours_per_million_documents"]
+        yield paragraph(f"{who}: {hours:g} h for a million documents where it was calibrated.")
     summary = corpus.run.tree.calibration_summary
     choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None
     if choice is not None:
@@ -140,16 +147,10 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
         yield note("The backbone has random weights and stands in for a real one.")
 
 
-def head_headers(run: Run) -> dict[str, dict[str, Any]]:
-    """Headers of the graders that are there, by their names."""
-    from nmoe_core.heads.files import read_header
-
-    paths = {kind: getattr(run.tree, kind) for kind in _HEADS}
-    return {kind: read_header(path) for kind, path in paths.items() if path.is_file()}
-
-
-def _interval(bounds: list[float] | None) -> str | None:
-    return None if bounds is None else f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+def _with_interval(found: dict[str, Any], name: str) -> str | None:
+    value, bounds = found[name], found[f"{name}_ci95"]
+    interval = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
+    return None if value is None else f"{value:.3f}{interval}"
 
 
 def _duplicates(corpus: Corpus) -> Iterator[object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from loader.__main__ import fingerprint
-from loader.files.format import load_manifest
+from loader.files.format import load_manifest, read_json_object
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.errors import FormatError
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIGEST_STEPS = 8
+_RANKED = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
+_RANKED += ("false_drops_bottom_fifth", "spearman_student", "gain_over_student")
+_SCOREBOARD = ("n", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggregate")
+_SCOREBOARD += ("spearman_source_only", "spearman_length_only", "noise_ceiling")
 Row = dict[str, str | int | float]
 _TEXT_CHARS = 160
 _TEXT_TOKENS = 64
@@ -55,7 +59,8 @@ def run_report(run: Run) -> dict[str, Any]:
         "backbone": run.config.backbone.kind,
         "grader": calibration.get("grader", "hydra"),
         "grader_choice": calibration.get("grader_choice"),
-        "heads": _heads(run),
+        "heads": scoreboard(run),
+        "cost": grader_costs(run),
         "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {
             "path": str(run.tree.plan),
@@ -94,22 +99,33 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
     }
 
 
-def _heads(run: Run) -> dict[str, dict[str, Any]]:
+def head_headers(run: Run) -> dict[str, dict[str, Any]]:
+    """Headers of the graders that are there: the student needs no heads, older runs have none."""
     from nmoe_core.heads.files import read_header
 
-    keys = ("n", "spearman", "spearman_ci95", "spearman_source_only", "spearman_length_only")
-    keys += ("spearman_student", "gain_over_student_ci95")
-    of_test = ("n", "spearman", "spearman_ci95", "auc_better_half", "auc_better_half_ci95")
-    of_test += ("precision_top_fifth", "precision_top_fifth_ci95")
-    found: dict[str, dict[str, Any]] = {}
-    for kind in ("probe", "judge", "student"):
-        if not (path := getattr(run.tree, kind)).is_file():
-            continue  # the student needs no heads, and older runs have no student
-        header = read_header(path)
-        test = header.get("test_metrics") or {}
-        found[kind] = {key: header["metrics"].get(key) for key in keys}
-        found[kind]["test"] = {key: test.get(key) for key in of_test if test}
-    return found
+    paths = {kind: getattr(run.tree, kind) for kind in ("student", "probe", "judge")}
+    return {kind: read_header(path) for kind, path in paths.items() if path.is_file()}
+
+
+def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
+    """Figures of each grader by the split they were measured on, `val` and `test`; empty where that
+    has no labels. Files made before a figure existed give None for it."""
+
+    def shown(figures: dict[str, Any] | None) -> dict[str, Any]:
+        return {key: figures.get(key) for key in _SCOREBOARD} if figures else {}
+
+    return {
+        kind: {"val": shown(header["metrics"]), "test": shown(header.get("test_metrics"))}
+        for kind, header in head_headers(run).items()
+    }
+
+
+def grader_costs(run: Run) -> list[dict[str, Any]]:
+    """`hours_per_million_documents` of each `grader`, as measured by the last calibration that
+    asked it; none where none did."""
+    path = run.tree.calibration_cost
+    graders = read_json_object(path).get("graders") if path.is_file() else None
+    return graders if isinstance(graders, list) else []
 
 
 def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:

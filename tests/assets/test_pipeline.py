@@ -165,9 +165,9 @@ def test_the_report_is_what_the_files_hold(
         for g in grades
         if g["doc_id"] in labels
     ]
-    assert len(pairs) == len(labels) == report["heads"]["probe"]["n"]
+    assert len(pairs) == len(labels) == report["heads"]["probe"]["val"]["n"]
     expected = spearmanr(*zip(*pairs)).statistic
-    assert report["heads"]["probe"]["spearman"] == pytest.approx(expected, abs=2e-3)
+    assert report["heads"]["probe"]["val"]["spearman"] == pytest.approx(expected, abs=2e-3)
 
 
 def _topics_in_windows(out: Path, source: str, seq_len: int) -> float:

@@ -62,6 +62,7 @@ def test_a_correction_is_merged_with_its_origin_for_every_document_of_the_text(
     assert read_labels(path).scores[0].tolist() == list(made["scores"].values())
     (shown,) = said(capsys, *look, "--kind", "corrected")
     assert shown["doc_id"] == doc_id
+    assert shown["corrected"]["was"] == was, "not the corrected scores"
     line = refused_line(capsys, *map(str, look), "--kind", "disagreements")
     assert "run nmoe train student" in line, "it was reported on the labels as they were"
     # The last correction counts, and a second one starts from the first.
