@@ -98,5 +98,6 @@ def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsD
         curation.topics(run, plan),
         *attributes.selection(run, plan),
         curation.curated(run, plan),
+        *curation.seen_index(run, plan),
         curation.curated_manifest(run, plan),
     ]

@@ -19,7 +19,7 @@ from loader.errors import StateError
 from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
-from loader.rows.origins import Origin, origins, readings
+from loader.rows.origins import Origin, Place, origins, readings
 from loader.rows.stream import Stream
 from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
@@ -231,7 +231,7 @@ def _readings(run: Run, doc_id: DocId, place: _Place | None, most: int) -> list[
     with closing(Stream(plan, "train")) as stream:
         for path, where in candidates:
             if doc_id.source in stream.source_names and path in stream.files.paths():
-                found = readings(stream, doc_id.source, path, where.start, where.end)
+                found = readings(stream, [Place(doc_id.source, path, where.start, where.end)])
                 return [_reading(plan, stream, n, path, where) for n in islice(found, most)]
     return []
 

@@ -81,6 +81,19 @@ class DocumentIndex:
         return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
+def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A test of ranges of tokens, two int64 `[n]` (starts and ends) to bool `[n]`: whether any of
+    the spans, int64 `[num_spans, 2]`, shares a token with them."""
+    starts, stops = spans[np.argsort(spans[:, 0])].T
+    # The furthest end of the spans that begin before a place; none does before the first.
+    furthest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(stops)])
+
+    def overlap(first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return furthest[np.searchsorted(starts, end, "left")] > first
+
+    return overlap
+
+
 def cu_seqlens(spans: Spans, seq_len: int) -> np.ndarray:
     """Cumulative document lengths over all rows laid end to end: int32 `[num_documents + 1]`.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from loader.errors import FormatError
 from loader.files.format import Manifest
-from loader.files.spans import DocumentIndex
+from loader.files.spans import DocumentIndex, overlaps
 
 # Packed blocks that are kept: some 18 bytes per document.
 MAX_KEPT_BLOCKS = 512
@@ -141,15 +141,16 @@ class PackedRows:
         all_tokens = np.concatenate([np.empty(0, np.uint32), *tokens])
         self.row_tokens: list[np.ndarray] = np.split(all_tokens, self._source_starts[1:-1])
 
-    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+    def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """See `loader.rows.windows.WindowReader.holders`."""
+        overlap = overlaps(spans)
         first, last = self._source_starts[source : source + 2].tolist()
         blocks = range(*np.searchsorted(self._block_starts, [first, last]).tolist())
         found = []
         for block in blocks:
             with self._lock:
                 bins = self._block(block)
-            is_held = (bins.starts < stop) & (position < bins.starts + bins.lengths)
+            is_held = overlap(bins.starts, bins.starts + bins.lengths)
             rows = np.searchsorted(bins.rows, np.flatnonzero(is_held), "right") - 1
             found.append(int(self._block_starts[block]) - first + rows)
         held = np.concatenate([np.empty(0, np.int64), *found])

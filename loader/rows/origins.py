@@ -4,7 +4,7 @@ The same positions that rows are copied from, joined with the index files: no to
 nothing is replayed. Both are pure functions of the plan, as the stream is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,15 +58,33 @@ def origins(stream: Stream, n: int) -> RowOrigins:
     return RowOrigins(n, stream.source_names[source], window, found)
 
 
-def readings(stream: Stream, source: str, path: Path, start: int, end: int) -> Iterator[int]:
-    """Global sequences whose inputs hold any of the tokens `[start, end)` of a file, ascending.
-    Looks at the place of every sequence, some 10 million per second. Raises ValueError where the
-    stream does not read this file of this source."""
-    column = stream.source_names.index(source)
-    file = stream.files.paths().index(path)
-    base = int(stream.index.file_starts[file])
-    holds = stream.reader.holders(column, base + start, base + end)
-    for n in range(0, stream.num_sequences, _SCAN):
-        sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))
-        of_source = np.flatnonzero(sources == column)
-        yield from (n + of_source[holds(windows[of_source])]).tolist()
+class Place(NamedTuple):
+    """Tokens `[start, end)` of a token file of a source."""
+
+    source: str
+    path: Path
+    start: int
+    end: int
+
+
+def readings(stream: Stream, places: Iterable[Place], stop: int | None = None) -> Iterator[int]:
+    """Global sequences, of the first `stop`, whose inputs hold a token of any of these places,
+    ascending. Looks at the place of every sequence, some 10 million per second. Raises ValueError
+    where the stream does not read one of these files of that source."""
+    number = {path: i for i, path in enumerate(stream.files.paths())}
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for place in places:
+        if place.path not in number:
+            raise ValueError(f"the stream does not read {place.path}")
+        base = int(stream.index.file_starts[number[place.path]])
+        column = stream.source_names.index(place.source)
+        spans.setdefault(column, []).append((base + place.start, base + place.end))
+    tests = [(c, stream.reader.holders(c, np.array(own, np.int64))) for c, own in spans.items()]
+    last = stream.num_sequences if stop is None else min(stop, stream.num_sequences)
+    for n in range(0, last, _SCAN):
+        sources, windows = stream.schedule.locate(n, min(n + _SCAN, last))
+        is_held = np.zeros(len(sources), np.bool_)
+        for column, holds in tests:
+            of_source = np.flatnonzero(sources == column)
+            is_held[of_source] = holds(windows[of_source])
+        yield from (n + np.flatnonzero(is_held)).tolist()

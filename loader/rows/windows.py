@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.files.spans import DocumentIndex
+from loader.files.spans import DocumentIndex, overlaps
 from loader.files.tokens import TokenFiles, past_end
 
 
@@ -104,18 +104,18 @@ class WindowReader:
         position = int(self.positions(np.array([source]), np.array([window]))[0])
         return self._files.pieces(position, self._width - 1)
 
-    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+    def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
-        the tokens of the axis from `position` to `stop`."""
+        the tokens of these spans of the axis, int64 `[num_spans, 2]`."""
         first, end = self._files.source_starts[source : source + 2].tolist()
+        overlap, least = overlaps(spans), int(spans[:, 0].min())
 
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
             ends = starts + self._width - 1
-            is_held = (starts < stop) & (position < ends)
             # What a row that wraps takes from the source's start on, once or more often.
             beyond = ends - end
-            return is_held | (beyond > position - first)
+            return overlap(starts, ends) | (beyond > least - first)
 
         return hold
 

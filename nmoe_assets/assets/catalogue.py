@@ -126,6 +126,7 @@ _MEANINGS = {
     "steps, sequences": "of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences that are taken from each source",
     "remix_NNNN": "shares before and after each remix",
+    "files_sorted": "token files indexed in this run; 0 where all were as they were",
     "files_sent, bytes_sent": "of this run; 0 where the store had all of it",
     "files_replaced": "sent files whose other content was there before",
     "may_flip_least, may_flip_most": "decisions that may change; at 95 % where a sample was graded",

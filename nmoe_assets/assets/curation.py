@@ -70,7 +70,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         version=versions.curated(run, name),
         deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))]
         + [DUPLICATES] * curate.spreads_copies(run),
-        leads_to=[[name, "curated_manifest"]],
+        leads_to=[[name, key] for key in ("curated_manifest", *seen_names(run))],
         rows=LINEAGE_ROWS,
         partitions=shard_partitions(run.config.prep.num_shards),
         checks=("integrity",),
@@ -86,6 +86,34 @@ def _rule(run: Run) -> str:
     if table.where is not None:
         return f"of which `{table.where}` is true"
     return f"decided {' or '.join(table.include)}"
+
+
+def seen_names(run: Run) -> tuple[str, ...]:
+    """The name of the asset of indexes, where the run has it."""
+    return ("seen_index",) if run.config.seen.index else ()
+
+
+def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
+    """Indexes of the curated shards, where `[seen]` asks for them."""
+    name = source.name
+    if not seen_names(run):
+        return []
+    asset = Asset(
+        run=run,
+        key=[name, "seen_index"],
+        group=curated_group(name),
+        stage="curate",
+        kind="numpy",
+        text="Suffix arrays of the curated shards: `nmoe seen` finds a sentence by them, its "
+        "documents and the steps that read it.",
+        facts=("files_sorted", "changed"),
+        version=versions.seen_index(),
+        deps=[[name, "curated"]],
+        partitions=shard_partitions(run.config.prep.num_shards),
+        checks=("suffixes",),
+        check=lambda made: checks.check_seen(run, name, map(int, made)),
+    )
+    return [asset.partitioned(lambda keys: each_shard(run, "seen", name, keys))]
 
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:

@@ -29,7 +29,7 @@ _KINDS = {
     **dict.fromkeys(("student", "probe_head", "judge_head", "calibration"), "heads"),
     **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
     **dict.fromkeys((*BUILT_IN, "selection"), "curate"),
-    **dict.fromkeys(("topics", "curated", "curated_manifest"), "curate"),
+    **dict.fromkeys(("topics", "curated", "curated_manifest", "seen_index"), "curate"),
     **dict.fromkeys(("loader_plan", "published_plan"), "curate"),
 }
 _BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")

@@ -21,7 +21,7 @@ from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import Verdict, Verdicts
 
 # The other checks are of all partitions together, or of what a run made.
-_OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range", "rows", "ranges"})
+_OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range", "rows", "ranges", "suffixes"})
 _MOST_NAMED = 10
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
+from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
@@ -67,7 +68,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     first = [tuple(key) for source in sources for key in graded_by_language(run, source.name)]
     recorded = [tuple(key) for source in sources for key in attribute_keys(run, source.name)]
     curated = [key for key in recorded if key not in first]
-    curated += of_sources("topics", *selected, "curated", "curated_manifest")
+    curated += of_sources("topics", *selected, "curated", *seen_names(run), "curated_manifest")
     jobs = [
         job("prep", [*of_sources("shards", "manifest", "docid_slices"), *first], shards),
         job("label", [("hydra", "oracle_labels")], label_partitions),

@@ -40,6 +40,7 @@ from nmoe_core.config.tables import (
     PrepTable,
     PublishTable,
     RetentionTable,
+    SeenTable,
 )
 from nmoe_core.config.tree import Tree
 
@@ -63,6 +64,7 @@ class RunConfig(StrictModel):
     calibration: CalibrationTable = CalibrationTable()
     grading: GradingTable = GradingTable()
     curation: CurationTable = CurationTable()
+    seen: SeenTable = SeenTable()
     checks: ChecksTable = ChecksTable()
     automation: AutomationTable = AutomationTable()
     retention: RetentionTable = RetentionTable()

@@ -218,6 +218,15 @@ class ChecksTable(StrictModel):
     max_psi: float = Field(default=0.25, ge=0)
 
 
+class SeenTable(StrictModel):
+    """`[seen]`: the index with which `nmoe seen` finds a sentence in the curated shards."""
+
+    index: bool = False
+    """Whether there is the asset `seen_index`; the command makes indexes without it."""
+    part_tokens: int = Field(default=64 * 2**20, ge=1, le=700_000_000)
+    """Tokens that are sorted at once, 15 bytes of memory each; less takes longer to ask."""
+
+
 Mode = Literal["off", "follow", "make"]
 
 

@@ -56,6 +56,7 @@ class Tree:
     topics: Path
     attributes: Path
     curated: Path
+    seen: Path
     plan: Path
     checkpoint: Path
 
@@ -66,12 +67,13 @@ class Tree:
     calibration_cost = _Below("calibration", COST_NAME)
     topic_model = _Below("topics", "topic_model.safetensors")
     topic_terms = _Below("topics", "topic_terms.json")
+    seen_digests = _Below("seen", ".digests.json")
 
     @classmethod
     def below(cls, root: Path, **moved: Path) -> Tree:
         """The tree of a run whose files all lie below `root`, but for those that are `moved`."""
         names = ["data", "slices", "labels", "heads", "calibration", "quality", "topics"]
-        names += ["attributes", "curated"]
+        names += ["attributes", "curated", "seen"]
         places = {name: root / name for name in names}
         places |= {"plan": root / "mixture" / "loader_plan.json", "checkpoint": root / "backbone"}
         return cls(root=root, **places | moved)
@@ -152,6 +154,7 @@ class ShardPaths:
     curated_manifest = _Below("curated", MANIFEST_NAME)
     curation = _Below("curated", CURATION_NAME)
     lineage = _Below("curated", LINEAGE_NAME)
+    seen_index = _Below("seen", "index.json")
 
     @property
     def selection(self) -> Path:
@@ -184,3 +187,8 @@ class ShardPaths:
     def curated(self) -> Path:
         """Its directory in the curated tree."""
         return self.tree.curated_split(self.source) / self.name
+
+    @property
+    def seen(self) -> Path:
+        """Directory of the index of its curated shard."""
+        return self.tree.seen / self.source / self.name

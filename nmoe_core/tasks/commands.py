@@ -139,6 +139,20 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     return Result(done.digest, done.facts | {"path": path})
 
 
+def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Index the curated shards of sources, by default of all, for `nmoe seen`: facts of each
+    source. Raises ConfigError without the extra `seen`, and as `index_shard`."""
+    from nmoe_core.seen.suffixes import load_sorter
+
+    load_sorter()
+    rows = []
+    for name in chosen_sources(run, names):
+        facts = [result.facts for result in outputs_of(run, "seen", name).values()]
+        sums = {key: sum(one[key] for one in facts) for key in ("documents", "tokens", "bytes")}
+        rows.append({"source": name, **sums, "written": sum(one["changed"] for one in facts)})
+    return rows
+
+
 def curate_sources(
     run: Run, names: Sequence[str] | None = None, *, refit: bool = False
 ) -> tuple[Result, dict[str, dict[str, Any]], bool]:

@@ -84,6 +84,14 @@ def curate_shards(
     return results
 
 
+def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
+    """Index curated shards for `nmoe seen`; current indexes are left alone."""
+    from nmoe_core.seen.files import index_shard
+
+    most = run.config.seen.part_tokens
+    return {k: index_shard(run.tree.shard(source, k), most) for k in sorted(buckets)}
+
+
 def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards, what was
     left out of them, and what that changed."""

@@ -21,7 +21,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
 
 ShardTask = str
-"""`grade`, `topics`, `select`, `curate`, or `attributes/` and the name of an attribute."""
+"""`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/` and the name of an attribute."""
 _Work = Callable[[Run, str, Iterable[int]], dict[int, Result]]
 _log = logging.getLogger(__name__)
 
@@ -160,6 +160,8 @@ def _work_of(task: ShardTask, picture: bool) -> _Work:
 
     if task == "topics":
         return curate.assign_shard_topics
+    if task == "seen":
+        return curate.index_shards
     return partial(curate.curate_shards, picture=picture)
 
 

@@ -25,6 +25,7 @@ from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
 from nmoe_core.publish.send import RECORD_FORMAT
+from nmoe_core.seen import SEEN_CODE
 from nmoe_core.tasks.curate import curate_settings
 
 SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
@@ -122,6 +123,10 @@ def attribute(run: Run, name: str) -> str:
 
 def selection(run: Run) -> str:
     return _version(CODES["select"], run.config.curation.where)
+
+
+def seen_index() -> str:
+    return SEEN_CODE  # how much is sorted at once changes no answer
 
 
 def curated_manifest(run: Run, source: str) -> str:

@@ -11,7 +11,7 @@ from loader import DeterministicLoader, LoaderPlan, PlanError, resolve_plan
 from loader.files.shard import IndexReader, open_shard
 from loader.order.policies import POLICIES
 from loader.plan.mixture import quotas
-from loader.rows.origins import origins, readings
+from loader.rows.origins import Place, origins, readings
 from loader.rows.stream import Stream
 from tests.refusals import refused
 
@@ -151,8 +151,13 @@ def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch
             if n not in expected.setdefault(key, []):
                 expected[key].append(n)
     assert len(expected) > 50
-    for (source, path, start, end), sequences in expected.items():
-        assert list(readings(stream, source, path, start, end)) == sequences
+    for place, sequences in expected.items():
+        assert list(readings(stream, [Place(*place)])) == sequences
+    several = [Place(*place) for place in list(expected)[::17]]
+    every = sorted({n for place in several for n in expected[place]})
+    assert list(readings(stream, several)) == every
+    stop = every[len(every) // 2]
+    assert list(readings(stream, several, stop)) == [n for n in every if n < stop]
 
 
 def test_what_no_row_reads_has_no_readings_or_is_refused(tables, tmp_path):
@@ -160,9 +165,9 @@ def test_what_no_row_reads_has_no_readings_or_is_refused(tables, tmp_path):
     stream = Stream(plan, "train")
     path = stream.files.paths()[2]  # the last file of the largest source
     start, end = IndexReader(path.with_suffix(".idx")).get_document(3)
-    assert list(readings(stream, "web", path, start, end)) == []
+    assert list(readings(stream, [Place("web", path, start, end)])) == []
     with pytest.raises(ValueError, match=r"other\.npy"):
-        next(readings(stream, "web", tmp_path / "other.npy", 0, 1))
+        next(readings(stream, [Place("web", tmp_path / "other.npy", 0, 1)]))
     with pytest.raises(IndexError):
         origins(stream, stream.num_sequences)
 

@@ -83,6 +83,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe curate shards": ("nmoe curate shards --source web",),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/train/shard_0000/a.npy:0:512"),
+    "nmoe seen": (
+        "nmoe seen --index",
+        "nmoe seen 'It was the best of times' --step 5000 --limit 3",
+    ),
     "nmoe report": ("nmoe report", "nmoe report --html report/index.html"),
     "nmoe remix": ("nmoe remix --step 500 --weights web=0.7,code=0.3 -o remixed.json",),
     "nmoe bisect": (

@@ -24,6 +24,7 @@ from nmoe_core.tasks.checks.shards import check_curated_shards as check_curated_
 from nmoe_core.tasks.checks.shards import check_leak as check_leak
 from nmoe_core.tasks.checks.shards import check_manifest as check_manifest
 from nmoe_core.tasks.checks.shards import check_plan as check_plan
+from nmoe_core.tasks.checks.shards import check_seen as check_seen
 from nmoe_core.tasks.checks.shards import check_shards as check_shards
 from nmoe_core.tasks.checks.shards import check_topic_model as check_topic_model
 from nmoe_core.tasks.checks.shards import check_topics as check_topics

@@ -95,6 +95,25 @@ def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdi
     return {"integrity": _integrity(run.tree.shard(source, b).curated_manifest for b in buckets)}
 
 
+@refusal_fails("suffixes")
+def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
+    """`suffixes`: indexes are of the curated shards as they are now, whole, and in order."""
+    import numpy as np
+
+    from nmoe_core.seen.files import open_index
+    from nmoe_core.seen.suffixes import is_in_order
+    from nmoe_core.text.tokenizer import load_tokenizer
+
+    tokenizer, count = load_tokenizer(run.tokenizer), 0
+    for shard in (run.tree.shard(source, bucket) for bucket in buckets):
+        for part in open_index(shard, tokenizer):
+            if not is_in_order(np.asarray(part.tokens), np.asarray(part.suffixes)):
+                found = f"{part.path}: not in order"
+                return {"suffixes": Verdict(False, found, {"tokens": count})}
+            count += len(part.tokens)
+    return {"suffixes": Verdict(True, f"{count} tokens, each in its place", {"tokens": count})}
+
+
 def check_curated(run: Run, source: str) -> Verdicts:
     """The four checks of a source's curated shards: `permutation` reads every token, the others
     what `combine` recorded. An order passes when it reaches the limits, or does as well as a

@@ -37,6 +37,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "contamination": ("block", "Little of the curated tokens stands in evaluation sets."),
     "drift": ("warn", "Few values moved from the version before."),
     "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
+    "suffixes": ("block", "The index has every token of the shard as it is now, in order."),
     "permutation": ("block", "Each kept document is there once and unchanged."),
     "alignment": ("block", "Shards were planned for the place in a window that they have."),
     "diversity": ("warn", "Windows reach the share of their ceiling that was asked for."),

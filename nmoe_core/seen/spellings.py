@@ -1,0 +1,64 @@
+"""The tokens of a vocabulary by the bytes of text that they stand for."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+
+
+class Spellings:
+    """What each id spells, and which ids spell a text, begin with it, end with it or hold it.
+
+    Made once per vocabulary, in some 0.3 s for 200,000 tokens. Ids that end or begin documents
+    spell nothing, so that no text goes over a document's end.
+    """
+
+    def __init__(self, spelled: Mapping[int, bytes], size: int, without: frozenset[int]) -> None:
+        self.of = [b""] * max([size, *(i + 1 for i in spelled)])
+        self.ids: dict[bytes, list[int]] = {}
+        for i, text in spelled.items():
+            if text and i not in without:
+                self.of[i] = text
+                self.ids.setdefault(text, []).append(i)
+        self.longest = max(map(len, self.ids), default=0)
+        self._sorted = sorted(self.ids)
+        self._reversed = sorted(text[::-1] for text in self.ids)
+        self._joined = b"".join(self._sorted)
+        self._ends: list[int] = []
+        end = 0
+        for text in self._sorted:
+            end += len(text)
+            self._ends.append(end)
+
+    def beginning(self, text: bytes) -> range:
+        """Numbers, in their order, of the spellings that begin with a text."""
+        n = len(text)
+        first = bisect_left(self._sorted, text)
+        return range(first, bisect_right(self._sorted, text, first, key=lambda s: s[:n]))
+
+    def ids_at(self, numbers: range) -> Iterator[int]:
+        """Ids of spellings by their numbers."""
+        return (i for number in numbers for i in self.ids[self._sorted[number]])
+
+    def some_begins(self, text: bytes) -> bool:
+        """Whether a spelling begins with a text."""
+        return _some_begins(self._sorted, text)
+
+    def some_ends(self, text: bytes) -> bool:
+        """Whether a spelling ends with a text."""
+        return _some_begins(self._reversed, text[::-1])
+
+    def holding(self, text: bytes) -> dict[int, int]:
+        """How often a text stands in what an id spells, for each id where it does."""
+        found: dict[int, int] = {}
+        at = self._joined.find(text)
+        while at >= 0:
+            number = bisect_right(self._ends, at)
+            if at + len(text) <= self._ends[number]:
+                for i in self.ids[self._sorted[number]]:
+                    found[i] = found.get(i, 0) + 1
+            at = self._joined.find(text, at + 1)
+        return found
+
+
+def _some_begins(texts: list[bytes], text: bytes) -> bool:
+    at = bisect_left(texts, text)
+    return at < len(texts) and texts[at].startswith(text)
