@@ -273,5 +273,5 @@ def _keep(path: Path, files: set[Path]) -> None:
 
 @lru_cache(maxsize=2)
 def _spellings(tokenizer: Tokenizer) -> Spellings:
-    ends = frozenset((tokenizer.eos_token_id, tokenizer.bos_token_id))
+    ends = tokenizer.eos_token_id, tokenizer.bos_token_id
     return Spellings(tokenizer.reference.spellings(), tokenizer.vocab_size, ends)

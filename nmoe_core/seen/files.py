@@ -114,8 +114,8 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
         if problem := _problem(shard.seen, entry, row):
             raise _refused("the index was edited or damaged", suffixes, problem, "E-SEEN-CHANGED")
         file = open_entry(shard.tree.curated, manifest, entry)
-        order = memoryview(np.memmap(suffixes, "<u4", "r"))
-        tokens = memoryview(file.tokens)
+        order = np.memmap(suffixes, "<u4", "r").data
+        tokens = file.tokens.data
         for start, end in row["parts"]:
             yield Part(shard, file, suffixes, start, tokens[start:end], order[start:end])
 
@@ -146,7 +146,7 @@ def _write(
     found = parts(file.spans, part_tokens)
     with atomic_file(shard.seen / _name(entry)) as out:
         for start, end in found:
-            payload = memoryview(suffix_array(file.tokens[start:end])).cast("B")
+            payload = suffix_array(file.tokens[start:end]).data.cast("B")
             digest.update(payload)
             out.write(payload)
     return {

@@ -1,7 +1,7 @@
 """The tokens of a vocabulary by the bytes of text that they stand for."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 
 class Spellings:
@@ -11,7 +11,9 @@ class Spellings:
     spell nothing, so that no text goes over a document's end.
     """
 
-    def __init__(self, spelled: Mapping[int, bytes], size: int, without: frozenset[int]) -> None:
+    def __init__(
+        self, spelled: Mapping[int, bytes], size: int, without: Container[int | None]
+    ) -> None:
         self.of = [b""] * max([size, *(i + 1 for i in spelled)])
         self.ids: dict[bytes, list[int]] = {}
         for i, text in spelled.items():
