@@ -68,6 +68,9 @@ class Tree:
     topic_model = _Below("topics", "topic_model.safetensors")
     topic_terms = _Below("topics", "topic_terms.json")
     seen_digests = _Below("seen", ".digests.json")
+    takedown = _Below("root", "takedown/documents.jsonl")
+    takedown_grams = _Below("root", "takedown/grams.npy")
+    takedown_proof = _Below("root", "takedown/proof.json")
 
     @classmethod
     def below(cls, root: Path, **moved: Path) -> Tree:

@@ -127,6 +127,23 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield from read_ids(resolve_inside(manifest.path.parent, name))
 
 
+def text_hashes(manifest: Manifest) -> list[str]:
+    """SHA-256 of the text of each document, in the order of `shard_files`; "" in trees of other
+    tools. Raises FormatError: an ids file is missing, malformed or of other documents
+    (E-SHARD-IDS)."""
+    found: list[str] = []
+    for entry in _in_order(manifest):
+        name = entry.extra.get("ids_path")
+        digests = [""] * entry.num_documents
+        if isinstance(name, str):
+            path = resolve_inside(manifest.path.parent, name)
+            digests = [digest for _, digest in read_ids(path)]
+            if len(digests) != entry.num_documents:
+                raise _bad_ids(path, f"{len(digests)} rows", f"{entry.num_documents} documents")
+        found += digests
+    return found
+
+
 class DocumentReader:
     """Reads the tokens of documents by id under one data root; keeps the last shard mapped."""
 

@@ -26,6 +26,7 @@ from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
 from nmoe_core.publish.send import RECORD_FORMAT
 from nmoe_core.seen import SEEN_CODE
+from nmoe_core.takedown.record import record_digest
 from nmoe_core.tasks.curate import curate_settings
 
 SLICES, TOPICS = SLICE_CODE, ASSIGN_CODE  # they read no setting
@@ -104,7 +105,9 @@ def topic_model(run: Run) -> str:
 
 def curated(run: Run, source: str) -> str:
     settings = curate_settings(run, source)
-    return _version(CURATE_CODE, [settings.fingerprints(), settings.seq_len])
+    read = [settings.fingerprints(), settings.seq_len]
+    takedown = record_digest(run.tree, source)
+    return _version(CURATE_CODE, [*read, takedown] if takedown else read)
 
 
 def attribute(run: Run, name: str) -> str:

@@ -81,6 +81,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe curate animate --embeddings shallow.npy --token-counts tokens.npy --frames 60",
     ),
     "nmoe curate shards": ("nmoe curate shards --source web",),
+    "nmoe takedown": (
+        "nmoe takedown gone.txt --state checkpoints/1200.json",
+        "nmoe takedown gone.txt --apply --by legal && nmoe takedown gone.txt --verify",
+    ),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/train/shard_0000/a.npy:0:512"),
     "nmoe seen": (

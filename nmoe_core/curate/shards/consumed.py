@@ -21,12 +21,14 @@ from nmoe_core.curate.shards.inputs import (
     document_lengths,
     load_quality,
     load_selection,
+    may_keep,
     select_documents,
 )
 from nmoe_core.curate.shards.lineage import lineage_lines
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.takedown.record import load_takedown
 
 # Inode, time and size of each file that a shard's kept tokens follow from.
 Stamps = tuple[tuple[int, int, int], ...]
@@ -113,16 +115,18 @@ def _kept_tokens(
         "quality": quality.checksum,
         "include": ",".join(include),
     }
-    keep = None
+    selection, takedown = None, load_takedown(shard, manifest)
     if where is not None:
         selection = load_selection(shard, manifest, where)
-        keep, made_from["selection"] = selection.keep, selection.digest
+        made_from["selection"] = selection.digest
     known = recorded(shard.curation) or {}
     is_known = "resume_from_token" not in known and made_from.items() <= known.items()
+    is_known &= known.get("takedown") == (None if takedown is None else takedown.digest)
     if is_known and is_current(shard.curation, known):
         return read_json_object(shard.curation)["num_kept_tokens"]
     files = shard_files(shard.tree.data, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
+    keep = may_keep(selection, takedown)
     kept = select_documents(quality.path, doc_ids, include, keep).indices
     return int(document_lengths(files)[kept].sum())
 
@@ -130,6 +134,7 @@ def _kept_tokens(
 def _stamps(shard: ShardPaths) -> Stamps:
     """Of the shard's manifest, scores and summary; every commit makes a new inode."""
     paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME, shard.selection
+    paths += (shard.tree.takedown,)
     stats = [path.stat() if path.is_file() else None for path in paths]
     return tuple((s.st_ino, s.st_mtime_ns, s.st_size) if s else (0, 0, 0) for s in stats)
 

@@ -31,6 +31,7 @@ from nmoe_core.curate.shards.inputs import (
     load_quality,
     load_selection,
     load_topics,
+    may_keep,
     select_documents,
 )
 from nmoe_core.curate.shards.kept_columns import add_columns
@@ -39,6 +40,7 @@ from nmoe_core.curate.shards.planning import CurateSettings, plan_order
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.manifest import ShardFormat, column_files, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.takedown.record import ShardTakedown, load_takedown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class CurrentInputs:
     selection: ShardSelection | None
     copies: ShardCopies | None
     """None where no two copies are kept, or the order does not spread them."""
+    takedown: ShardTakedown | None
     prefix: ConsumedPrefix
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
@@ -87,6 +90,7 @@ def current_inputs(
     if settings.where is not None:
         selection = load_selection(shard, manifest, settings.where)
     copies = load_copies(shard, manifest, selection) if settings.spread_copies else None
+    takedown = load_takedown(shard, manifest)
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
@@ -104,11 +108,13 @@ def current_inputs(
         fingerprints["selection"] = selection.digest
     if copies is not None:
         fingerprints["copies"] = copies.digest
+    if takedown is not None:
+        fingerprints["takedown"] = takedown.digest
     if columns := column_files(manifest):
         fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
-    found = manifest, topics, quality, selection, copies, prefix
+    found = manifest, topics, quality, selection, copies, takedown, prefix
     return CurrentInputs(shard, settings, *found, shared, fingerprints)
 
 
@@ -121,7 +127,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
             windows needs those of the shards before it too. Or a shard that training has consumed
             is not there (E-CURATION-RESUME).
         FormatError: The parent is missing or broken, or a document is longer than
-            `tokens_per_shard`.
+            `tokens_per_shard`; or the record of a takedown is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is curating this shard.
     """
     with replacing(shard.curated):
@@ -185,7 +191,7 @@ class _ShardCuration:
         self.inputs, self.settings, self.prefix = inputs, inputs.settings, inputs.prefix
         self.files = shard_files(inputs.shard.tree.data, inputs.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
-        keep = None if inputs.selection is None else inputs.selection.keep
+        keep = may_keep(inputs.selection, inputs.takedown)
         decisions = self.settings.decisions()
         self.chosen = select_documents(inputs.quality.path, doc_ids, decisions, keep)
         self.ids = [pair for file in self.files for pair in file.ids()]

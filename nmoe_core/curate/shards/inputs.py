@@ -24,6 +24,7 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.takedown.record import ShardTakedown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,6 +115,14 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     footer, rows = _read_rows(path, manifest, ["keep"], "select documents of this shard first")
     _check(path, "where", footer.fingerprints.get("where"), where)
     return ShardSelection(rows.column("keep").to_numpy(), footer.digest)
+
+
+def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
+    """Documents that neither the expression nor a takedown leaves out: bool `[N]`; None where there
+    is neither."""
+    if takedown is None:
+        return None if selection is None else selection.keep
+    return ~takedown.gone if selection is None else selection.keep & ~takedown.gone
 
 
 def load_copies(

@@ -20,9 +20,11 @@ from nmoe_core.curate.shards.inputs import (
     document_lengths,
     load_quality,
     load_selection,
+    may_keep,
     select_documents,
 )
 from nmoe_core.shards.documents import shard_files
+from nmoe_core.takedown.record import load_takedown
 
 
 def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
@@ -110,7 +112,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
     include, num_frozen = info["include"], info["frozen_documents"]
     names = list(originals)
     where = info.get("where")
-    keep = None if where is None else load_selection(shard, parent, where).keep
+    selection = None if where is None else load_selection(shard, parent, where)
+    keep = may_keep(selection, load_takedown(shard, parent))
     chosen = select_documents(quality.path, names, include, keep).indices
     missing = dict.fromkeys(names[k] for k in chosen)
     places = {originals[name][1]: name for name in missing}

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loader.files.format import load_manifest
 from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.takedown.record import TAKEN_DOWN, load_takedown
 from nmoe_core.tasks.selection.words import COPIES, in_words, meaning
 
 _COPY = ("exact_of", "near_of", "near_jaccard")
@@ -20,7 +22,7 @@ class Outcome(NamedTuple):
     """Documents of a shard, in its order."""
 
     codes: np.ndarray
-    """uint8 `[N]`: 0 of a kept document, else the number of its reason."""
+    """Unsigned `[N]`: 0 of a kept document, else the number of its reason."""
     reasons: list[str]
     """The first one has number 1."""
 
@@ -32,8 +34,18 @@ def rule_of(run: Run) -> str:
 
 
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
-    """What the run's `where`, or `include`, says of the documents of a shard. Raises FormatError:
-    the shard is not selected, or not graded, yet."""
+    """What the run's `where`, or `include`, says of the documents of a shard, and what a takedown
+    says before it. Raises FormatError: the shard is not selected, or not graded, yet."""
+    codes, reasons = _ruled(run, shard)
+    takedown = load_takedown(shard, load_manifest(shard.manifest))
+    if takedown is None:
+        return Outcome(codes, reasons)
+    number = len(reasons) + 1
+    codes = np.where(takedown.gone, number, codes.astype(np.min_scalar_type(number)))
+    return Outcome(codes, [*reasons, TAKEN_DOWN])
+
+
+def _ruled(run: Run, shard: ShardPaths) -> Outcome:
     if run.config.curation.where is not None:
         from nmoe_core.attributes.files import read_attribute
 
@@ -113,6 +125,7 @@ def _values(
 
     clauses, schema = clauses_of(shard), run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
+    named.append([])  # a takedown is about no column
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
     columns = read_columns(run, shard, schema, wanted).take(list(numbers))
     rows = dict(zip(numbers, columns.to_pylist()))

@@ -1,0 +1,180 @@
+"""`nmoe takedown`: documents that must go, where they are, and the proof that they are gone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError, CurationError
+from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.output import add_verb, print_facts, print_rows, print_table
+
+_MOST_ROWS = 40
+
+
+def register(verbs: Any) -> None:
+    text = "where documents of a list are, and their removal with a proof of it"
+    verb = add_verb(verbs, "takedown", run, text)
+    verb.add_argument(
+        "list", type=Path, metavar="LIST", help="lines with id:, url:, sha256: or re: and a value"
+    )
+    step = verb.add_mutually_exclusive_group()
+    step.add_argument("--apply", action="store_true", help="record them: curation leaves them out")
+    step.add_argument("--verify", action="store_true", help="prove that no 50-gram of them is left")
+    step.add_argument("--mask", type=Path, metavar="PLAN", help="mask them in the plan of a run")
+    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
+    verb.add_argument(
+        "--state", type=Path, nargs="+", default=[], metavar="JSON", help="states of its loaders"
+    )
+    verb.add_argument("--plan", type=Path, help="plan of a loader (default: the run's)")
+    verb.add_argument("--raw", action="store_true", help="verify data shards too")
+    verb.add_argument(
+        "--allow-shared", action="store_true", help="passages of other documents may stay"
+    )
+    verb.add_argument("--by", default="", metavar="NAME", help="who asks, for the record")
+    verb.add_argument("--why", default="", metavar="TEXT", help="the reason, for the record")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    add_run_flags(verb, is_required=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Report; or record, mask or verify. Exit 1 where something is left."""
+    from nmoe_core.tasks.takedown import report
+
+    given = arguments
+    if (given.mask is None) != (given.output is None):
+        raise ConfigError("a masked plan needs both plans", do="give --mask PLAN and -o PLAN")
+    of, path = run_of(given), given.list
+    if given.mask is not None:
+        masked = report.mask_plan(of, path, given.mask, given.output)
+        return print_facts(masked, given.json, _show_mask)
+    if given.apply:
+        return print_facts(report.apply(of, path, given.by, given.why), given.json, _show_record)
+    if not given.verify:
+        return print_facts(report.report(of, path, given.plan, given.state), given.json, _show)
+    found = report.verify(of, path, raw=given.raw, allow_shared=given.allow_shared)
+    print_facts(found, given.json, _show_proof)
+    if not found["holds"]:
+        print(_left(found).line(), file=sys.stderr)
+    return 0 if found["holds"] else 1
+
+
+def _show(facts: dict[str, Any]) -> None:
+    reads = {(row["tree"], row["doc_id"]): row for row in facts["readings"]}
+    header = ("item", "tree", "source", "split", "shard", "id", "copy", "sequences", "steps")
+    rows = []
+    for one in facts["documents"][:_MOST_ROWS]:
+        read = reads.get((one["tree"], one["doc_id"]))
+        row = [one["item"], *(one[key] for key in header[1:5]), one["ingest_id"], one["is_copy"]]
+        rows.append([*row, *(_range(read, name) for name in ("sequence", "step"))])
+    print_table(header, rows)
+    _more(facts["documents"])
+    _show_unmatched(facts)
+    print(f"already recorded: {facts['recorded']:,} of {len(facts['documents']):,} documents")
+    if facts["plan_problem"]:
+        print(f"plan: {facts['plan_problem']}")
+    elif facts["plan"]:
+        print(f"plan: {facts['plan']} reads {len(facts['readings']):,} of these documents")
+    for state in facts["states"]:
+        number, step = state["documents_read"], state["step"]
+        print(f"state: {state['state']}, step {step:,}, has read {number:,} of them")
+    if near := facts["near_copies"]:
+        print("\nnear copies, which stay unless the list names them")
+        print_rows(near[:_MOST_ROWS])
+        _more(near)
+    _show_rebuild(facts)
+    if facts["labelled"]:
+        print(f"labels: {facts['labelled']:,} with the beginning of a text; heads learned from it")
+    if facts["readings"]:
+        print(
+            "a run under way: --mask PLAN -o PLAN masks them; the shards of its plan must stay as "
+            "they are until it ends"
+        )
+
+
+def _show_rebuild(facts: dict[str, Any]) -> None:
+    again = facts["rebuild"]
+    print()
+    print(f"curated shards to make again: {_names(again['curate'])}")
+    if again["later"]:
+        print(f"and behind them, where windows begin elsewhere: {_names(again['later'])}")
+    if again["plan"]:
+        print("then: the curated manifest of each source, and the loader plan")
+    if again["data"]:
+        names = _names(list(again["data"]))
+        print(f"data shards that hold the text: {names}")
+        print(
+            "  they keep it until the documents are removed from the source and prep makes them "
+            "again, with scores, topics and attributes; nmoe versions lists earlier versions"
+        )
+
+
+def _show_record(facts: dict[str, Any]) -> None:
+    print_rows([row for row in facts["items"] if row["documents"] or row["copies"]][:_MOST_ROWS])
+    _show_unmatched(facts)
+    print(f"{facts['record']}: {facts['added']:,} added, {facts['recorded']:,} in all")
+    _show_rebuild(facts)
+    print("next: nmoe run curate, then nmoe takedown LIST --verify")
+
+
+def _show_mask(facts: dict[str, Any]) -> None:
+    print(f"{facts['plan']}: {facts['masked']:,} documents are masked; states of both plans load")
+
+
+def _show_proof(facts: dict[str, Any]) -> None:
+    for key in ("remaining", "shared"):
+        if facts[key]:
+            print(f"{key}:")
+            print_rows(facts[key][:_MOST_ROWS])
+            _more(facts[key])
+    _show_unmatched(facts)
+    where = "curated and data shards" if facts["raw"] else "curated shards"
+    print(
+        f"{facts['grams']:,} grams of {facts['texts']:,} texts, looked for in "
+        f"{facts['documents']:,} documents of {where}, {facts['tokens']:,} tokens"
+    )
+    print(f"{'nothing is left' if facts['holds'] else 'not proved'}: {facts['proof']}")
+
+
+def _left(facts: dict[str, Any]) -> CurationError:
+    """The line that says why a proof fails."""
+    counts = {
+        "documents of the list that are not recorded": len(facts["unrecorded"]),
+        "documents that remain": len(facts["remaining"]),
+        "documents that share a passage": 0 if facts["allow_shared"] else len(facts["shared"]),
+        "files that no manifest names": len(facts["unnamed"]),
+    }
+    dos = ("apply the list", "curate again", "list them too, or give --allow-shared", "remove them")
+    found = [(f"{number} {what}", do) for (what, number), do in zip(counts.items(), dos) if number]
+    return CurationError(
+        "the texts are not gone",
+        where=facts["proof"],
+        found=", ".join(what for what, _ in found),
+        do="; ".join(do for _, do in found),
+        code="E-TAKEDOWN-LEFT",
+    )
+
+
+def _show_unmatched(facts: dict[str, Any]) -> None:
+    if names := facts["unmatched"]:
+        print(f"no document: {_names(names)}")
+
+
+def _range(read: dict[str, Any] | None, name: str) -> str:
+    if read is None:
+        return ""
+    first, last = read[f"first_{name}"], read[f"last_{name}"]
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_ROWS]) or "none"
+    return f"{shown} and {len(names) - _MOST_ROWS:,} more" if len(names) > _MOST_ROWS else shown
+
+
+def _more(rows: Sequence[object]) -> None:
+    if len(rows) > _MOST_ROWS:
+        print(f"and {len(rows) - _MOST_ROWS:,} more: --json lists all")

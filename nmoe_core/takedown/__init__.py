@@ -1,0 +1,1 @@
+"""Documents that must go: the list, where they are, the record that curation honours, the proof."""

@@ -1,0 +1,208 @@
+"""Where the documents of a list lie, in the data tree and in the curated tree.
+
+Two passes over the ids of all shards that are on disk, those of sources that left the mixture too:
+the first finds the texts that items name, the second every document that has one of these texts.
+Texts are decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.docid import DocId, parse_doc_id
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.config.tree import Tree
+from nmoe_core.shards.documents import ShardFile, shard_files
+from nmoe_core.shards.manifest import SHARD_DIR, column_files, documents_digest
+from nmoe_core.takedown.items import Item
+
+_URL, _BATCH_DOCUMENTS = "url", 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document with a text that goes."""
+
+    items: tuple[Item, ...]
+    """Those that name a document with this text."""
+    is_copy: bool
+    """Found by its text alone: no item names the document itself."""
+    tree: str
+    """`data` or `curated`."""
+    source: str
+    split: str
+    shard: str
+    number: int
+    """In its shard."""
+    path: Path
+    """Its token file."""
+    doc_id: str
+    ingest_id: str
+    text_sha256: str
+    tokens: np.ndarray
+    """Mapped, without BOS and EOS."""
+    tokenizer: str
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end in the token file, past the EOS."""
+        start, end = self.doc_id.rpartition("#s=")[2].split(":e=")
+        return int(start), int(end)
+
+
+def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifest]:
+    """The manifests of all shards below a root, by path; also those of earlier versions of splits,
+    which lie in hidden directories, where they are asked for."""
+    for path in sorted(root.rglob(MANIFEST_NAME)):
+        parts = path.parent.relative_to(root).parts
+        is_hidden = any(part.startswith(".") for part in parts)
+        if parts and SHARD_DIR.fullmatch(parts[-1]) and (with_versions or not is_hidden):
+            yield load_manifest(path)
+
+
+def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> list[Found]:
+    """Every document that an item names, and every other one with the same text, by tree and path.
+
+    Raises:
+        ConfigError: A shard of the data tree keeps no column `url`, which an item asks for
+            (E-TAKEDOWN-URL).
+        FormatError: A shard is broken, or has no hashes of texts (E-SHARD-IDS).
+    """
+    texts: dict[str, dict[Item, None]] = {}
+    named: set[tuple[str, int]] = set()
+    matcher = _Matcher(items, tokenizer)
+    for root, manifest, files in _opened(tree):
+        if root == tree.curated and _repeats_parent(tree, manifest):
+            continue
+        for rel, start, text, item in matcher.named(manifest, files, is_data=root == tree.data):
+            named.add((f"{root.name}/{rel}", start))
+            texts.setdefault(text, {})[item] = None
+    found = []
+    for root, manifest, files in _opened(tree) if texts else ():
+        bos = manifest.extra.get("bos_token_id")
+        of = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
+        numbers = count()
+        for file in files:
+            where = root.name, file.source, file.rel.split("/")[1], manifest.path.parent.name
+            for (start, end), (ingest_id, text) in zip(file.spans.tolist(), file.ids()):
+                number = next(numbers)
+                if (its := texts.get(text)) is None:
+                    continue
+                is_named = (f"{root.name}/{file.rel}", start) in named
+                doc_id = str(DocId(file.source, file.rel, start, end))
+                first = start + (bos is not None and file.tokens[start] == bos)
+                one = number, root / file.rel, doc_id, ingest_id, text
+                tokens = file.tokens[first : end - 1]
+                found.append(Found(tuple(its), not is_named, *where, *one, tokens, of))
+    return found
+
+
+def _repeats_parent(tree: Tree, manifest: Manifest) -> bool:
+    """Whether every document of a curated shard is one of the data shard as it is now."""
+    info = manifest.extra.get("source_info", {})
+    parent = tree.data / manifest.path.relative_to(tree.curated)
+    is_made_of_it = parent.is_file() and info.get("parent") == documents_digest(
+        load_manifest(parent)
+    )
+    return is_made_of_it and not info.get("frozen_documents")
+
+
+def _opened(tree: Tree) -> Iterator[tuple[Path, Manifest, list[ShardFile]]]:
+    for root in (tree.data, tree.curated):
+        for manifest in shards_below(root):
+            files = shard_files(root, manifest)
+            if any(file.ids_path is None for file in files):
+                raise FormatError(
+                    "the shard has no hashes of texts, which a takedown needs",
+                    where=manifest.path,
+                    do="prepare the source with `nmoe prep`",
+                    code="E-SHARD-IDS",
+                )
+            yield root, manifest, files
+
+
+class _Matcher:
+    """Items by kind, and the documents of a shard that they name."""
+
+    def __init__(self, items: Iterable[Item], tokenizer: TokenizerSettings) -> None:
+        self._tokenizer = tokenizer
+        self._by: dict[str, dict[str, Item]] = {kind: {} for kind in ("id", "sha256", "url", "re")}
+        self._doc_ids: dict[str, list[tuple[DocId, Item]]] = {}
+        for item in items:
+            self._by[item.kind][item.value] = item
+            if item.kind == "id" and "#s=" in item.value:
+                doc_id = parse_doc_id(item.value)
+                self._doc_ids.setdefault(doc_id.rel, []).append((doc_id, item))
+
+    def named(
+        self, manifest: Manifest, files: Sequence[ShardFile], *, is_data: bool
+    ) -> Iterator[tuple[str, int, str, Item]]:
+        """File, first token, text hash and item of each."""
+        ids, hashes, first = self._by["id"], self._by["sha256"], 0
+        urls = self._urls(manifest, is_data) if self._by["url"] else {}
+        for file in files:
+            matched = self._matched(file) if self._by["re"] else {}
+            for doc_id, item in self._doc_ids.get(file.rel, ()) if is_data else ():
+                i = int(np.searchsorted(file.spans[:, 0], doc_id.start))
+                if i < len(file.spans) and file.spans[i].tolist() == [doc_id.start, doc_id.end]:
+                    matched.setdefault(i, []).append(item)
+            for i, (ingest_id, text) in enumerate(file.ids()):
+                found = ids.get(ingest_id), hashes.get(text), urls.get(first + i)
+                if i in matched or found != (None, None, None):
+                    start = int(file.spans[i, 0])
+                    for item in (*found, *matched.get(i, ())):
+                        if item is not None:
+                            yield file.rel, start, text, item
+            first += len(file.spans)
+
+    def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:
+        """The document numbers of the shard whose kept `url` is asked for."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from nmoe_core.attributes.files import read_attribute, read_footer
+
+        paths = [path for path in column_files(manifest) if _URL in read_footer(path).schema.names]
+        if not paths:
+            if is_data and manifest.total_documents:
+                raise no_urls(manifest.path)
+            return {}
+        column = read_attribute(paths[0], [_URL]).column(_URL).cast(pa.string())
+        wanted = pa.array([*self._by["url"]], pa.string())
+        numbers = np.flatnonzero(pc.is_in(column, wanted).to_numpy())
+        values = column.take(pa.array(numbers)).to_pylist()
+        return {int(n): self._by["url"][value] for n, value in zip(numbers, values)}
+
+    def _matched(self, file: ShardFile) -> dict[int, list[Item]]:
+        """The patterns that are found in the text of each document of a file, by its number."""
+        import pyarrow.compute as pc
+
+        from nmoe_core.text.documents import decode_documents
+        from nmoe_core.text.tokenizer import load_tokenizer
+
+        found: dict[int, list[Item]] = {}
+        for first in range(0, len(file.spans), _BATCH_DOCUMENTS):
+            spans = file.spans[first : first + _BATCH_DOCUMENTS]
+            texts = decode_documents(load_tokenizer(self._tokenizer), file.tokens, spans)
+            for pattern, item in self._by["re"].items():
+                is_found = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+                for i in np.flatnonzero(is_found).tolist():
+                    found.setdefault(first + i, []).append(item)
+        return found
+
+
+def no_urls(where: object) -> ConfigError:
+    """The error for a list of URLs over documents whose URLs were not kept."""
+    return ConfigError(
+        "no column `url` is kept, so documents cannot be found by URL",
+        where=where,
+        do='add "url" to [attributes] columns and prepare the sources again, or list ids',
+        code="E-TAKEDOWN-URL",
+    )

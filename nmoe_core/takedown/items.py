@@ -1,0 +1,98 @@
+"""The list of a takedown: a text file with one item per line, whose prefix says what it names.
+
+`id:` names a document id or an ingest id, `url:` a value of the kept column `url`, `sha256:` the
+hash of a normalised text, `re:` a regular expression of RE2, which takes time linear in the text.
+A line without a prefix is taken for what it can only be; where it could be several, or none, the
+list is refused.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from nmoe_core.base.docid import parse_doc_id
+from nmoe_core.base.errors import ConfigError, FormatError, one_line
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FORMS = {
+    "id": re.compile(r"[^/#]+//[^#]+#s=\d+:e=\d+"),
+    "url": re.compile(r"https?://\S+"),
+    "sha256": _SHA256,
+}
+_KINDS = (*_FORMS, "re")
+
+
+class Item(NamedTuple):
+    """One line of the list."""
+
+    kind: str
+    """Of `id`, `url`, `sha256` and `re`."""
+    value: str
+    line: int
+    """Its number, from 1."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.value}"
+
+
+def read_items(path: Path) -> list[Item]:
+    """The items of a list, each once; blank lines are passed over. Raises FormatError: the list has
+    no item, or a line is no item (E-TAKEDOWN-ITEM)."""
+    found: dict[tuple[str, str], Item] = {}
+    for number, payload in enumerate(path.read_bytes().splitlines(), 1):
+        if payload.strip():
+            try:
+                item = _item(payload.decode().removeprefix("\ufeff"), number)
+            except ValueError as error:
+                raise _refuse(f"{path}: line {number}", one_line(error)) from None
+            found.setdefault(item[:2], item)
+    if not found:
+        raise _refuse(path, "no line with an item")
+    return list(found.values())
+
+
+def _item(text: str, line: int) -> Item:
+    """The item of a line; a ValueError says why it is none."""
+    kind, separator, value = text.partition(":")
+    if kind.strip() not in _KINDS or not separator:
+        text = text.strip()
+        kinds = [name for name, form in _FORMS.items() if form.fullmatch(text)]
+        if len(kinds) != 1:
+            what = " or ".join(kinds) or "a document id, a URL or a hash"
+            raise ValueError(f"{text[:80]!r}, which {'may be' if kinds else 'is not'} {what}")
+        kind, value = kinds[0], text
+    kind, value = kind.strip(), value if kind.strip() == "re" else value.strip()
+    if not value:
+        raise ValueError(f"{kind}: without a value")
+    if kind == "sha256" and not _SHA256.fullmatch(value := value.lower()):
+        raise ValueError(f"{value[:80]!r}, which is not 64 hexadecimal digits")
+    if kind == "id" and "#s=" in value:
+        parse_doc_id(value)
+    if kind == "re":
+        _check_pattern(value)
+    return Item(kind, value, line)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+    except ImportError as error:
+        raise ConfigError(
+            "items of kind re: need the package `pyarrow`",
+            do="pip install 'nmoe-data[attributes]'",
+            code="E-CONFIG-EXTRA",
+        ) from error
+    if pc.match_substring_regex(pa.array([""]), pattern)[0].as_py():
+        raise ValueError(f"re:{pattern[:80]}, which is found in every text")
+
+
+def _refuse(where: object, found: str) -> FormatError:
+    return FormatError(
+        "not an item of a takedown",
+        where=where,
+        found=found,
+        expected="id:, url:, sha256: or re: and a value",
+        do="begin the line with its prefix",
+        code="E-TAKEDOWN-ITEM",
+    )

@@ -1,0 +1,194 @@
+"""The record of a takedown, which curation honours: `takedown/documents.jsonl` and `grams.npy`.
+
+A row names a document and the SHA-256 of its text. Every document with one of these texts is left
+out of curated shards, whatever its id, source or shard: the copies that are there now, and those
+that come later. The grams of each text are kept as hashes, so that the proof can be made when no
+shard holds the text any more. They are written before the rows, which count them: rows without
+their grams are refused, and grams of rows that were never written are written again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.files.format import Manifest
+from nmoe_core.base.atomic import replacing, write_bytes, write_jsonl
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.shards.documents import text_hashes
+from nmoe_core.takedown.grams import GRAMS, grams_of
+
+TAKEN_DOWN = "takedown"
+"""The reason for which curation leaves these documents out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A document that was taken down, as it was then."""
+
+    source: str
+    split: str
+    ingest_id: str
+    doc_id: str
+    text_sha256: str
+    item: str
+    """Of the list, with its prefix."""
+    is_copy: bool
+    """Found by its text alone, which is that of a document that the item names."""
+    tokenizer: str
+    """Fingerprint, or name, of what the grams were made with."""
+    grams: int
+    grams_sha256: str
+    """Over the grams of its text."""
+    at: str
+    by: str = ""
+    why: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Equal for one document, however often it is taken down."""
+        return self.source, self.split, self.ingest_id, self.text_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTakedown:
+    """The documents of a shard that are taken down."""
+
+    gone: np.ndarray
+    """bool `[N]`."""
+    digest: str
+    """Of their numbers."""
+
+
+def read_rows(tree: Tree) -> tuple[Row, ...]:
+    """The rows of a run's record; none where it has no record. Raises FormatError: a line is no
+    row (E-TAKEDOWN-RECORD)."""
+    try:
+        stat = tree.takedown.stat()
+    except FileNotFoundError:
+        return ()
+    return _read(tree.takedown, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
+    kinds = {field.name: {"int": int, "bool": bool}.get(str(field.type), str) for field in _FIELDS}
+    rows = []
+    for line, value in read_objects(path, lambda line, found: _refuse(path, line, found)):
+        if {key: type(item) for key, item in value.items()} != kinds:
+            raise _refuse(path, line.number, f"keys {', '.join(value)}"[:200])
+        rows.append(Row(**value))
+    return tuple(rows)
+
+
+_FIELDS = fields(Row)
+
+
+def taken_down(tree: Tree) -> frozenset[str]:
+    """SHA-256 of the texts that are taken down."""
+    return frozenset(row.text_sha256 for row in read_rows(tree))
+
+
+def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
+    """Which documents of the shard that `manifest` describes are taken down; None where none is, so
+    that a record changes nothing of other shards. Raises as `read_rows` and `text_hashes`."""
+    texts = taken_down(shard.tree)
+    if not texts:
+        return None
+    gone = np.array([digest in texts for digest in text_hashes(manifest)], np.bool_)
+    if not gone.any():
+        return None
+    return ShardTakedown(gone, sha256_json(np.flatnonzero(gone).tolist()))
+
+
+def record_digest(tree: Tree, source: str) -> str | None:
+    """Digest of the texts that are taken down from a source; None where none is."""
+    texts = sorted({row.text_sha256 for row in read_rows(tree) if row.source == source})
+    return sha256_json(texts) if texts else None
+
+
+def add_rows(
+    tree: Tree, rows: Iterable[Mapping[str, Any]], tokens: Mapping[str, np.ndarray]
+) -> list[Row]:
+    """Add the documents that the record does not have; those that were added.
+
+    Args:
+        tree: Of the run.
+        rows: Values of `Row`, but those of grams.
+        tokens: Token ids of each text, without BOS and EOS, by its SHA-256.
+
+    Raises:
+        FormatError: The record is damaged (E-TAKEDOWN-RECORD).
+        LockedError: Another process is writing it.
+    """
+    with replacing(tree.takedown):
+        known = read_rows(tree)
+        grams, digests = read_grams(tree, known), _digests(known)
+        keys, added, parts = {row.key for row in known}, [], [grams]
+        for value in rows:
+            text = value["text_sha256"]
+            if text not in digests:
+                part = grams_of(tokens[text], len(digests))
+                parts.append(part)
+                digests[text] = len(part), _digest(part)
+            count, digest = digests[text]
+            row = Row(**value, grams=count, grams_sha256=digest)
+            if row.key not in keys:
+                keys.add(row.key)
+                added.append(row)
+        if added:
+            payload = io.BytesIO()
+            np.save(payload, np.concatenate(parts))
+            write_bytes(tree.takedown_grams, payload.getvalue())
+            write_jsonl(tree.takedown, [asdict(row) for row in (*known, *added)])
+    return added
+
+
+def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
+    """The grams of these rows' texts: `GRAMS` rows, which name texts by their order in `rows`.
+    Raises FormatError: they are missing or damaged (E-TAKEDOWN-RECORD)."""
+    digests = _digests(rows)
+    if not digests:
+        return np.empty(0, GRAMS)
+    try:
+        grams = np.load(tree.takedown_grams, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _refuse(tree.takedown_grams, None, str(error)) from None
+    if grams.dtype != GRAMS:
+        raise _refuse(tree.takedown_grams, None, f"rows of {grams.dtype}"[:200])
+    grams = grams[grams["text"] < len(digests)]
+    places = np.searchsorted(grams["text"], np.arange(len(digests) + 1))
+    for number, (text, expected) in enumerate(digests.items()):
+        part = grams[places[number] : places[number + 1]]
+        if (len(part), _digest(part)) != expected:
+            raise _refuse(tree.takedown_grams, None, f"other grams of text {text}")
+    return grams
+
+
+def _digests(rows: Iterable[Row]) -> dict[str, tuple[int, str]]:
+    """Number and digest of the grams of each text, in the order of rows."""
+    return {row.text_sha256: (row.grams, row.grams_sha256) for row in rows}
+
+
+def _digest(grams: np.ndarray) -> str:
+    return hashlib.sha256(grams.tobytes()).hexdigest()
+
+
+def _refuse(path: Path, line: int | None, found: str) -> FormatError:
+    return FormatError(
+        "not the record of a takedown",
+        where=path if line is None else f"{path}: line {line}",
+        found=found,
+        do="restore takedown/, or remove it and apply the list again",
+        code="E-TAKEDOWN-RECORD",
+    )

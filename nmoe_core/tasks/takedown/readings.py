@@ -1,0 +1,72 @@
+"""Which sequences of a plan read some documents, for all of them in one pass over the plan."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from loader.rows.stream import Stream
+from loader.rows.windows import WindowReader
+
+_SCAN = 1 << 18  # sequences located at once
+Place = tuple[Path, int, int]
+"""Token file, first token and end of a document."""
+
+
+class Reading(NamedTuple):
+    """The sequences that hold any token of a document in their inputs."""
+
+    first: int
+    last: int
+    count: int
+
+
+def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Reading]:
+    """What the train stream of a plan reads of documents; those that it never reads are left out.
+
+    The inputs count, as for `nmoe explain`. Costs the places of all sequences, some 5 million per
+    second where rows are windows, whatever the number of documents.
+    """
+    files = {path: number for number, path in enumerate(stream.files.paths())}
+    known = [place for place in places if place[0] in files]
+    bases = stream.files.file_starts
+    starts = np.array([bases[files[p]] + start for p, start, _ in known], np.int64)
+    ends = np.array([bases[files[p]] + end for p, _, end in known], np.int64)
+    order = np.argsort(starts)
+    starts, ends = starts[order], ends[order]
+    lasts, counts = np.full(len(known), -1, np.int64), np.zeros(len(known), np.int64)
+    firsts = np.full(len(known), stream.num_sequences, np.int64)
+    for sequences, positions, lengths in _pieces(stream, seq_len) if known else ():
+        low = np.searchsorted(ends, positions, side="right")
+        numbers = np.searchsorted(starts, positions + lengths, side="left") - low
+        rows = np.repeat(sequences, numbers)
+        inside = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        documents = np.repeat(low, numbers) + inside
+        pairs = np.unique(np.stack([rows, documents]), axis=1)  # a row may hold one in two pieces
+        for row, document in pairs.T.tolist():
+            firsts[document] = min(firsts[document], row)
+            lasts[document] = max(lasts[document], row)
+            counts[document] += 1
+    read = zip(order.tolist(), firsts.tolist(), lasts.tolist(), counts.tolist())
+    return {known[i]: Reading(*found) for i, *found in read if found[2]}
+
+
+def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Sequence, position and length of runs of tokens that are the inputs of sequences: int64 `[n]`
+    each."""
+    reader = stream.reader
+    for n in range(0, stream.num_sequences, _SCAN):
+        sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))
+        sequences = n + np.arange(len(sources))
+        if isinstance(reader, WindowReader):
+            positions, lengths = reader.extents(sources, windows)
+            is_whole = lengths > seq_len  # others wrap
+            yield sequences[is_whole], positions[is_whole], lengths[is_whole] - 1
+            left = np.flatnonzero(~is_whole).tolist()
+            found = [(i, reader.pieces(int(sources[i]), int(windows[i]))) for i in left]
+        else:
+            rows = reader.rows(sources, windows)
+            found = [(i, list(zip(*row[:2]))) for i, row in enumerate(rows)]
+        flat = [(n + i, *piece) for i, pieces in found for piece in pieces]
+        yield tuple(np.array(flat, np.int64).reshape(-1, 3).T)  # pyright: ignore[reportReturnType]

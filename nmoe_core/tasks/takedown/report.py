@@ -1,0 +1,238 @@
+"""`nmoe takedown`: what documents of a list are in the run, and what follows from that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from loader.config import resolve_plan
+from loader.errors import PlanError
+from loader.files.format import read_json_object
+from loader.masking import mask
+from loader.plan.records import LoaderPlan
+from loader.rows.stream import Stream
+from loader.state import resume
+from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.run import Run
+from nmoe_core.labels.oracle import read_records
+from nmoe_core.labels.slices import SPLITS
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.shards.manifest import created_at
+from nmoe_core.takedown.find import Found, find, no_urls
+from nmoe_core.takedown.items import Item, read_items
+from nmoe_core.takedown.proof import prove
+from nmoe_core.takedown.record import add_rows, read_rows, taken_down
+from nmoe_core.tasks.curate import curate_settings
+from nmoe_core.tasks.takedown.near import near_copies
+from nmoe_core.tasks.takedown.readings import Reading, readings_of
+
+Facts = dict[str, Any]
+_MAX_STATE_BYTES = 64 * 2**20
+
+
+def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
+    """The items of a list and the documents with their texts; raises as `read_items`, `find`."""
+    items = read_items(path)
+    if any(item.kind == "url" for item in items) and "url" not in run.config.attributes.columns:
+        raise no_urls(run.path)
+    return items, find(run.tree, items, run.tokenizer)
+
+
+def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path]) -> Facts:
+    """Documents of a list, what a plan reads of them, which loader states have passed that, and
+    what is to be made again; writes nothing.
+
+    Args:
+        run: The run.
+        path: The list.
+        plan_path: Of a loader; by default the run's own, where it has one.
+        states: JSON files of `state_dict()` of loaders of that plan.
+
+    Raises:
+        NmoeError: As `find_documents`, `resolve_plan` and `loader.state.resume`.
+    """
+    items, found = find_documents(run, path)
+    recorded = taken_down(run.tree)
+    facts: Facts = {
+        **_of_items(items, found),
+        "recorded": sum(one.text_sha256 in recorded for one in found),
+        **_of_plan(run, found, plan_path, states),
+        "near_copies": near_copies(run, found),
+        "labelled": _labelled(run, {one.doc_id for one in found if one.tree == "data"}),
+        "rebuild": _rebuild(run, found),
+    }
+    return facts
+
+
+def apply(run: Run, path: Path, by: str, why: str) -> Facts:
+    """Record the documents of a list, which curation leaves out from then on; raises as
+    `find_documents` and `add_rows`."""
+    items, found = find_documents(run, path)
+    at = created_at()
+    rows = [
+        {
+            **{key: getattr(one, key) for key in ("source", "split", "ingest_id", "doc_id")},
+            "text_sha256": one.text_sha256,
+            "item": str(one.items[0]),
+            "is_copy": one.is_copy,
+            "tokenizer": one.tokenizer,
+            "at": at,
+            "by": by,
+            "why": why,
+        }
+        for one in found
+    ]  # data come first, so a curated document adds a row only where data do not hold it
+    added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
+    facts = _of_items(items, found)
+    del facts["documents"]
+    known = read_rows(run.tree)
+    return {
+        **facts,
+        "added": len(added),
+        "recorded": len(known),
+        "record": str(run.tree.takedown),
+        "rebuild": _rebuild(run, found),
+    }
+
+
+def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
+    """Prove that nothing of the record is left in curated shards, and with `raw` in data shards;
+    the proof is written. Documents of the list that are not recorded make it fail. Raises as
+    `find_documents` and `prove`."""
+    items, found = find_documents(run, path)
+    recorded = taken_down(run.tree)
+    roots = [run.tree.curated, *([run.tree.data] if raw else [])]
+    proof = prove(run.tree, roots, allow_shared=allow_shared)
+    write_json(run.tree.takedown_proof, proof)
+    names = {row.item for row in read_rows(run.tree)}
+    facts = {key: value for key, value in proof.items() if key != "scanned"}
+    facts["unrecorded"] = [one.doc_id for one in found if one.text_sha256 not in recorded]
+    facts["unmatched"] = [
+        item for item in _of_items(items, found)["unmatched"] if item not in names
+    ]
+    facts["holds"] = proof["holds"] and not facts["unrecorded"]
+    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
+
+
+def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
+    """Commit a plan in which the documents of a list are no target and EOS stands in the place of
+    their text. Raises as `find_documents` and `loader.mask`; ConfigError: the plan reads files that
+    are not the run's."""
+    _, found = find_documents(run, path)
+    plan, output = resolve_plan(plan_path), output.absolute()
+    with closing(Stream(plan, "train")) as stream:
+        files = set(stream.files.paths())
+    roots = run.tree.data, run.tree.curated
+    if not any(file.is_relative_to(root) for file in files for root in roots):
+        raise ConfigError(
+            "the plan reads no file of this run, so its documents are not known",
+            where=plan_path,
+            expected=f"files below {run.tree.curated}",
+            do="name the plan that the loader opens in this tree",
+        )
+    tokens = [(one.source, one.path, *one.span) for one in found if one.path in files]
+    after = mask(plan, tokens, replace_text=True)
+    write_bytes(output, after.placed_in(output.parent).to_json().encode())
+    return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
+
+
+def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
+    """Items with the numbers of their documents, items without any, and the documents."""
+    counts: dict[Item, Counter[str]] = {item: Counter() for item in items}
+    rows = []
+    for one in found:
+        for item in one.items:
+            counts[item]["copies" if one.is_copy else "documents"] += one.tree == "data"
+            counts[item]["curated"] += one.tree == "curated"
+        keys = ("tree", "source", "split", "shard", "doc_id", "ingest_id", "text_sha256", "is_copy")
+        row = {"item": str(one.items[0]), **{key: getattr(one, key) for key in keys}}
+        rows.append(row | {"tokens": len(one.tokens)})
+    names = ("documents", "copies", "curated")
+    return {
+        "items": [
+            {"item": str(item), "line": item.line, **{name: n[name] for name in names}}
+            for item, n in counts.items()
+        ],
+        "unmatched": [str(item) for item, n in counts.items() if not n.total()],
+        "documents": rows,
+    }
+
+
+def _of_plan(
+    run: Run, found: Sequence[Found], plan_path: Path | None, states: Sequence[Path]
+) -> Facts:
+    """What a plan reads of documents, by document id, and the states that have passed it."""
+    path = plan_path or run.tree.plan
+    facts: Facts = {"plan": str(path), "plan_problem": None, "readings": [], "states": []}
+    if not path.is_file() and plan_path is None and not states:
+        return facts | {"plan": None}
+    try:
+        plan = resolve_plan(path)
+    except PlanError as error:  # after shards were curated again, until the plan is made again
+        if plan_path is not None or states:
+            raise
+        return facts | {"plan_problem": error.line()}
+    with closing(Stream(plan, "train")) as stream:
+        read = readings_of(stream, plan.seq_len, [(one.path, *one.span) for one in found])
+        reached = {path: _reached(plan, path, stream) for path in states}
+    for one in found:
+        if (reading := read.get((one.path, *one.span))) is not None:
+            passed = [str(path) for path, n in reached.items() if n > reading.first]
+            row = {"tree": one.tree, "doc_id": one.doc_id, **_reading(plan, reading)}
+            facts["readings"].append(row | {"states": passed})
+    for path, n in reached.items():
+        count = sum(str(path) in row["states"] for row in facts["readings"])
+        row = {"state": str(path), "sequence": n, "step": n // plan.batch_size}
+        facts["states"].append(row | {"documents_read": count})
+    return facts
+
+
+def _reading(plan: LoaderPlan, reading: Reading) -> Facts:
+    steps = {f"{key}_step": getattr(reading, key) // plan.batch_size for key in ("first", "last")}
+    sequences = {"first_sequence": reading.first, "last_sequence": reading.last}
+    return {**sequences, "sequences": reading.count, **steps}
+
+
+def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
+    """Sequences of the plan that a state's loader has read."""
+    own, n = resume(read_json_object(path, _MAX_STATE_BYTES), plan, "train", stream)
+    if own.consumed != plan.consumed:
+        raise ConfigError(
+            "the state counts what another plan read, so its place in this plan is not known",
+            where=path,
+            do="name the plan that it was saved under with --plan",
+        )
+    return n
+
+
+def _labelled(run: Run, doc_ids: set[str]) -> int:
+    """Merged labels of documents: they hold the beginning of the text, and heads learned it."""
+    paths = (run.tree.merged_labels(split) for split in SPLITS)
+    records = (record for path in paths if path.is_file() for record in read_records(path))
+    return sum(record["doc_id"] in doc_ids for record in records)
+
+
+def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:
+    """What holds the texts, and what is made again without them: `data` and `curated` shards that
+    hold them; `curate`: the shards that curation writes again; `later`: those behind them, whose
+    windows may begin elsewhere; and whether the `plan` is made again."""
+    hold: dict[str, dict[str, int]] = {"data": {}, "curated": {}}
+    curate: dict[str, None] = {}
+    later: dict[str, None] = {}
+    for one in found:
+        name = f"{one.source}/{one.split}/{one.shard}"
+        hold[one.tree][name] = hold[one.tree].get(name, 0) + 1
+    for source in (plan.name for plan in run_sources(run)):
+        fills = curate_settings(run, source).fills_windows()
+        behind = False
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            name = f"{source}/train/{shard.name}"
+            if name in hold["data"] or name in hold["curated"]:
+                curate[name], behind = None, fills
+            elif behind:
+                later[name] = None
+    return {**hold, "curate": list(curate), "later": list(later), "plan": bool(curate)}
