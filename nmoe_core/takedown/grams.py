@@ -68,7 +68,7 @@ class GramIndex:
 
     def __init__(self, grams: np.ndarray) -> None:
         self.grams = grams
-        sizes = np.array([window_size(n) for n in range(GRAM_TOKENS + 1)])[grams["length"]]
+        sizes = np.array([0, *map(window_size, range(1, GRAM_TOKENS + 1))])[grams["length"]]
         self._by_size = {}
         for size in np.unique(sizes).tolist():
             chosen = np.flatnonzero(sizes == size)

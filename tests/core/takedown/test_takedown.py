@@ -10,23 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader.loader import DeterministicLoader
-from loader.plan.file import load_plan
-from loader.rows.origins import readings
-from loader.rows.stream import Stream
 from nmoe_core.base.docid import bucket_of
-from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.curate.shards.combine import combine_curated
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
-from nmoe_core.tasks import curate, versions
-from nmoe_core.tasks.preview import plan_run
-from nmoe_core.tasks.selection.outcome import left_out, why_left_out
-from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks import curate
 from tests.core.curate.corpus import Corpus
-from tests.project import contents, failing, said
-from tests.refusals import refused_line
+from tests.project import said
 
 BUCKETS = 4
 GRAM = 50
@@ -54,7 +44,7 @@ def _write(root: Path, texts: Texts) -> Corpus:
     return corpus
 
 
-def _texts(seed: int, count: int = 160) -> Texts:
+def _texts(seed: int, count: int = 220) -> Texts:
     """Random documents of 0 to 120 tokens: most of their own, some with passages of a common pool,
     some copies of others."""
     rng = np.random.default_rng(seed)
