@@ -76,14 +76,14 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
         FormatError: A shard is broken, or has no hashes of texts (E-SHARD-IDS).
     """
     texts: dict[str, dict[Item, None]] = {}
-    named: set[tuple[str, int]] = set()
+    named: set[tuple[str, ...]] = set()
     matcher = _Matcher(items, tokenizer)
     for root, manifest, files in _opened(tree):
         if root == tree.curated and _repeats_parent(tree, manifest):
             continue
-        for rel, start, text, item in matcher.named(manifest, files, is_data=root == tree.data):
-            named.add((f"{root.name}/{rel}", start))
-            texts.setdefault(text, {})[item] = None
+        for source, ids, item in matcher.named(manifest, files, is_data=root == tree.data):
+            named.add((source, *ids))
+            texts.setdefault(ids[1], {})[item] = None
     found = []
     for root, manifest, files in _opened(tree) if texts else ():
         bos = manifest.extra.get("bos_token_id")
@@ -95,7 +95,7 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
                 number = next(numbers)
                 if (its := texts.get(text)) is None:
                     continue
-                is_named = (f"{root.name}/{file.rel}", start) in named
+                is_named = (file.source, ingest_id, text) in named
                 doc_id = str(DocId(file.source, file.rel, start, end))
                 first = start + (bos is not None and file.tokens[start] == bos)
                 one = number, root / file.rel, doc_id, ingest_id, text
@@ -143,8 +143,8 @@ class _Matcher:
 
     def named(
         self, manifest: Manifest, files: Sequence[ShardFile], *, is_data: bool
-    ) -> Iterator[tuple[str, int, str, Item]]:
-        """File, first token, text hash and item of each."""
+    ) -> Iterator[tuple[str, tuple[str, str], Item]]:
+        """Source, ingest id with text hash, and item of each."""
         ids, hashes, first = self._by["id"], self._by["sha256"], 0
         urls = self._urls(manifest, is_data) if self._by["url"] else {}
         for file in files:
@@ -156,10 +156,9 @@ class _Matcher:
             for i, (ingest_id, text) in enumerate(file.ids()):
                 found = ids.get(ingest_id), hashes.get(text), urls.get(first + i)
                 if i in matched or found != (None, None, None):
-                    start = int(file.spans[i, 0])
                     for item in (*found, *matched.get(i, ())):
                         if item is not None:
-                            yield file.rel, start, text, item
+                            yield file.source, (ingest_id, text), item
             first += len(file.spans)
 
     def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:

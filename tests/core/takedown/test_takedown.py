@@ -2,21 +2,34 @@
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from loader.loader import DeterministicLoader
+from loader.plan.file import load_plan
+from loader.rows.origins import readings
+from loader.rows.stream import Stream
 from nmoe_core.base.docid import bucket_of
+from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.tasks import curate
+from nmoe_core.tasks.preview import plan_run
+from nmoe_core.tasks.selection.outcome import left_out, why_left_out
+from nmoe_core.tasks.takedown.readings import Reading, readings_of
 from tests.core.curate.corpus import Corpus
-from tests.project import said
+from tests.project import contents, failing, said
+from tests.refusals import refused_line
 
 BUCKETS = 4
 GRAM = 50
@@ -180,3 +193,245 @@ def test_what_is_taken_down_leaves_curated_shards_and_the_proof_is_that_of_brute
     raw = said(capsys, *_command(run, path, "--verify", "--allow-shared", "--raw"), status=1)
     assert {row["ingest_id"] for row in raw["remaining"]} == gone
     assert {row["tree"] for row in raw["remaining"]} == {"data"}
+
+
+def test_the_report_names_documents_readings_and_states_and_writes_nothing(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    names = ["doc-0003", "doc-0010", "doc-0100"]
+    path = _list(corpus, *(f"id:{name}" for name in names), "id:nowhere")
+    plan = load_plan(run.tree.plan)
+    state = corpus.root.parent / "state.json"
+    with DeterministicLoader(plan, backend="numpy") as loader:
+        for _ in range(12):
+            next(loader)
+        state.write_text(json.dumps(loader.state_dict()))
+    before = contents(corpus.root.parent)
+    facts = said(capsys, *_command(run, path, "--state", state))
+    assert main(_command(run, path)) == 0
+    assert contents(corpus.root.parent) == before
+    gone = _copies(texts, names)
+    assert {row["ingest_id"] for row in facts["documents"]} == gone
+    copies = {row["ingest_id"] for row in facts["documents"] if row["is_copy"]}
+    assert copies == gone - set(names)
+    assert facts["unmatched"] == ["id:nowhere"]
+    read = {row["doc_id"]: row for row in facts["readings"]}
+    stream, num_passed = Stream(plan, "train"), 0
+    for row in (row for row in facts["documents"] if row["tree"] == "curated"):
+        rel, start, end = re.fullmatch(r"web//(.+)#s=(\d+):e=(\d+)", row["doc_id"]).groups()
+        held = list(readings(stream, "web", run.tree.curated / rel, int(start), int(end)))
+        found = read.pop(row["doc_id"], None)
+        assert (found is None) == (not held)
+        if found is not None:
+            keys = ("first_sequence", "last_sequence", "sequences", "first_step")
+            steps = held[0] // plan.batch_size
+            assert [found[key] for key in keys] == [held[0], held[-1], len(held), steps]
+            assert found["states"] == ([str(state)] if held[0] < 12 * plan.batch_size else [])
+            num_passed += bool(found["states"])
+    assert read == {}
+    number = {"sequence": 12 * plan.batch_size, "step": 12, "documents_read": num_passed}
+    assert facts["states"] == [{"state": str(state), **number}]
+    touched = sorted({bucket_of(name, BUCKETS) for name in gone})
+    assert facts["rebuild"]["curate"] == [f"web/train/shard_{bucket:04d}" for bucket in touched]
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_readings_of_many_documents_are_those_of_each(
+    made: tuple[Corpus, Run, Texts], packing: str, wraps: bool
+) -> None:
+    _, run, _ = made
+    settings = {"packing": packing, "on_exhaust": "wrap" if wraps else "all_exhausted"}
+    settings |= {"mixture_toml": str(run.base / "mixture.toml")}
+    text = (run.base / "mixture.toml").read_text()
+    (run.base / "mixture.toml").write_text(text.replace("1e-05", "4e-05") if wraps else text)
+    run = run.with_settings(settings)
+    curate.make_plan(run, ["web"], [])
+    plan = load_plan(run.tree.plan)
+    stream = Stream(plan, "train")
+    places = []
+    for file, path in enumerate(stream.files.paths()):
+        ends = [0, *stream.index.ends(file).tolist()]
+        places += [(path, a, b) for a, b in pairwise(ends)][::5]
+    found = readings_of(stream, plan.seq_len, places)
+    assert found
+    for place in places:
+        held = list(readings(stream, "web", *place))
+        expected = Reading(held[0], held[-1], len(held)) if held else None
+        assert found.get(place) == expected
+
+
+def test_later_shards_are_named_where_windows_are_filled(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, _, texts = made
+    run = _run(corpus, order="window_fill")
+    _curate(run)
+    name = next(
+        name
+        for name, tokens in texts.items()
+        if bucket_of(name, BUCKETS) == 1 and _copies(texts, [name]) == {name} and len(tokens) % 32
+    )
+    path = _list(corpus, f"sha256:{_digest(texts[name])}")
+    again = said(capsys, *_command(run, path, "--apply"))["rebuild"]
+    assert again["curate"] == ["web/train/shard_0001"]
+    assert again["later"] == ["web/train/shard_0002", "web/train/shard_0003"]
+    assert plan_run(run, run_sources(run)).curated["web"]["shard_0001"] == "takedown"
+    assert _curate(run) == [False, True, True, True]
+    assert _curate(run) == [False] * BUCKETS
+
+
+def test_a_reason_says_takedown_and_curated_shards_verify(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    _curate(run)
+    bucket = bucket_of("doc-0001", BUCKETS)
+    number = corpus.ingest_ids(bucket).index("doc-0001")
+    assert left_out(run, ["web"]) == {"takedown": {"web": len(_copies(texts, ["doc-0001"]))}}
+    assert why_left_out(run, corpus.shard(bucket), [number]) == {number: "takedown"}
+    others = texts.keys() - _copies(texts, ["doc-0001"])
+    assert corpus.verify(bucket) == sum(bucket_of(name, BUCKETS) == bucket for name in others)
+    explained = said(capsys, "explain", corpus.doc_ids(bucket)[number], "--config", run.path)
+    assert explained["curated"] == {"is_included": False}
+
+
+def test_a_copy_that_comes_later_is_left_out_too(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    grown = _write(tmp_path / "grown", texts | {"new": texts["doc-0001"], "own": np.arange(80)})
+    run = _run(grown)
+    grown.fit()
+    for bucket in range(BUCKETS):
+        grown.assign(bucket)
+        grown.grade(bucket, lambda i: "keep")
+    (grown.root / "takedown").mkdir()
+    for name in ("documents.jsonl", "grams.npy"):
+        (grown.root / "takedown" / name).write_bytes((corpus.root / "takedown" / name).read_bytes())
+    _curate(run)
+    assert {"new", "doc-0001"}.isdisjoint(_curated_ids(grown))
+    assert "own" in _curated_ids(grown)
+    path = _list(grown, "id:new")
+    assert said(capsys, *_command(run, path, "--verify", "--allow-shared"))["remaining"] == []
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_kill_between_the_files_of_a_record_leaves_it_as_it_was(
+    step: int, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    _curate(run)
+    before = (corpus.root / "takedown" / "documents.jsonl").read_bytes()
+    path = _list(corpus, "id:doc-0002", "id:doc-0003")
+    with failing(f"rename:{step}:EIO"):
+        assert main(_command(run, path, "--apply")) == 1
+    assert (corpus.root / "takedown" / "documents.jsonl").read_bytes() == before
+    assert _curate(run) == [False] * BUCKETS
+    assert "not recorded" in refused_line(capsys, *_command(run, path, "--verify"))
+    path = _list(corpus, "id:doc-0004")
+    count = len(_copies(texts, ["doc-0004"]))
+    assert said(capsys, *_command(run, path, "--apply"))["added"] == count
+    assert said(capsys, *_command(run, path, "--apply"))["added"] == 0
+    _curate(run)
+    assert said(capsys, *_command(run, path, "--verify", "--allow-shared"))["texts"] == 2
+
+
+def test_a_kill_between_record_and_rebuild_is_told_and_the_rebuild_goes_on(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    names = ["doc-0001", "doc-0002", "doc-0003", "doc-0005"]
+    path = _list(corpus, *(f"id:{name}" for name in names))
+    said(capsys, *_command(run, path, "--apply"))
+    touched = {bucket_of(name, BUCKETS) for name in _copies(texts, names)}
+    assert len(touched) > 1
+    with failing("rename:4:EIO"), pytest.raises(OSError, match="Input/output"):
+        _curate(run)
+    line = refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-LEFT")
+    assert "documents that remain" in line
+    _curate(run)
+    assert said(capsys, *_command(run, path, "--verify", "--allow-shared"))["holds"]
+
+
+def test_a_proof_is_sealed_and_a_file_that_no_manifest_names_fails_it(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    path = _list(corpus, "id:doc-0001")
+    assert "apply" in refused_line(capsys, *_command(run, path, "--verify"))
+    said(capsys, *_command(run, path, "--apply"))
+    _curate(run)
+    flags = "--verify", "--allow-shared"
+    said(capsys, *_command(run, path, *flags))
+    proof = read_summary(corpus.root / "takedown" / "proof.json")
+    digests = {k: v for part in proof["scanned"] for k, v in part["files"].items()}
+    files = {f.relative_to(corpus.curated).as_posix(): f for f in corpus.curated.rglob("*.npy")}
+    assert digests == {k: hashlib.sha256(f.read_bytes()).hexdigest() for k, f in files.items()}
+    assert proof["holds"]
+    old = corpus.curated / "web" / "train" / ".shard_0000.tmp.old"
+    old.mkdir()
+    (old / "a.npy").write_bytes(b"")
+    line = refused_line(capsys, *_command(run, path, *flags), code="E-TAKEDOWN-LEFT")
+    assert "1 files that no manifest names" in line
+    assert not read_summary(corpus.root / "takedown" / "proof.json")["holds"]
+    (old / "a.npy").unlink()
+    file = next(iter(files.values()))
+    raw = bytearray(file.read_bytes())
+    raw[140] ^= 1
+    file.write_bytes(raw)
+    refused_line(capsys, *_command(run, path, *flags), code="E-SHARD-CHECKSUM")
+
+
+@pytest.mark.parametrize("name", ["documents.jsonl", "grams.npy"])
+def test_a_damaged_record_is_refused(
+    name: str, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    path = _list(corpus, "id:doc-0001")
+    said(capsys, *_command(run, path, "--apply"))
+    file = corpus.root / "takedown" / name
+    raw = bytearray(file.read_bytes())
+    raw[-3] ^= 1
+    file.write_bytes(raw)
+    refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-RECORD")
+
+
+def test_consumed_documents_stay_where_they_are_and_the_proof_says_so(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    first = corpus.ingest_ids(0, corpus.curated)[0]
+    text = run.path.read_text() + "\n[curation.resume_from_token]\nweb = 40\n"
+    run.path.write_text(text.replace('order = "golden"', 'order = "golden"\nstability = "resume"'))
+    run = Run(run.path)
+    path = _list(corpus, f"id:{first}")
+    said(capsys, *_command(run, path, "--apply"))
+    curate.curate_shards(run, "web", range(BUCKETS), picture=False)
+    failed = said(capsys, *_command(run, path, "--verify", "--allow-shared"), status=1)
+    assert first in {row["ingest_id"] for row in failed["remaining"]}
+
+
+def test_a_masked_plan_puts_eos_in_the_place_of_documents_and_takes_states_of_the_old(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    plan, out = run.tree.plan, tmp_path / "masked.json"
+    path = _list(corpus, "id:doc-0100")
+    facts = said(capsys, *_command(run, path, "--mask", plan, "-o", out))
+    assert facts["masked"] == len(_copies(texts, ["doc-0100"]))
+    with DeterministicLoader(load_plan(plan), backend="numpy") as loader:
+        next(loader)
+        state = loader.state_dict()
+        rows = [np.array(batch[0]) for batch in loader]
+    with DeterministicLoader(load_plan(out), backend="numpy") as loader:
+        loader.load_state_dict(state)
+        masked = [np.array(batch[0]) for batch in loader]
+    differing = [(a, b) for a, b in zip(rows, masked, strict=True) if not np.array_equal(a, b)]
+    assert differing
+    assert all((b[a != b] == FORMAT.eos_token_id).all() for a, b in differing)
+    assert "-o PLAN" in refused_line(capsys, *_command(run, path, "--mask", plan))
