@@ -45,9 +45,8 @@ def main() -> None:
     ends = tokenizer.eos_token_id, tokenizer.bos_token_id
     spellings = Spellings(tokenizer.reference.spellings(), tokenizer.vocab_size, ends)
     spelled = time.process_time() - started
-    payload = b"".join(
-        b"".join(map(spellings.of.__getitem__, some.tolist())) for some in np.array_split(tokens, 64)
-    )
+    some = np.array_split(tokens, 64)
+    payload = b"".join(b"".join(map(spellings.of.__getitem__, ids.tolist())) for ids in some)
     found, scanned, places = [], [], 0
     for number in range(options.queries):
         text = _sentence(texts, rng, exchange=number % 2 == 1).encode()
@@ -73,7 +72,7 @@ def _tokens(
     tokenizer: Tokenizer, count: int, directory: Path | None, rng: np.random.Generator
 ) -> tuple[np.ndarray, list[str]]:
     """Tokens of pieces of real documents, and the documents."""
-    path = Path("build/bench/seen.jsonl")
+    path = Path(f"build/bench/seen-{count}.jsonl")
     write_corpus(path, 4 * count, directory)
     texts = [orjson.loads(line)["text"] for line in path.read_bytes().splitlines()]
     once = np.fromiter(chain.from_iterable(tokenizer.rows(texts)), np.uint32)

@@ -29,7 +29,6 @@ from nmoe_core.cli import (
     shards,
     stores,
     takedown,
-    versions,
 )
 from nmoe_core.cli.flags import take_project
 from nmoe_core.cli.help import completion
@@ -86,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
-    prepared = (project, prep, versions, shards, stores, attributes)
+    prepared = (project, prep, shards, stores, attributes)
     for module in (*prepared, heads, generate, curate, takedown, run, seen, remix):
         module.register(verbs)
     completion.register(verbs, parser)

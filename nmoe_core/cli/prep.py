@@ -1,4 +1,7 @@
-"""`nmoe prep`, `nmoe prep-mixture`: one source, or all of a mixture, to token shards."""
+"""`nmoe prep`, `nmoe prep-mixture`: one source, or all of a mixture, to token shards.
+
+`nmoe versions`: the kept versions of a split.
+"""
 
 import argparse
 import os
@@ -11,11 +14,26 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.flags import add_keys, add_run_flags, run_of
-from nmoe_core.cli.output import add_verb, duration, print_facts, print_json, print_table, size
+from nmoe_core.cli.output import (
+    add_verb,
+    duration,
+    print_facts,
+    print_json,
+    print_rows,
+    print_table,
+    size,
+)
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import keys_of
 from nmoe_core.config.tables import parse_count
 from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.prep.versions import (
+    compare_versions,
+    find_version,
+    list_versions,
+    restore_version,
+    share_of_mixture,
+)
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.commands import Job, make_split, splits_of
@@ -54,6 +72,22 @@ def register(verbs: Any) -> None:
     one.add_argument("--name", required=True, help="source name")
     _add_common(one)
     add_run_flags(one, (*_TOKENIZER, *_SHARDS, *(f"prep.{name}" for name in _SIZES)))
+    _register_versions(verbs)
+
+
+def _register_versions(verbs: Any) -> None:
+    versions = verbs.add_parser("versions", help="earlier versions of a split")
+    parts = versions.add_subparsers(dest="part", required=True, metavar="COMMAND")
+    listed = add_verb(parts, "list", find_versions, "current and kept versions", print_rows)
+    compared = add_verb(
+        parts, "compare", compare, "documents and tokens of two versions", _show_compared
+    )
+    restored = add_verb(parts, "restore", restore, "make a kept version current", print_rows)
+    for verb in (listed, compared, restored):
+        verb.add_argument("split", type=Path, help="directory of manifest.json")
+    compared.add_argument("old", metavar="VERSION", help="id, or the start of one")
+    compared.add_argument("new", metavar="WITH", nargs="?", help="by default the current one")
+    restored.add_argument("version", metavar="VERSION", help="id, or the start of one")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -199,3 +233,30 @@ def _plan_facts(part: Any) -> dict[str, object]:
         "output": str(part.output),
         "problem": part.problem.line() if part.problem else None,
     }
+
+
+def find_versions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [version.facts for version in list_versions(arguments.split.resolve())]
+
+
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Counts of documents; tokens, and the share of all sources' tokens, of both versions."""
+    split = arguments.split.resolve()
+    old = find_version(split, arguments.old)
+    new = find_version(split, arguments.new) if arguments.new else list_versions(split)[0]
+    both = [
+        one.facts | {"mixture_share": share_of_mixture(split, one.manifest.total_tokens)}
+        for one in (old, new)
+    ]
+    return {"versions": both, "documents": compare_versions(old.manifest, new.manifest)}
+
+
+def restore(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Restore a version; then the versions as `list` gives them."""
+    restore_version(arguments.split, arguments.version)
+    return find_versions(arguments)
+
+
+def _show_compared(facts: dict[str, Any]) -> None:
+    print_rows(facts["versions"])
+    print("documents: " + ", ".join(f"{n:,} {name}" for name, n in facts["documents"].items()))

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.rows.origins import Place
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tree import Tree
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import SHARD_DIR, column_files, documents_digest
-from nmoe_core.takedown.items import Item
+from nmoe_core.takedown.items import Item, contains
 
 _URL, _BATCH_DOCUMENTS = "url", 2**15
 
@@ -51,10 +52,10 @@ class Found:
     tokenizer: str
 
     @property
-    def span(self) -> tuple[int, int]:
-        """Start and end in the token file, past the EOS."""
-        start, end = self.doc_id.rpartition("#s=")[2].split(":e=")
-        return int(start), int(end)
+    def place(self) -> Place:
+        """Its tokens in the token file, up to and with the EOS."""
+        doc_id = parse_doc_id(self.doc_id)
+        return Place(self.source, self.path, doc_id.start, doc_id.end)
 
 
 def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifest]:
@@ -175,14 +176,14 @@ class _Matcher:
             return {}
         column = read_attribute(paths[0], [_URL]).column(_URL).cast(pa.string())
         wanted = pa.array([*self._by["url"]], pa.string())
-        numbers = np.flatnonzero(pc.is_in(column, wanted).to_numpy())
+        numbers = np.flatnonzero(
+            pc.call_function("is_in", [column], pc.SetLookupOptions(value_set=wanted)).to_numpy()
+        )
         values = column.take(pa.array(numbers)).to_pylist()
         return {int(n): self._by["url"][value] for n, value in zip(numbers, values)}
 
     def _matched(self, file: ShardFile) -> dict[int, list[Item]]:
         """The patterns that are found in the text of each document of a file, by its number."""
-        import pyarrow.compute as pc
-
         from nmoe_core.text.documents import decode_documents
         from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -191,7 +192,7 @@ class _Matcher:
             spans = file.spans[first : first + _BATCH_DOCUMENTS]
             texts = decode_documents(load_tokenizer(self._tokenizer), file.tokens, spans)
             for pattern, item in self._by["re"].items():
-                is_found = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+                is_found = contains(texts, pattern).to_numpy(zero_copy_only=False)
                 for i in np.flatnonzero(is_found).tolist():
                     found.setdefault(first + i, []).append(item)
         return found

@@ -6,12 +6,17 @@ A line without a prefix is taken for what it can only be; where it could be seve
 list is refused.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import ConfigError, FormatError, one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FORMS = {
@@ -76,15 +81,22 @@ def _item(text: str, line: int) -> Item:
 def _check_pattern(pattern: str) -> None:
     try:
         import pyarrow as pa
-        import pyarrow.compute as pc
     except ImportError as error:
         raise ConfigError(
             "items of kind re: need the package `pyarrow`",
             do="pip install 'nmoe-data[attributes]'",
             code="E-CONFIG-EXTRA",
         ) from error
-    if pc.match_substring_regex(pa.array([""]), pattern)[0].as_py():
+    if contains(pa.array([""]), pattern)[0].as_py():
         raise ValueError(f"re:{pattern[:80]}, which is found in every text")
+
+
+def contains(texts: pa.Array, pattern: str) -> pa.BooleanArray:
+    """Whether each text has a match of a pattern, RE2; raises ValueError: it is not one."""
+    import pyarrow.compute as pc
+
+    options = pc.MatchSubstringOptions(pattern)
+    return pc.call_function("match_substring_regex", [texts], options)
 
 
 def _refuse(where: object, found: str) -> FormatError:

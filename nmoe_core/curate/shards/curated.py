@@ -104,12 +104,8 @@ def current_inputs(
         "topics": topics.checksum,
         "seq_len": str(settings.seq_len),
     }
-    if selection is not None:
-        fingerprints["selection"] = selection.digest
-    if copies is not None:
-        fingerprints["copies"] = copies.digest
-    if takedown is not None:
-        fingerprints["takedown"] = takedown.digest
+    optional = {"selection": selection, "copies": copies, "takedown": takedown}
+    fingerprints |= {key: part.digest for key, part in optional.items() if part is not None}
     if columns := column_files(manifest):
         fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():

@@ -1,38 +1,36 @@
 """Which sequences of a plan read some documents, for all of them in one pass over the plan."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from loader.rows.origins import Place
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
 
 _SCAN = 1 << 18  # sequences located at once
-Place = tuple[Path, int, int]
-"""Token file, first token and end of a document."""
 
 
-class Reading(NamedTuple):
+class Readings(NamedTuple):
     """The sequences that hold any token of a document in their inputs."""
 
     first: int
     last: int
-    count: int
+    num: int
 
 
-def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Reading]:
+def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Readings]:
     """What the train stream of a plan reads of documents; those that it never reads are left out.
 
     The inputs count, as for `nmoe explain`. Costs the places of all sequences, some 5 million per
     second where rows are windows, whatever the number of documents.
     """
     files = {path: number for number, path in enumerate(stream.files.paths())}
-    known = [place for place in places if place[0] in files]
+    known = [place for place in places if place.path in files]
     bases = stream.files.file_starts
-    starts = np.array([bases[files[p]] + start for p, start, _ in known], np.int64)
-    ends = np.array([bases[files[p]] + end for p, _, end in known], np.int64)
+    starts = np.array([bases[files[one.path]] + one.start for one in known], np.int64)
+    ends = np.array([bases[files[one.path]] + one.end for one in known], np.int64)
     order = np.argsort(starts)
     starts, ends = starts[order], ends[order]
     lasts, counts = np.full(len(known), -1, np.int64), np.zeros(len(known), np.int64)
@@ -49,7 +47,7 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
             lasts[document] = max(lasts[document], row)
             counts[document] += 1
     read = zip(order.tolist(), firsts.tolist(), lasts.tolist(), counts.tolist())
-    return {known[i]: Reading(*found) for i, *found in read if found[2]}
+    return {known[i]: Readings(*found) for i, *found in read if found[2]}
 
 
 def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

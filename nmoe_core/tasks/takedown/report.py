@@ -28,7 +28,7 @@ from nmoe_core.takedown.proof import prove
 from nmoe_core.takedown.record import add_rows, read_rows, taken_down
 from nmoe_core.tasks.curate import curate_settings
 from nmoe_core.tasks.takedown.near import near_copies
-from nmoe_core.tasks.takedown.readings import Reading, readings_of
+from nmoe_core.tasks.takedown.readings import Readings, readings_of
 
 Facts = dict[str, Any]
 _MAX_STATE_BYTES = 64 * 2**20
@@ -134,7 +134,7 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
             expected=f"files below {run.tree.curated}",
             do="name the plan that the loader opens in this tree",
         )
-    tokens = [(one.source, one.path, *one.span) for one in found if one.path in files]
+    tokens = [one.place for one in found if one.path in files]
     after = mask(plan, tokens, replace_text=True)
     write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
@@ -177,10 +177,10 @@ def _of_plan(
             raise
         return facts | {"plan_problem": error.line()}
     with closing(Stream(plan, "train")) as stream:
-        read = readings_of(stream, plan.seq_len, [(one.path, *one.span) for one in found])
+        read = readings_of(stream, plan.seq_len, [one.place for one in found])
         reached = {path: _reached(plan, path, stream) for path in states}
     for one in found:
-        if (reading := read.get((one.path, *one.span))) is not None:
+        if (reading := read.get(one.place)) is not None:
             passed = [str(path) for path, n in reached.items() if n > reading.first]
             row = {"tree": one.tree, "doc_id": one.doc_id, **_reading(plan, reading)}
             facts["readings"].append(row | {"states": passed})
@@ -191,10 +191,10 @@ def _of_plan(
     return facts
 
 
-def _reading(plan: LoaderPlan, reading: Reading) -> Facts:
+def _reading(plan: LoaderPlan, reading: Readings) -> Facts:
     steps = {f"{key}_step": getattr(reading, key) // plan.batch_size for key in ("first", "last")}
     sequences = {"first_sequence": reading.first, "last_sequence": reading.last}
-    return {**sequences, "sequences": reading.count, **steps}
+    return {**sequences, "sequences": reading.num, **steps}
 
 
 def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from loader.loader import DeterministicLoader
 from loader.plan.file import load_plan
-from loader.rows.origins import readings
+from loader.rows.origins import Place, readings
 from loader.rows.stream import Stream
 from nmoe_core.base.docid import bucket_of
 from nmoe_core.base.fingerprint import read_summary
@@ -26,7 +26,7 @@ from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
-from nmoe_core.tasks.takedown.readings import Reading, readings_of
+from nmoe_core.tasks.takedown.readings import Readings, readings_of
 from tests.core.curate.corpus import Corpus
 from tests.project import contents, failing, said
 from tests.refusals import refused_line
@@ -220,7 +220,8 @@ def test_the_report_names_documents_readings_and_states_and_writes_nothing(
     stream, num_passed = Stream(plan, "train"), 0
     for row in (row for row in facts["documents"] if row["tree"] == "curated"):
         rel, start, end = re.fullmatch(r"web//(.+)#s=(\d+):e=(\d+)", row["doc_id"]).groups()
-        held = list(readings(stream, "web", run.tree.curated / rel, int(start), int(end)))
+        place = Place("web", run.tree.curated / rel, int(start), int(end))
+        held = list(readings(stream, [place]))
         found = read.pop(row["doc_id"], None)
         assert (found is None) == (not held)
         if found is not None:
@@ -253,12 +254,12 @@ def test_readings_of_many_documents_are_those_of_each(
     places = []
     for file, path in enumerate(stream.files.paths()):
         ends = [0, *stream.index.ends(file).tolist()]
-        places += [(path, a, b) for a, b in pairwise(ends)][::5]
+        places += [Place("web", path, a, b) for a, b in pairwise(ends)][::5]
     found = readings_of(stream, plan.seq_len, places)
     assert found
     for place in places:
-        held = list(readings(stream, "web", *place))
-        expected = Reading(held[0], held[-1], len(held)) if held else None
+        held = list(readings(stream, [place]))
+        expected = Readings(held[0], held[-1], len(held)) if held else None
         assert found.get(place) == expected
 
 
