@@ -21,6 +21,7 @@ from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import LEVELS, check_grades
 from nmoe_core.tasks.preview import plan_regrade
+from nmoe_core.tasks.report import grader_costs, scoreboard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.grading.small_run import SETTINGS, TINY, labelled_run, nmoe, source_of
 from tests.project import Project, read_rows, said, write_project
@@ -97,6 +98,15 @@ def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
     for name in ("num_dropped", "false_drop_rate", "precision_keep", "recall_keep"):
         assert chosen[name] == summary[name]
     assert figures["hydra"]["recall_keep"] < chosen["recall_keep"]
+    tested = summary["grader_choice"]["test"]["graders"]["student"]
+    for name in ("num_dropped", "false_drop_rate", "recall_keep"):
+        assert tested[name] == summary["test"][name]
+    costs = {one["grader"]: one["hours_per_million_documents"] for one in grader_costs(own.run)}
+    assert costs.keys() == {"hydra", "student"}
+    assert min(costs.values()) > 0
+    splits = scoreboard(own.run)["judge"]
+    assert splits["test"]["n"] > 0 < splits["val"]["n"]
+    assert splits["test"]["spearman"] != splits["val"]["spearman"]
     assert summary["grader"] == "student"  # random states know less than n-grams
     found = summary["certificate"]
     bound = upper_bound(found["false_drops"], found["dropped"], 0.025)
