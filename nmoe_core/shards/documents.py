@@ -48,10 +48,7 @@ class ShardFile:
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
-        ids = list(read_ids(self.ids_path))
-        if len(ids) != len(self.spans):
-            raise _bad_ids(self.ids_path, f"{len(ids)} rows", f"{len(self.spans)} documents")
-        return ids
+        return _ids_of(self.ids_path, len(self.spans))
 
     def documents(self) -> Iterator[tuple[str, np.ndarray, tuple[str, str]]]:
         """Document id, tokens with BOS and EOS, and `ids` of each document, in index order."""
@@ -119,29 +116,13 @@ def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
 
 
 def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Ingest id and text hash of each document; trees of other tools have none. Raises FormatError:
-    a lineage file is missing or malformed (E-SHARD-IDS)."""
-    for entry in manifest.shards:
-        name = entry.extra.get("ids_path")
-        if isinstance(name, str):
-            yield from read_ids(resolve_inside(manifest.path.parent, name))
-
-
-def text_hashes(manifest: Manifest) -> list[str]:
-    """SHA-256 of the text of each document, in the order of `shard_files`; "" in trees of other
-    tools. Raises FormatError: an ids file is missing, malformed or of other documents
+    """Ingest id and text hash of each document, in the order of `shard_files`; trees of other tools
+    have none. Raises FormatError: an ids file is missing, malformed or of other documents
     (E-SHARD-IDS)."""
-    found: list[str] = []
     for entry in _in_order(manifest):
         name = entry.extra.get("ids_path")
-        digests = [""] * entry.num_documents
         if isinstance(name, str):
-            path = resolve_inside(manifest.path.parent, name)
-            digests = [digest for _, digest in read_ids(path)]
-            if len(digests) != entry.num_documents:
-                raise _bad_ids(path, f"{len(digests)} rows", f"{entry.num_documents} documents")
-        found += digests
-    return found
+            yield from _ids_of(resolve_inside(manifest.path.parent, name), entry.num_documents)
 
 
 class DocumentReader:
@@ -203,6 +184,13 @@ def beginning(tokens: np.ndarray, decoder: Decoder, max_tokens: int) -> Text:
 
 def _in_order(manifest: Manifest) -> list[ShardEntry]:
     return sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts)
+
+
+def _ids_of(path: Path, num_documents: int) -> list[tuple[str, str]]:
+    ids = list(read_ids(path))
+    if len(ids) != num_documents:
+        raise _bad_ids(path, f"{len(ids)} rows", f"{num_documents} documents")
+    return ids
 
 
 def read_ids(path: Path) -> Iterator[tuple[str, str]]:

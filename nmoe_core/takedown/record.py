@@ -25,7 +25,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.config.tree import ShardPaths, Tree
-from nmoe_core.shards.documents import text_hashes
+from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.takedown.grams import GRAMS, grams_of
 
 TAKEN_DOWN = "takedown"
@@ -101,11 +101,11 @@ def taken_down(tree: Tree) -> frozenset[str]:
 
 def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
     """Which documents of the shard that `manifest` describes are taken down; None where none is, so
-    that a record changes nothing of other shards. Raises as `read_rows` and `text_hashes`."""
+    that a record changes nothing of other shards. Raises as `read_rows` and `ingest_ids`."""
     texts = taken_down(shard.tree)
     if not texts:
         return None
-    gone = np.array([digest in texts for digest in text_hashes(manifest)], np.bool_)
+    gone = np.array([digest in texts for _, digest in ingest_ids(manifest)], np.bool_)
     if not gone.any():
         return None
     return ShardTakedown(gone, sha256_json(np.flatnonzero(gone).tolist()))
