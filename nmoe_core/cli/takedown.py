@@ -13,6 +13,9 @@ from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import add_verb, print_facts, print_rows, print_table
 
 _MOST_ROWS = 40
+_STEPS = ("apply", "verify", "mask")
+_STEP_OF = {"by": "apply", "why": "apply", "raw": "verify", "allow_shared": "verify"}
+_STEP_OF |= {"output": "mask", "plan": None, "state": None}
 
 
 def register(verbs: Any) -> None:
@@ -45,8 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     from nmoe_core.tasks.takedown import report
 
     given = arguments
-    if (given.mask is None) != (given.output is None):
-        raise ConfigError("a masked plan needs both plans", do="give --mask PLAN and -o PLAN")
+    step = next((name for name in _STEPS if getattr(given, name)), None)
+    for name, its in _STEP_OF.items():
+        if getattr(given, name) and its != step:
+            where = f"with --{its}" if its else f"without --{step}"
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect here", expected=where)
+    if given.mask and not given.output:
+        raise ConfigError("a masked plan needs a name", do="give -o PLAN")
     of, path = run_of(given), given.list
     if given.mask is not None:
         masked = report.mask_plan(of, path, given.mask, given.output)

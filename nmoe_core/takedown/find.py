@@ -7,6 +7,7 @@ Texts are decoded only for items of kind `re:`. Memory: the ids of one file and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -58,13 +59,25 @@ class Found:
         return Place(self.source, self.path, doc_id.start, doc_id.end)
 
 
+def files_below(root: Path) -> list[Path]:
+    """All files below a root, by path; also those of hidden directories and behind links. Raises
+    OSError: a directory cannot be read."""
+    found = os.walk(root, onerror=_unreadable, followlinks=True)
+    return sorted(Path(directory, name) for directory, _, names in found for name in names)
+
+
+def _unreadable(error: OSError) -> None:
+    raise error
+
+
 def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifest]:
     """The manifests of all shards below a root, by path; also those of earlier versions of splits,
     which lie in hidden directories, where they are asked for."""
-    for path in sorted(root.rglob(MANIFEST_NAME)):
+    for path in files_below(root) if root.exists() else ():
         parts = path.parent.relative_to(root).parts
         is_hidden = any(part.startswith(".") for part in parts)
-        if parts and SHARD_DIR.fullmatch(parts[-1]) and (with_versions or not is_hidden):
+        is_shard = path.name == MANIFEST_NAME and parts and SHARD_DIR.fullmatch(parts[-1])
+        if is_shard and (with_versions or not is_hidden):
             yield load_manifest(path)
 
 

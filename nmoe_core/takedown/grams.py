@@ -24,6 +24,7 @@ GRAMS = np.dtype(
 _CHUNK = 2**19
 _BASE, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xD1342543DE82EF95)
 _FILTER_BITS = 6  # a filter has 2^6 places for each gram, so about 1.5 % pass by chance
+_MOST_FILTER_BITS = 27  # 128 MB; above 2 million grams more pass, and are compared
 
 
 class Hit(NamedTuple):
@@ -73,7 +74,8 @@ class GramIndex:
         for size in np.unique(sizes).tolist():
             chosen = np.flatnonzero(sizes == size)
             chosen = chosen[np.argsort(grams["first"][chosen], kind="stable")]
-            bits = max(10, int(len(chosen) - 1).bit_length() + _FILTER_BITS)
+            bits = int(len(chosen) - 1).bit_length() + _FILTER_BITS
+            bits = min(max(10, bits), _MOST_FILTER_BITS)
             shift, passes = np.uint64(64 - bits), np.zeros(1 << bits, np.bool_)
             passes[grams["first"][chosen] * _MIX >> shift] = True
             self._by_size[size] = chosen, grams["first"][chosen], passes, shift

@@ -15,24 +15,27 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest, check_digest
-from nmoe_core.base.errors import FormatError
+from nmoe_core.base.errors import CurationError, FormatError
 from nmoe_core.base.fingerprint import seal_summary, sha256_file
 from nmoe_core.config.tree import Tree
 from nmoe_core.shards.documents import ShardFile, shard_files
-from nmoe_core.takedown.find import shards_below
+from nmoe_core.takedown.find import files_below, shards_below
 from nmoe_core.takedown.grams import GRAM_TOKENS, GramIndex, distinct
 from nmoe_core.takedown.record import Row, read_grams, read_rows
 
 PROOF_FORMAT = "nmoe-takedown-proof/1"
 
 
-def prove(tree: Tree, roots: Sequence[Path], *, allow_shared: bool) -> dict[str, Any]:
+def prove(
+    tree: Tree, roots: Sequence[Path], unrecorded: Sequence[str], *, allow_shared: bool
+) -> dict[str, Any]:
     """Scan all shards below the roots for the grams of the run's record; the proof, sealed.
 
-    It says whether it `holds`, and names documents that are `remaining`, those with `shared`
-    passages, `unnamed` files, and the digests of what was `scanned`.
+    It says whether it `holds`, and names documents that are `unrecorded` or `remaining`, those with
+    `shared` passages, `unnamed` files, and the digests of what was `scanned`.
 
     Raises:
+        CurationError: No shard lies below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
         FormatError: The record is missing or damaged (E-TAKEDOWN-RECORD), was made with another
             tokenizer than the shards (E-TAKEDOWN-TOKENIZER), or a shard is broken.
     """
@@ -48,11 +51,19 @@ def prove(tree: Tree, roots: Sequence[Path], *, allow_shared: bool) -> dict[str,
     scanned, unnamed = [], []
     for root in roots:
         named: set[Path] = set()
+        before = len(scanned)
         for manifest in shards_below(root, with_versions=True):
             named.update(map(manifest.shard_path, manifest.shards))
             scanned.append(search.scan(root, manifest))
-        unnamed += [str(path) for path in sorted(root.rglob("*.npy*")) if path not in named]
-    is_bad = search.remaining or unnamed or (search.shared and not allow_shared)
+        if len(scanned) == before:
+            raise CurationError(
+                "no shard is there to prove anything of",
+                where=root,
+                do="curate first, or give the root of the run",
+                code="E-TAKEDOWN-LEFT",
+            )
+        unnamed += [str(p) for p in files_below(root) if ".npy" in p.name and p not in named]
+    is_bad = unrecorded or search.remaining or unnamed or (search.shared and not allow_shared)
     return seal_summary(
         {
             "format": PROOF_FORMAT,
@@ -65,6 +76,7 @@ def prove(tree: Tree, roots: Sequence[Path], *, allow_shared: bool) -> dict[str,
             "grams": len(search.index.grams),
             "documents": sum(part["documents"] for part in scanned),
             "tokens": sum(part["tokens"] for part in scanned),
+            "unrecorded": list(unrecorded),
             "remaining": search.remaining,
             "shared": sorted(search.shared, key=lambda one: (-one["grams"], one["doc_id"])),
             "unnamed": unnamed,

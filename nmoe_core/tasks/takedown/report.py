@@ -105,36 +105,34 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     `find_documents` and `prove`."""
     items, found = find_documents(run, path)
     recorded = taken_down(run.tree)
+    unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
     roots = [run.tree.curated, *([run.tree.data] if raw else [])]
-    proof = prove(run.tree, roots, allow_shared=allow_shared)
+    proof = prove(run.tree, roots, unrecorded, allow_shared=allow_shared)
     write_json(run.tree.takedown_proof, proof)
     names = {row.item for row in read_rows(run.tree)}
     facts = {key: value for key, value in proof.items() if key != "scanned"}
-    facts["unrecorded"] = [one.doc_id for one in found if one.text_sha256 not in recorded]
     facts["unmatched"] = [
         item for item in _of_items(items, found)["unmatched"] if item not in names
     ]
-    facts["holds"] = proof["holds"] and not facts["unrecorded"]
     return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
 
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     """Commit a plan in which the documents of a list are no target and EOS stands in the place of
-    their text. Raises as `find_documents` and `loader.mask`; ConfigError: the plan reads files that
-    are not the run's."""
+    their text. Raises as `find_documents` and `loader.mask`; ConfigError: the plan reads no file
+    with one of them."""
     _, found = find_documents(run, path)
     plan, output = resolve_plan(plan_path), output.absolute()
     with closing(Stream(plan, "train")) as stream:
         files = set(stream.files.paths())
-    roots = run.tree.data, run.tree.curated
-    if not any(file.is_relative_to(root) for file in files for root in roots):
+    tokens = [one.place for one in found if one.path in files]
+    if not tokens:
         raise ConfigError(
-            "the plan reads no file of this run, so its documents are not known",
+            "the plan reads no document of the list, so there is nothing to mask",
             where=plan_path,
-            expected=f"files below {run.tree.curated}",
+            expected=f"a plan over files of this run, as {run.tree.curated}",
             do="name the plan that the loader opens in this tree",
         )
-    tokens = [one.place for one in found if one.path in files]
     after = mask(plan, tokens, replace_text=True)
     write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}

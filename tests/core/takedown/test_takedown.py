@@ -388,6 +388,49 @@ def test_a_proof_is_sealed_and_a_file_that_no_manifest_names_fails_it(
     refused_line(capsys, *_command(run, path, *flags), code="E-SHARD-CHECKSUM")
 
 
+def test_a_proof_follows_links_to_the_directories_of_sources(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    path = _list(corpus, "id:doc-0001")
+    said(capsys, *_command(run, path, "--apply"))
+    moved = (corpus.curated / "web").rename(tmp_path / "elsewhere")
+    (corpus.curated / "web").symlink_to(moved)
+    failed = said(capsys, *_command(run, path, "--verify"), status=1)
+    gone = _copies(texts, ["doc-0001"])
+    assert {row["ingest_id"] for row in failed["remaining"]} == gone
+    assert failed["unnamed"] == []
+
+
+def test_nothing_is_proved_of_no_shards_or_of_a_list_that_is_not_recorded(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    _curate(run)
+    path = _list(corpus, "id:doc-0001", "id:doc-0002")
+    said(capsys, *_command(run, path, "--verify", "--allow-shared"), status=1)
+    proof = read_summary(corpus.root / "takedown" / "proof.json")
+    assert (proof["holds"], proof["remaining"], len(proof["unrecorded"])) == (False, [], 2)
+    corpus.curated.rename(tmp_path / "elsewhere")
+    assert "no shard" in refused_line(capsys, *_command(run, path, "--verify"))
+
+
+def test_a_flag_of_another_step_is_refused(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    path, plan = _list(corpus, "id:doc-0001"), run.tree.plan
+    for flags, where in (
+        (["--raw"], "with --verify"),
+        (["--verify", "--by", "me"], "with --apply"),
+        (["-o", plan], "with --mask"),
+        (["--apply", "--plan", plan], "without --apply"),
+    ):
+        assert where in refused_line(capsys, *_command(run, path, *flags))
+    assert not run.tree.takedown.exists()
+
+
 @pytest.mark.parametrize("name", ["documents.jsonl", "grams.npy"])
 def test_a_damaged_record_is_refused(
     name: str, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
@@ -436,3 +479,6 @@ def test_a_masked_plan_puts_eos_in_the_place_of_documents_and_takes_states_of_th
     assert differing
     assert all((b[a != b] == FORMAT.eos_token_id).all() for a, b in differing)
     assert "-o PLAN" in refused_line(capsys, *_command(run, path, "--mask", plan))
+    path, out = _list(corpus, "id:nowhere"), tmp_path / "none.json"
+    refused_line(capsys, *_command(run, path, "--mask", plan, "-o", out))
+    assert not out.exists()
