@@ -1,0 +1,54 @@
+"""Grams of texts are found wherever they stand in a long file, and nothing else is."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from nmoe_core.takedown.grams import GRAM_TOKENS, GramIndex, distinct, grams_of
+
+CHUNK = 2**19  # tokens that are looked at together
+
+
+def _found(index: GramIndex, tokens: np.ndarray) -> dict[int, list[int]]:
+    found = defaultdict(list)
+    for gram, positions in index.hits(tokens):
+        found[gram] += positions.tolist()
+    return {gram: sorted(positions) for gram, positions in found.items()}
+
+
+def test_grams_are_found_at_the_joints_of_chunks_and_at_both_ends() -> None:
+    rng = np.random.default_rng(0)
+    size = 2 * CHUNK + 200
+    texts = [rng.integers(1000, 2000, n).astype(np.uint32) for n in (1, 2, 3, 7, 31, 33, 49, 50)]
+    index = GramIndex(distinct(np.concatenate([grams_of(text, i) for i, text in enumerate(texts)])))
+    for number, text in enumerate(texts):
+        tokens = rng.integers(0, 1000, size).astype(np.uint32)
+        half, length = len(text) // 2, len(text)
+        places = [0, CHUNK - half, 2 * CHUNK - 1, size - length]
+        for place in places:
+            tokens[place : place + length] = text
+        assert _found(index, tokens) == {number: places}
+
+
+def test_a_text_longer_than_a_chunk_gives_each_of_its_grams_once() -> None:
+    tokens = np.random.default_rng(1).integers(0, 2**17, CHUNK + 60).astype(np.uint32)
+    grams = grams_of(tokens, 3)
+    assert len(grams) == len(tokens) - GRAM_TOKENS + 1
+    last = _found(GramIndex(grams), tokens[-GRAM_TOKENS:])
+    assert last == {len(grams) - 1: [0]}
+    assert len(grams_of(np.ones(500, np.uint16), 0)) == 1
+
+
+def test_equal_first_windows_of_other_grams_are_told_apart() -> None:
+    head = np.arange(32, dtype=np.uint32)
+    texts = [np.append(head, np.full(4, last, np.uint32)) for last in (7, 8)]
+    index = GramIndex(distinct(np.concatenate([grams_of(text, i) for i, text in enumerate(texts)])))
+    between = np.append(head, np.array([7, 7, 7, 8], np.uint32))
+    assert _found(index, np.concatenate([between, texts[1], between])) == {1: [36]}
+
+
+def test_a_hit_is_that_of_its_digest() -> None:
+    text = np.arange(80, dtype=np.uint32)
+    grams = grams_of(text, 0)
+    grams["sha256"] = grams_of(text[::-1].copy(), 0)["sha256"]
+    assert _found(GramIndex(grams), text) == {}
