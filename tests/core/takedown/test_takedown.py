@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -320,6 +321,20 @@ def test_a_copy_that_comes_later_is_left_out_too(
     assert said(capsys, *_command(run, path, "--verify", "--allow-shared"))["remaining"] == []
 
 
+def test_a_document_that_curated_shards_alone_still_hold_is_found(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    gone = _copies(texts, ["doc-0001"])
+    less = _write(tmp_path / "less", {name: texts[name] for name in texts.keys() - gone})
+    corpus.data.rename(tmp_path / "before")
+    less.data.rename(corpus.data)
+    facts = said(capsys, *_command(run, _list(corpus, "id:doc-0001")))
+    found = {(row["tree"], row["ingest_id"]) for row in facts["documents"]}
+    assert found == {("curated", name) for name in gone}
+    assert facts["rebuild"]["curate"]
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_kill_between_the_files_of_a_record_leaves_it_as_it_was(
     step: int, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
@@ -400,6 +415,22 @@ def test_a_proof_follows_links_to_the_directories_of_sources(
     gone = _copies(texts, ["doc-0001"])
     assert {row["ingest_id"] for row in failed["remaining"]} == gone
     assert failed["unnamed"] == []
+
+
+def test_the_proof_scans_kept_versions_and_the_report_leaves_them_out(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    path, train = _list(corpus, "id:doc-0001"), corpus.curated / "web" / "train"
+    name = f"shard_{bucket_of('doc-0001', BUCKETS):04d}"
+    shutil.copytree(train / name, train / ".versions" / "one" / name)
+    documents = said(capsys, *_command(run, path))["documents"]
+    assert not [row for row in documents if ".versions" in row["doc_id"]]
+    said(capsys, *_command(run, path, "--apply"))
+    _curate(run)
+    failed = said(capsys, *_command(run, path, "--verify", "--allow-shared"), status=1)
+    assert failed["remaining"]
+    assert all(".versions" in row["doc_id"] for row in failed["remaining"])
 
 
 def test_nothing_is_proved_of_no_shards_or_of_a_list_that_is_not_recorded(
