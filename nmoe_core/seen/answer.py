@@ -120,7 +120,7 @@ class Index:
         return [
             Occurrence(part, part.start + first, part.start + end)
             for part in self.parts
-            for first, end in sentence.find(part)
+            for first, end in sentence.find(part).tolist()
         ]
 
 

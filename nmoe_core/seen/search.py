@@ -1,99 +1,137 @@
 """All places of a sentence in indexed tokens, whatever tokens spell it there.
 
 The ids that a tokenizer gives a sentence alone are seldom those that spell it inside a text: its
-first and last word may share a token with what stands around it. So no ids are guessed. Any
-spelling in a text begins a token at some place of the sentence: at one of the few places where a
-token may begin on or after `p`. From each of these every token of the vocabulary that goes on with
-the sentence is looked up among the suffixes, token by token; ranges soon become empty, or so small
-that each of their places is read. What stands before is read backwards. Nothing is missed and
-nothing else is found, by the bytes that tokens stand for; `p` is where the fewest places have to be
-tried, which in a text of words is the end of one.
+first and last word may share a token with what stands around it. So no ids are guessed. Wherever
+the sentence stands, one token spells its byte `p - 1`, or a token holds all of it. Every token of
+the vocabulary that can do so is looked up among the suffixes; what has to follow narrows the ranges
+or, where they are short, is read, and so is what has to stand before. Nothing is missed and nothing
+else is found, by the bytes that tokens stand for. Of all `p` the one is taken whose tokens are the
+rarest in the first part that is searched, so that few places have to be read.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from nmoe_core.seen.files import Part
 from nmoe_core.seen.spellings import Spellings
 
-_FEW = 16  # places that are read at once rather than told apart by one token more
 _MAX_ANCHOR = 48  # bytes
+_CHOICES, _SAMPLE = 12, 8192  # places `p` that are compared, by so many tokens of the part
+_MAX_TOKENS = 1000  # that cross a `p`; more only where every `p` has more
+_READ_AT_ONCE, _READ_PER_ID = 8000, 40  # places read in the time of a search, and of an id in it
+
+
+class _Token(NamedTuple):
+    """A token that spells the sentence's bytes `[start, end)`; start is 0 where it may begin
+    before the sentence, and end its size where it may go on behind it."""
+
+    start: int
+    id: int
+    end: int
 
 
 class Sentence:
     """A text to look for, at least one byte; `find` gives its places in a part of an index."""
 
     def __init__(self, spellings: Spellings, text: bytes) -> None:
-        self._spellings, self._text = spellings, text
-        self._of, self._known = spellings.of, dict[int, list[tuple[int, list[int]]]]()
+        self._spellings, self._text, self._of = spellings, text, spellings.of
         self._inside = spellings.holding(text)
-        # Places of a last token that begins with the rest of the sentence.
-        first = max(1, len(text) - spellings.longest)
-        ends = ((k, spellings.beginning(text[k:])) for k in range(first, len(text)))
-        self._tails = {k: numbers for k, numbers in ends if numbers}
-        self._from, self._starts = self._fewest_starts()
+        self._known: dict[int, list[tuple[int, list[int]]]] = {}
+        longest, size = spellings.longest, len(text)
+        self._heads = {e: spellings.ending(text[:e]) for e in range(1, min(size, longest + 1))}
+        first = max(1, size - longest)
+        self._tails = {k: spellings.beginning(text[k:]) for k in range(first, size)}
+        self._after, self._before = dict[int, dict[int, int]](), dict[int, dict[int, int]]()
+        self._crossing: list[_Token] | None = None
 
-    def find(self, part: Part) -> list[tuple[int, int]]:
-        """First token, and the one after the last, of those that spell each occurrence, ascending.
-        A sentence that stands twice in the same tokens is there twice."""
-        found = []
-        for token, count in self._inside.items():
-            low, high = _narrow(part, 0, len(part.suffixes), 0, token)
-            found += [(at, at + 1) for at in part.suffixes[low:high] for _ in range(count)]
-        waiting = [(start, start, 0, len(part.suffixes), 0) for start in self._starts]
-        while waiting:
-            start, place, low, high, depth = waiting.pop()
-            tails = self._tails.get(place, range(0))
-            if high - low <= max(_FEW, len(tails)):
-                found += self._read(part, part.suffixes[low:high], start, place, depth)
-                continue
-            for token in self._spellings.ids_at(tails):
-                a, b = _narrow(part, low, high, depth, token)
-                found += self._read(part, part.suffixes[a:b], start, place, depth)
-            for after, tokens in self._next(place):
-                for token in tokens if after < len(self._text) else ():
-                    a, b = _narrow(part, low, high, depth, token)
-                    if a < b:
-                        waiting.append((start, after, a, b, depth + 1))
-        return sorted(found)
+    def find(self, part: Part) -> np.ndarray:
+        """First token, and the one after the last, of those that spell each occurrence, ascending:
+        int64 `[n, 2]`. A sentence that stands twice in the same tokens is there twice."""
+        if self._crossing is None:
+            self._crossing = self._rarest(part)
+        suffixes, size = np.asarray(part.suffixes), len(self._text)
+        found = [np.empty((0, 2), np.int64)]
+        ids = [*self._inside, *(token.id for token in self._crossing)]
+        ranges = _narrow(part, 0, len(suffixes), 0, ids)
+        for (low, high), count in zip(ranges, self._inside.values()):
+            at = np.repeat(suffixes[low:high].astype(np.int64), count)
+            found.append(np.stack([at, at + 1], axis=1))
+        for (low, high), token in zip(ranges[len(self._inside) :], self._crossing):
+            waiting = [(low, high, 1, token.end)] if low < high else []
+            while waiting:
+                low, high, depth, place = waiting.pop()
+                tails = len(self._tails.get(place, ()))
+                if place >= size or high - low <= _READ_AT_ONCE + _READ_PER_ID * tails:
+                    at = suffixes[low:high].astype(np.int64)
+                    found += self._read(part, at, at + depth, (token.start, place))
+                    continue
+                following = self._following(place)
+                more = _narrow(part, low, high, depth, list(following))
+                ends = zip(more, following.values())
+                waiting += [(a, b, depth + 1, end) for (a, b), end in ends if a < b]
+        every = np.concatenate(found)
+        return every[np.lexsort(every.T[::-1])]
 
-    def _read(
-        self, part: Part, places: memoryview, start: int, place: int, depth: int
-    ) -> Iterator[tuple[int, int]]:
-        """The occurrences among places that have `depth` tokens which spell the sentence from
-        `start` to `place`."""
-        for at in places:
-            end = self._read_on(part, at + depth, place)
-            first = self._read_back(part, at, start) if end else -1
-            if first >= 0:
-                yield first, end
+    def _rarest(self, part: Part) -> list[_Token]:
+        """The tokens that can spell byte `p - 1` and not the whole sentence, for the best `p`."""
+        stride = len(part.suffixes) // _SAMPLE + 1
+        sample = np.asarray(part.tokens)[np.asarray(part.suffixes)[::stride]]  # ids ascend
+        best, least = list[_Token](), None
+        last = min(len(self._text) - 1, _MAX_ANCHOR)
+        heads = list(accumulate(len(self._heads.get(e, ())) for e in range(1, len(self._text))))
+        tails = list(accumulate(len(self._tails.get(k, ())) for k in range(last)))
+        sizes = {
+            p: heads[-1] - heads[p - 1] + len(self._heads.get(p, ())) + tails[p - 1]
+            for p in range(1, last + 1)
+        }
+        few = max(_MAX_TOKENS, min(sizes.values(), default=0))
+        for p in sorted(sizes, key=sizes.__getitem__)[:_CHOICES]:
+            if sizes[p] > few:
+                break
+            tokens = self._crossing_at(p)
+            ids = np.array([token.id for token in tokens], sample.dtype)
+            common = np.searchsorted(sample, ids, "right") - np.searchsorted(sample, ids, "left")
+            cost = stride * int(common.sum()) + _READ_PER_ID * len(tokens)
+            if least is None or cost < least:
+                best, least = tokens, cost
+        return best
 
-    def _read_on(self, part: Part, at: int, place: int) -> int:
-        """The token after those that spell the rest of the sentence; 0 where others follow."""
-        text, of = self._text, self._of
-        while place < len(text):
-            spelled = of[part.tokens[at]]
-            if not spelled or not text.startswith(spelled[: len(text) - place], place):
-                return 0
-            place += len(spelled)
-            at += 1
-        return at
+    def _crossing_at(self, p: int) -> list[_Token]:
+        size, spellings = len(self._text), self._spellings
+        heads = {e: spellings.ids_ending(n) for e, n in self._heads.items() if e >= p}
+        tails = {k: spellings.ids_beginning(n) for k, n in self._tails.items() if k < p}
+        found = [_Token(0, i, e) for e, ids in heads.items() for i in ids]
+        found += [_Token(k, i, size) for k, ids in tails.items() for i in ids]
+        for start in range(1, p):
+            for end, ids in self._next(start):
+                found += [_Token(start, i, end) for i in ids if p <= end < size]
+        return found
 
-    def _read_back(self, part: Part, at: int, place: int) -> int:
-        """The first of the tokens before `at` that spell the beginning; -1 where others stand."""
-        text, of = self._text, self._of
-        while place > 0:
-            at -= 1
-            spelled = of[part.tokens[at]] if at >= 0 else b""
-            if not spelled or not text.endswith(spelled[-place:], 0, place):
-                return -1
-            place -= len(spelled)
-            if place >= self._from:  # that token begins first, and is a start of its own
-                return -1
-        return at
+    def _following(self, place: int) -> dict[int, int]:
+        """The ids that can follow at a place of the sentence, and where they end."""
+        if place not in self._after:
+            size, tails = len(self._text), self._tails.get(place, range(0))
+            found = {i: end for end, ids in self._next(place) for i in ids}
+            found |= dict.fromkeys(self._spellings.ids_beginning(tails), size)
+            self._after[place] = found
+        return self._after[place]
+
+    def _preceding(self, place: int) -> dict[int, int]:
+        """The ids that can stand before a place of the sentence, and where they begin."""
+        if place not in self._before:
+            text, spellings = self._text, self._spellings
+            heads = self._heads.get(place, range(0))
+            found = dict.fromkeys(spellings.ids_ending(heads), 0)
+            for start in range(max(1, place - spellings.longest), place):
+                found |= dict.fromkeys(spellings.ids.get(text[start:place], ()), start)
+            self._before[place] = found
+        return self._before[place]
 
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
-        """The tokens that the sentence goes on with at a place, by the place where they end."""
+        """The ids that spell the sentence from a place on, by the place where they end."""
         if place not in self._known:
             found, text, spellings = [], self._text, self._spellings
             for end in range(place + 1, len(text) + 1):
@@ -105,38 +143,50 @@ class Sentence:
             self._known[place] = found
         return self._known[place]
 
-    def _fewest_starts(self) -> tuple[int, list[int]]:
-        """A place `p` and those from `p` on where the first token from `p` on may begin, without
-        the sentence's start and end; of all `p` the one that has the fewest.
+    def _read(
+        self, part: Part, first: np.ndarray, end: np.ndarray, spelled: tuple[int, int]
+    ) -> Iterator[np.ndarray]:
+        """Of the places where tokens `[first, end)` spell these bytes of the sentence, those where
+        the tokens around them spell the rest. A document's EOS spells nothing, and is the last
+        token of a part: so nothing is read over the end of one, nor before its start."""
+        tokens, size = np.asarray(part.tokens), len(self._text)
+        waiting = [(first, end, *spelled)]
+        while waiting:
+            first, end, start, stop = waiting.pop()
+            if stop >= size and start == 0:
+                yield np.stack([first, end], axis=1)
+                continue
+            is_next = stop < size
+            ids = tokens[end if is_next else first - 1]
+            known = self._following(stop) if is_next else self._preceding(start)
+            places = _looked_up(known, ids, len(self._of))
+            for place in np.unique(places[places >= 0]).tolist():
+                own = places == place
+                if is_next:
+                    waiting.append((first[own], end[own] + 1, start, place))
+                else:
+                    waiting.append((first[own] - 1, end[own], place, stop))
 
-        No token that begins before `p` may reach the sentence's end, or else begin none after it.
-        """
-        size = len(self._text)
-        last = min([size - 1, _MAX_ANCHOR, max(1, size // 2), *self._tails])
-        starts = {p: {p} for p in range(1, last + 1)}
-        for end in range(2, min(size, self._spellings.longest)):
-            if self._spellings.some_ends(self._text[:end]):
-                for p in range(1, min(end, last + 1)):
-                    starts[p].add(end)
-        for begin in range(last):
-            for end, _ in self._next(begin):
-                for p in range(begin + 1, min(end, last + 1)):
-                    starts[p] |= {end} - {size}
-        return min(
-            ((p, sorted(places)) for p, places in starts.items()),
-            key=lambda found: len(found[1]),
-            default=(0, []),
-        )
+
+def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:
+    """The value of each id, -1 where it has none: by a table of all ids where this takes less."""
+    if len(ids) < _READ_AT_ONCE:
+        return np.array([known.get(i, -1) for i in ids.tolist()], np.int64)
+    table = np.full(num_ids, -1)
+    table[list(known)] = list(known.values())
+    return table[ids]
 
 
-def _narrow(part: Part, low: int, high: int, depth: int, token: int) -> tuple[int, int]:
-    """Of the suffixes `[low, high)`, alike in `depth` tokens, the range that goes on with one."""
-    tokens, suffixes = part.tokens, part.suffixes
-
-    def following(at: int) -> int:
-        return tokens[at + depth]
-
-    low = bisect_left(suffixes, token, low, high, key=following)
-    if low == high or tokens[suffixes[low] + depth] != token:
-        return low, low
-    return low, bisect_right(suffixes, token, low, high, key=following)
+def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
+    """Of the suffixes `[low, high)`, alike in `depth` tokens, the range that goes on with each id.
+    All are searched at once: a step of the bisection is a few calls of numpy."""
+    tokens, suffixes = np.asarray(part.tokens), np.asarray(part.suffixes)
+    wanted = np.array(ids, np.int64)
+    wanted = np.concatenate([wanted, wanted + 1])  # the first of each, and the first after it
+    first, end = np.full(len(wanted), low), np.full(len(wanted), high)
+    for _ in range((high - low).bit_length()):
+        middle = (first + end) // 2
+        at = suffixes[np.minimum(middle, high - 1)].astype(np.int64) + depth
+        is_before = (tokens[at] < wanted) & (first < end)
+        first, end = np.where(is_before, middle + 1, first), np.where(is_before, end, middle)
+    return first.reshape(2, -1).T.tolist()

@@ -31,22 +31,25 @@ class Spellings:
             self._ends.append(end)
 
     def beginning(self, text: bytes) -> range:
-        """Numbers, in their order, of the spellings that begin with a text."""
-        n = len(text)
-        first = bisect_left(self._sorted, text)
-        return range(first, bisect_right(self._sorted, text, first, key=lambda s: s[:n]))
+        """Numbers of the spellings that begin with a text."""
+        return _beginning(self._sorted, text)
 
-    def ids_at(self, numbers: range) -> Iterator[int]:
-        """Ids of spellings by their numbers."""
+    def ending(self, text: bytes) -> range:
+        """Numbers, of their own, of the spellings that end with a text."""
+        return _beginning(self._reversed, text[::-1])
+
+    def ids_beginning(self, numbers: range) -> Iterator[int]:
+        """Ids by the numbers of `beginning`."""
         return (i for number in numbers for i in self.ids[self._sorted[number]])
+
+    def ids_ending(self, numbers: range) -> Iterator[int]:
+        """Ids by the numbers of `ending`."""
+        return (i for number in numbers for i in self.ids[self._reversed[number][::-1]])
 
     def some_begins(self, text: bytes) -> bool:
         """Whether a spelling begins with a text."""
-        return _some_begins(self._sorted, text)
-
-    def some_ends(self, text: bytes) -> bool:
-        """Whether a spelling ends with a text."""
-        return _some_begins(self._reversed, text[::-1])
+        at = bisect_left(self._sorted, text)
+        return at < len(self._sorted) and self._sorted[at].startswith(text)
 
     def holding(self, text: bytes) -> dict[int, int]:
         """How often a text stands in what an id spells, for each id where it does."""
@@ -61,6 +64,6 @@ class Spellings:
         return found
 
 
-def _some_begins(texts: list[bytes], text: bytes) -> bool:
-    at = bisect_left(texts, text)
-    return at < len(texts) and texts[at].startswith(text)
+def _beginning(texts: list[bytes], text: bytes) -> range:
+    first, n = bisect_left(texts, text), len(text)
+    return range(first, bisect_right(texts, text, first, key=lambda s: s[:n]))

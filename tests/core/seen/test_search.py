@@ -102,7 +102,7 @@ def test_a_sentence_that_no_text_has_is_not_found(
         sentence = text[at : at + 30].strip()
         is_there = count(texts, sentence) > 0
         looked_for += not is_there
-        assert bool(Sentence(spellings, sentence.encode()).find(part)) is is_there
+        assert bool(len(Sentence(spellings, sentence.encode()).find(part))) is is_there
     assert looked_for > 30
 
 
@@ -112,7 +112,7 @@ def test_a_sentence_over_the_end_of_a_document_is_not_there(
     part = indexed(tokenizer, ["one two three", "four five six"])
     eos = tokenizer.decode([tokenizer.eos_token_id])
     for sentence in ("three four", "threefour", f"three{eos}four", eos):
-        assert Sentence(spellings, sentence.encode()).find(part) == []
+        assert not len(Sentence(spellings, sentence.encode()).find(part))
     assert len(Sentence(spellings, b"two three").find(part)) == 1
 
 
@@ -123,6 +123,17 @@ def test_a_text_that_repeats_itself_is_there_at_each_place(
     part = indexed(tokenizer, texts)
     for sentence in ("aaaa", "aaaaaaaaaaaaaaaaaaaaa", "ha ha", "=" * 64, "=" * 65, "abab", "x"):
         assert len(Sentence(spellings, sentence.encode()).find(part)) == count(texts, sentence)
+
+
+def test_a_text_of_common_tokens_is_found_in_large_ranges(
+    tokenizer: Tokenizer, spellings: Spellings
+) -> None:
+    texts = ["type(self).x = type (self.y) ; self)" * 40, "prototype(self) type(self)selfish"] * 300
+    part = indexed(tokenizer, texts)
+    for sentence in ("type(self)", "self)", "ype(self).x = t", "type(selfi", "otype(self) typ"):
+        found = Sentence(spellings, sentence.encode()).find(part)
+        assert len(found) == count(texts, sentence)
+        assert len(np.unique(found, axis=0)) == len(found)
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("<u2", 2**16 - 1), ("<u4", 2**24 - 1)])
