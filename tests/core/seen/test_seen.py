@@ -112,22 +112,32 @@ def _made(directory: Path, train: Callable[[Path], None], dtype: str) -> Run:
     return run
 
 
+class _Runs(dict[str, Run]):
+    """Indexed runs by their tokenizer, each made when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._factory = factory
+
+    def __missing__(self, name: str) -> Run:
+        train, dtype = {"bytes": (_byte_level, "uint16"), "pieces": (_pieces, "uint32")}[name]
+        directory = self._factory.mktemp(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(directory)
+            self[name] = _made(directory, train, dtype)
+            outputs_of(self[name], "seen", "web")
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    made = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, train, dtype in (("bytes", _byte_level, "uint16"), ("pieces", _pieces, "uint32")):
-            directory = tmp_path_factory.mktemp(name)
-            patch.chdir(directory)
-            made[name] = _made(directory, train, dtype)
-            outputs_of(made[name], "seen", "web")
-    return made
+    return _Runs(tmp_path_factory)
 
 
 @pytest.fixture
 def run(runs: dict[str, Run], tmp_path: Path) -> Run:
     """An indexed run of its own."""
-    shutil.copytree(runs["bytes"].base, tmp_path / "run")
+    shutil.copytree(runs["pieces"].base, tmp_path / "run")
     return Run(tmp_path / "run" / "run.toml")
 
 
@@ -137,7 +147,8 @@ def sentences(seed: int, count: int) -> list[str]:
     return [rng.choice(rng.choice(TEXTS).split(". ")).strip(".") for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", ["bytes", "pieces"])
+# A byte-level tokenizer is proved against the library over all of Unicode: half a minute.
+@pytest.mark.parametrize("name", ["pieces", pytest.param("bytes", marks=pytest.mark.slow)])
 def test_every_sentence_of_the_texts_is_found_where_it_is_and_no_other(
     runs: dict[str, Run], name: str
 ) -> None:
@@ -159,7 +170,7 @@ def test_every_sentence_of_the_texts_is_found_where_it_is_and_no_other(
 
 
 def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -> None:
-    run = runs["bytes"]
+    run = runs["pieces"]
     batches, plan = build_loader(run.tree.plan, backend="numpy")
     rows = np.concatenate([inputs.copy() for inputs, _ in batches])
     tokenizer, cut = load_tokenizer(run.tokenizer), 0
@@ -191,7 +202,8 @@ def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -
 def test_the_command_says_what_the_function_finds(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sentence, config = sentences(5, 1)[0], ("--config", run.path)
+    sentence = next(text for text in sentences(5, 20) if answer(run, text).is_read)
+    config = ("--config", run.path)
     found = answer(run, sentence)
     shown = said(capsys, "seen", f"  {sentence}\r\n", *config)
     assert shown["hits"][0]["doc_id"] == found.hits[0].doc_id
@@ -276,13 +288,19 @@ def test_a_build_that_fails_leaves_the_earlier_index_readable(run: Run, k: int) 
 
 
 def test_texts_that_cannot_be_looked_for_are_refused_in_one_line(
-    run: Run, runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ("--config", str(run.path))
     refused_line(capsys, "seen", "cat", *config, code="E-SEEN-SHORT")
     refused_line(capsys, "seen", " \n ", *config, code="E-SEEN-SHORT")
     refused_line(capsys, "seen", "the cat", "--step", "99999", *config, code="E-SEEK")
     refused_line(capsys, "seen", "the cat", "--source", "web", *config, code="E-CONFIG")
+
+
+@pytest.mark.slow
+def test_shards_of_another_tokenizer_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    shutil.copytree(runs["bytes"].base, tmp_path / "run")
+    run = Run(tmp_path / "run" / "run.toml")
     path = run.base / "own" / "tokenizer.json"
     value = json.loads(path.read_text())
     value["normalizer"] = {"type": "Lowercase"}
