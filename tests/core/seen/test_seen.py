@@ -230,7 +230,8 @@ def test_command_and_asset_make_the_same_files_and_current_ones_are_left_alone(
     assert contents(run.tree.seen, "*/**/*") == before
     rows = said(capsys, "seen", "--index", "--config", run.path)
     assert [row["written"] for row in rows] == [0]
-    assert outputs_of(run, "seen", "web")[0].digest == made[0].digest
+    assert (first := made[0]) is not None
+    assert outputs_of(run, "seen", "web")[0].digest == first.digest
     assert check_seen(run, "web", [0, 1])["suffixes"].passed
 
 
