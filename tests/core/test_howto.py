@@ -36,6 +36,7 @@ def test_settings_and_commands_of_a_how_to_are_valid(page: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_a_how_to_run_in_an_empty_directory(page: Path, tmp_path: Path) -> None:
     for module in ("torch", "datasets", "sklearn", "pydivsufsort"):
