@@ -40,7 +40,7 @@ _GROUPS = {
     "start: a project and its tasks": ("init", "run", "ui", "completion", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
-    "curate: what is kept, in which order": ("curate", "takedown", "remix", "bisect"),
+    "curate: what is kept, in which order": ("curate", "ablate", "takedown", "remix", "bisect"),
     "look: before, during, after a run": ("plan", "report", "explain", "seen", "info", "inspect"),
     "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
 }

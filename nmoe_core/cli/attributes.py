@@ -1,8 +1,11 @@
-"""`nmoe attributes`, `select`: record what documents are, and see what a rule over that keeps."""
+"""`nmoe attributes`, `select`, `sql`, `ablate`: what documents are, what a rule over that keeps, and
+what the choice is worth.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.cli.flags import add_run_flags, number, run_of
@@ -32,6 +35,19 @@ def register(verbs: Any) -> None:
     sql = add_verb(verbs, "sql", ask, text, print_rows)
     sql.add_argument("query", metavar="SQL", help="over the view documents")
     add_run_flags(sql, is_required=True)
+    text = "small decoders trained on kept, random and dropped text of equal tokens"
+    ablated = add_verb(verbs, "ablate", run_ablation, text, _show_ablation)
+    sizes = {
+        "tokens": (100_000, "tokens of each arm"),
+        "seeds": (3, "decoders of each arm, from three on"),
+        "documents": (150, "evaluation documents of each set"),
+    }
+    for name, (default, text) in sizes.items():
+        least = number(3 if name == "seeds" else 1)
+        ablated.add_argument(f"--{name}", type=least, default=default, metavar="N", help=text)
+    text = "a JSON lines file with a text you trust per line, to evaluate on it too"
+    ablated.add_argument("--eval", type=Path, metavar="FILE", help=text)
+    add_run_flags(ablated, is_required=True)
 
 
 def ask(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -100,3 +116,33 @@ def _percent(part: int, whole: int) -> float:
 def _show(rows: list[dict[str, Any]]) -> None:
     header = ("attribute", "source", "documents", "computed", "shards", "written", "MB", "seconds")
     print_table(header, [[row[key] for key in header] for row in rows])
+
+
+def run_ablation(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.ablate.result import Settings, ablate
+
+    sizes = arguments.tokens, arguments.seeds, arguments.documents
+    return ablate(run_of(arguments), Settings(*sizes, arguments.eval))
+
+
+def _show_ablation(found: dict[str, Any]) -> None:
+    rows = []
+    for name, one in found["evaluation"].items():
+        bits = one["bits_per_byte"]
+        for arm in bits:
+            saved = one.get(f"{arm}_saves", {})
+            cells = [_percent(saved.get(key)) for key in ("share", "ci95_seeds", "ci95_documents")]
+            rows.append([name, one["documents"], arm, bits[arm], *cells])
+    header = ["evaluated on", "documents", "trained on", "bits per byte"]
+    print_table([*header, "saves", "95 % over seeds", "over documents"], rows)
+    print()
+    for line in found["says"]:
+        print(line)
+
+
+def _percent(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.2%}"
+    return f"[{value[0]:.2%}, {value[1]:.2%}]"

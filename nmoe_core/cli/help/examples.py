@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe curate animate --embeddings shallow.npy --token-counts tokens.npy --frames 60",
     ),
     "nmoe curate shards": ("nmoe curate shards --source web",),
+    "nmoe ablate": ("nmoe ablate", "nmoe ablate --tokens 300000 --eval trusted.jsonl"),
     "nmoe takedown": (
         "nmoe takedown gone.txt --state checkpoints/1200.json",
         "nmoe takedown gone.txt --apply --by legal && nmoe takedown gone.txt --verify",

@@ -1,0 +1,1 @@
+"""`nmoe ablate`: what the choice of documents is worth, by small decoders trained on each arm."""
