@@ -1,9 +1,10 @@
 """The texts of an ablation: three arms of equal tokens, and text that no grader saw.
 
 An arm takes the same number of tokens from each source, so a difference between arms is not one of
-sources. Evaluation documents have no label, and neither the text of a labelled document nor a near
-copy of one; arms leave out evaluation documents and their near copies. Copies are sought in the
-first 512 tokens of documents. Memory: the lengths of all documents, and the texts that are drawn.
+sources. No grader was fitted, chosen or calibrated on an evaluation document: it has no label in
+`train` or `val`, nor the text of a document that has one, nor is it a near copy of one. Arms leave
+out evaluation documents and their near copies. Copies are sought in the first 512 tokens.
+Memory: the lengths of all documents, 512 tokens of each, and the texts that are drawn.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.files import read_label_file
 from nmoe_core.labels.near import near_copies
-from nmoe_core.labels.slices import SPLITS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import ShardFile, beginning, shard_files
 from nmoe_core.tasks.selection.outcome import outcome_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
+_GRADER_SPLITS = ("train", "val")  # graders are only reported on for test
 ARMS = ("kept", "random", "dropped")
 MAX_TOKENS, COPY_TOKENS, EVAL_BYTES = 2048, 512, 1024
 
@@ -37,7 +38,7 @@ class _Documents:
     files: list[ShardFile]
     kept: np.ndarray  # bool [N]
     lengths: np.ndarray  # int64 [N], tokens that an arm takes of each at most
-    labelled: np.ndarray  # bool [N]: has a label, or the text of a document that has one
+    labelled: np.ndarray  # bool [N]: a grader saw its text by a label of train or val
 
     def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
         """Its first tokens, without the EOS."""
@@ -69,7 +70,7 @@ class Texts:
     def __init__(self, run: Run, count: int, own: Path | None = None) -> None:
         self._run, self._tokenizer = run, load_tokenizer(run.tokenizer)
         names = [one.name for one in run_sources(run)]
-        paths = [run.tree.merged_labels(split) for split in SPLITS]
+        paths = [run.tree.merged_labels(split) for split in _GRADER_SPLITS]
         ids = {r["doc_id"] for p in paths if p.is_file() for r in read_label_file(p)[1]}
         self._sources = {name: self._read(name, ids) for name in names}
         self._seen = [

@@ -1,7 +1,7 @@
 """A small decoder over bytes: its training on one arm, and its loss on documents.
 
-The vocabulary is the 256 bytes and a separator before each document, so bits per byte compare across
-tokenizers and arms. Each byte of an arm is read once. One thread: equal seeds give equal results.
+The vocabulary is the 256 bytes and a separator before each document, so that bits per byte compare
+across arms. Each byte of an arm is read once. One thread: equal seeds give equal results.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Settings:
 
 
 def ablate(run: Run, settings: Settings) -> dict[str, Any]:
-    """Train a decoder per arm and seed, evaluate each, and commit `ablation.json` in the run's root.
+    """Train a decoder per arm and seed, evaluate each, and commit `ablation.json` in the root.
 
     Returns its content. Raises as `Texts` and its `arms`; or CurationError: an arm is too short to
     train on (E-CURATION-ABLATE). Nothing is written then.
@@ -122,11 +122,8 @@ def _says(name: str, found: dict[str, Any]) -> str:
     one = found["kept_saves"]
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
     low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
-    sure = "no difference is shown" if low <= 0 <= high else "lower" if low > 0 else "higher"
-    end = (
-        sure if low <= 0 <= high else f"its loss is {sure} for all seeds' and documents' intervals"
-    )
-    return (
-        f"On {_SETS[name]}, kept text is worth {one['share']:.2%} [{low:.2%}, {high:.2%}] of random "
-        f"text's loss at equal tokens: {end}."
-    )
+    verdict = "it lowers the loss" if low > 0 else "it raises the loss"
+    if low <= 0 <= high:
+        verdict = "no difference is shown"
+    worth = f"{one['share']:.2%} [{low:.2%}, {high:.2%}] of random text's loss at equal tokens"
+    return f"On {_SETS[name]}, kept text is worth {worth}: {verdict}."
