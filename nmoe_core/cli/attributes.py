@@ -131,7 +131,7 @@ def _show_ablation(found: dict[str, Any]) -> None:
         bits = one["bits_per_byte"]
         for arm in bits:
             saved = one.get(f"{arm}_saves", {})
-            cells = [_percent(saved.get(key)) for key in ("share", "ci95_seeds", "ci95_documents")]
+            cells = [_shown(saved.get(key)) for key in ("share", "ci95_seeds", "ci95_documents")]
             rows.append([name, one["documents"], arm, bits[arm], *cells])
     header = ["evaluated on", "documents", "trained on", "bits per byte"]
     print_table([*header, "saves", "95 % over seeds", "over documents"], rows)
@@ -140,7 +140,7 @@ def _show_ablation(found: dict[str, Any]) -> None:
         print(line)
 
 
-def _percent(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
