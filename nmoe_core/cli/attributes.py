@@ -1,5 +1,5 @@
-"""`nmoe attributes`, `select`, `sql`, `ablate`: what documents are, what a rule over that keeps, and
-what the choice is worth.
+"""`nmoe attributes`, `select`, `sql`, `ablate`: what documents are, which are kept, and what that is
+worth.
 """
 
 from __future__ import annotations
