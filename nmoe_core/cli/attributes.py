@@ -1,6 +1,4 @@
-"""`nmoe attributes`, `select`, `sql`, `ablate`: what documents are, which are kept, and what that is
-worth.
-"""
+"""`nmoe attributes`, `select`, `sql`, `ablate`: documents, a rule over them, and its worth."""
 
 from __future__ import annotations
 
