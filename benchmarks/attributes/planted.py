@@ -14,10 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from nmoe_core.attributes.duplicates import Shard, resolve
-from nmoe_core.attributes.minhash import signatures
+from nmoe_core.attributes.minhash import Signatures, signatures, unpack
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record
@@ -96,22 +97,37 @@ def plant(directory: Path, seed: int) -> Planted:
 
 def duplicates(documents: Sequence[Document], priority: Sequence[str]) -> list[dict[str, Any]]:
     """A row of the attribute for each document."""
-    hashes = [sha256(one.text.encode()).digest() for one in documents]
+    digests = b"".join(sha256(one.text.encode()).digest() for one in documents)
+    hashes = np.frombuffer(digests, np.uint8).reshape(-1, 32)
     texts = pa.array([one.text for one in documents], pa.large_string())
-    signed = signatures(texts)
+    signed = unpack(signatures(texts))
     found: list[dict[str, Any]] = [{} for _ in documents]
     shards, places = [], []
     for source in priority:
         chosen = [i for i, one in enumerate(documents) if one.source == source]
         if chosen:
-            ids = pa.array([documents[i].ingest_id for i in chosen])
-            digests = pa.array([hashes[i] for i in chosen], pa.binary(32))
-            shards.append(Shard(source, ids, digests, signed.take(pa.array(chosen))))
+            shards.append(_shard(source, documents, hashes, signed, np.array(chosen)))
             places.append(chosen)
     for chosen, table in zip(places, resolve(shards, priority)):
         for i, row in zip(chosen, table.to_pylist()):
             found[i] = row
     return found
+
+
+def _shard(
+    source: str,
+    documents: Sequence[Document],
+    hashes: np.ndarray,
+    signed: Signatures,
+    chosen: np.ndarray,
+) -> Shard:
+    return Shard(
+        source,
+        hashes[chosen],
+        signed.keys[chosen],
+        lambda rows: [documents[i].ingest_id for i in chosen[rows]],
+        lambda rows: signed.sketch[chosen[rows]],
+    )
 
 
 def _texts(file: SourceFile) -> list[str]:

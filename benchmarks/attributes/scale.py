@@ -10,13 +10,16 @@ import random
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 
+import numpy as np
 import pyarrow as pa
 
 from benchmarks.rounds import cpu_seconds
-from nmoe_core.attributes.duplicates import Shard, resolve
-from nmoe_core.attributes.minhash import signatures
+from nmoe_core.attributes.duplicates import Shard, resolve, resolve_again
+from nmoe_core.attributes.minhash import signatures, unpack
+from nmoe_core.attributes.shared import Before
 from nmoe_core.attributes.signals import signals
 from nmoe_core.cli.output import print_table
 
@@ -40,6 +43,8 @@ def main() -> None:
         "sign s",
         "signals s",
         "resolve s",
+        "1.6 % added s",
+        "1.6 % copies added s",
         "dropped",
         "start MB",
         "peak MB",
@@ -54,31 +59,50 @@ def _measure(size: int) -> list[float]:
     for first in range(0, size, _PER_SHARD):
         texts = _texts(min(_PER_SHARD, size - first), rng)
         size_mb += texts.nbytes / 1e6
-        hashes = [sha256(text.encode()).digest() for text in texts.to_pylist()]
-        ids = pa.array([f"d{first + i:08d}" for i in range(len(texts))])
         shard: list[pa.Table] = []
         spent[0] += cpu_seconds(lambda: shard.append(signatures(texts)))  # noqa: B023
         spent[1] += cpu_seconds(lambda: signals(texts))  # noqa: B023
-        shards.append(Shard("web", ids, pa.array(hashes, pa.binary(32)), shard[0]))
+        shards.append(_shard(first, texts, shard[0]))
     start, found = _peak_mb(), list[pa.Table]()
     resolving = cpu_seconds(lambda: found.extend(resolve(shards)))
+    first_texts = _texts(size // 64, random.Random(1))
+    alike = _texts(size // 64, rng, first_texts.to_pylist())
+    both = [_shard(size, new, signatures(new)) for new in (alike, first_texts)]
+    added = [cpu_seconds(lambda: _add(shards, found, new)) for new in both]  # noqa: B023
     dropped = sum(table.column("is_survivor").to_pylist().count(False) for table in found)
-    figures = [size_mb, *spent, resolving, dropped, start, _peak_mb()]
+    figures = [size_mb, *spent, resolving, *added, dropped, start, _peak_mb()]
     return [round(figure, 2) for figure in figures]
 
 
+def _add(shards: list[Shard], found: list[pa.Table], new: Shard) -> None:
+    """Find the copies again after documents came in as another source."""
+    new = new._replace(source="zine")
+    resolve_again([*shards, new], Before([*found, None], set()))
+
+
 def _compile(texts: pa.Array) -> None:
-    hashes = pa.array([bytes(31) + bytes([i]) for i in range(len(texts))], pa.binary(32))
-    ids = pa.array([str(i) for i in range(len(texts))])
-    resolve([Shard("web", ids, hashes, signatures(texts))])
+    shards = [_shard(first, texts, signatures(texts)) for first in range(3)]
+    resolve_again(shards, Before([*resolve(shards)[:2], None], set()))
     signals(texts)
 
 
-def _texts(count: int, rng: random.Random) -> pa.Array:
+def _shard(first: int, texts: pa.Array, signed: pa.Table) -> Shard:
+    digests = b"".join(sha256(text.encode()).digest() for text in texts.to_pylist())
+    return Shard(
+        "web",
+        np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        unpack(signed).keys,
+        lambda rows: [f"d{first + i:08d}" for i in rows],
+        lambda rows: unpack(signed).sketch[rows],
+    )
+
+
+def _texts(count: int, rng: random.Random, old: Sequence[str] = ()) -> pa.Array:
+    """Random texts, and copies with an edited word of these or of old ones."""
     texts: list[str] = []
     for i in range(count):
         if i % _COPIES == _COPIES - 1:
-            words = rng.choice(texts).split()
+            words = rng.choice(old or texts).split()
             words[rng.randrange(len(words))] = "edited"
         else:
             words = [f"{rng.randrange(10**6):x}" for _ in range(_WORDS)]

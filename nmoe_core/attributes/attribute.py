@@ -22,6 +22,7 @@ from nmoe_core.attributes.files import (
     positions,
     read_attribute,
     read_footer,
+    read_values,
     rows_digest,
     stale,
     write_attribute,
@@ -31,7 +32,6 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
@@ -126,10 +126,10 @@ def replace_rows(
     """As `write_attribute`; where the rows of a file change, `{name}.drift.json` beside it then
     says how far each column moved from the version before."""
     footer = find_footer(path)
-    old = None if footer is None else read_attribute(path)
+    old = None if footer is None else read_values(path)
     digest = write_attribute(path, name, fingerprints, documents, schema, batches)
     if old is not None and footer is not None and footer.digest != digest:
-        new = read_attribute(path)
+        new = read_values(path)
         found = {"digest": digest, "documents": new.num_rows, "drift": _drift(old, new)}
         write_json(_drift_path(path), seal_summary(found))
 
@@ -153,7 +153,7 @@ def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
     tenths of the old numbers, or the 20 most common old texts and the others; nulls are one."""
     found = {}
     for name in old.column_names:
-        if name not in KEYS and name in new.column_names and old.num_rows and new.num_rows:
+        if name in new.column_names and old.num_rows and new.num_rows:
             both = [table.column(name).combine_chunks() for table in (old, new)]
             if both[0].type == both[1].type and (parts := _parts(both[0])) is not None:
                 shares = [_shares(values, parts) for values in both]

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.kernels.bloom import bits, bloom
 from nmoe_core.attributes.kernels.words import mix, words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.base.errors import SourceError
@@ -29,9 +30,7 @@ SCHEMA = pa.schema(
         pa.field("contaminated_by", pa.string()),  # the set with most of these words
     ]
 )
-_WINDOWS_PER_WORD = 4
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_ONE, _SIX, _12, _LOW = np.uint64(1), np.uint64(6), np.uint64(12), np.uint64(63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +75,8 @@ class Evaluations:
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
     """How much of each text stands in the sets, by `SCHEMA`."""
-    shift = np.uint64(64 - max(4, (len(evaluations.hashes) // _WINDOWS_PER_WORD).bit_length()))
     known = evaluations.hashes, evaluations.places, evaluations.owners, evaluations.words
-    passes = _filter(evaluations.hashes, shift)
+    passes, shift = bloom(evaluations.hashes)
     shares = np.zeros(len(texts), np.float32)
     owners = np.full(len(texts), -1)
     for start, stop in batches(texts):
@@ -141,23 +139,6 @@ def _windows(hashes):
 
 
 @njit(cache=True, inline="always")
-def _bits(window):
-    """Three bits of a word of the filter."""
-    return (
-        _ONE << (window & _LOW) | _ONE << (window >> _SIX & _LOW) | _ONE << (window >> _12 & _LOW)
-    )
-
-
-@njit(cache=True)
-def _filter(windows, shift):
-    """A Bloom filter of one memory access: 16 bits per window, about 1 % pass by chance."""
-    found = np.zeros(1 << (64 - np.int64(shift)), np.uint64)
-    for window in windows:
-        found[window >> shift] |= _bits(window)
-    return found
-
-
-@njit(cache=True, inline="always")
 def _equal(first, i, second, k):
     for j in range(WINDOW_WORDS):  # noqa: SIM110 (numba compiles loops, not generators)
         if first[i + j] != second[k + j]:
@@ -185,8 +166,8 @@ def _scan(hashes, bounds, known, passes, shift, results):
             if first > start:
                 h -= hashes[first - 1] * top
             window = mix(h)
-            bits = _bits(window)
-            if passes[window >> shift] & bits != bits:
+            wanted = bits(window)
+            if passes[window >> shift] & wanted != wanted:
                 continue
             at = np.searchsorted(windows, window)
             if at == len(windows) or windows[at] != window:

@@ -10,16 +10,25 @@ back.
 Signatures take most of the time; this step takes about a second per million documents. Most keys
 occur once. Two bitmaps find the keys that may occur again, and only documents with these are sorted
 and compared.
+
+After a change, only documents that the change can reach are decided again. What is known of a
+document was decided by the documents that share keys with it, directly or by way of others. So a
+part of the documents that shares no key with the others is decided by itself. The part is grown
+from documents of shards that are new or changed, and from dropped ones whose survivor may be gone.
+Each round reads all keys once, in about 0.1 seconds per million documents.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
+import pyarrow.compute as pc
 
-from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, jaccard, rows_of, unpack
+from nmoe_core.attributes.kernels.bloom import bloom
+from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, reached
+from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, jaccard, rows_of
+from nmoe_core.attributes.shared import Before, ShardRows
 
 SCHEMA = pa.schema(
     [
@@ -31,20 +40,47 @@ SCHEMA = pa.schema(
 )
 JACCARD = 0.7
 _BITS_PER_KEY = 16
-_EXACT = NUM_HASHES + 1  # "bytes that are equal" where the texts are
-_THREE, _SEVEN = np.uint64(3), np.uint64(7)
 
 
 class Shard(NamedTuple):
-    """One shard's documents, in shard order."""
+    """One shard's documents, in shard order. Only ids and sketches of those that share a key are
+    asked for, by ascending rows."""
 
     source: str
-    ingest_ids: pa.Array
-    """string `[num_documents]`."""
-    text_sha256: pa.Array
-    """fixed_size_binary[32] `[num_documents]`: of the normalised texts."""
-    signatures: pa.Table
-    """As `minhash.signatures` made them."""
+    text_sha256: np.ndarray
+    """uint8 `[num_documents, 32]`: of the normalised texts."""
+    keys: np.ndarray
+    """uint64 `[num_documents, 14]`, as `minhash.signatures` made them."""
+    ingest_ids: Callable[[np.ndarray], Sequence[str]]
+    """Of rows, int64 `[num_rows]`."""
+    sketches: Callable[[np.ndarray], np.ndarray]
+    """Of rows: uint8 `[num_rows, 112]`."""
+
+    def only(self, rows: np.ndarray) -> "Shard":
+        """Some of the documents, by ascending rows."""
+        return Shard(
+            self.source,
+            self.text_sha256[rows],
+            self.keys[rows],
+            lambda chosen: self.ingest_ids(rows[chosen]),
+            lambda chosen: self.sketches(rows[chosen]),
+        )
+
+    @property
+    def text_keys(self) -> np.ndarray:
+        """uint64 `[num_documents]`: equal where texts are."""
+        return self.text_sha256[:, :8].copy().view(np.uint64)[:, 0]
+
+
+def open_shard(rows: ShardRows) -> Shard:
+    """A shard by its file of signatures."""
+    return Shard(
+        rows.source,
+        rows_of(rows.column("text_sha256")),
+        rows_of(rows.column("keys")).view(np.uint64),
+        rows.ingest_ids,
+        lambda chosen: rows_of(rows.column("sketch"))[chosen],
+    )
 
 
 class _Candidates(NamedTuple):
@@ -76,7 +112,7 @@ def resolve(
     first_slots = np.cumsum(sizes) - sizes
     found = np.full(len(candidates.documents), -1)
     equal = np.zeros(len(candidates.documents), np.int64)
-    _decide(
+    decide(
         candidates.sketches,
         candidates.digests.view(np.uint64),
         (candidates.bounds, candidates.buckets, first_slots),
@@ -87,29 +123,34 @@ def resolve(
     return list(_tables(shards, candidates, found, equal))
 
 
+def resolve_again(
+    shards: Sequence[Shard], known: Before, priority: Sequence[str] = (), threshold: float = JACCARD
+) -> list[pa.Table]:
+    """What `resolve` gives for the same shards, from what the last run with the same priority and
+    threshold gave; a table of it that is still true is returned itself."""
+    touched = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
+    if 2 * sum(map(np.count_nonzero, touched)) >= sum(map(len, touched)):
+        return resolve(shards, priority, threshold)
+    _grow(shards, touched)
+    rows = [np.flatnonzero(one) for one in touched]
+    found = resolve([s.only(chosen) for s, chosen in zip(shards, rows)], priority, threshold)
+    return [_replaced(*each) for each in zip(known.tables, rows, found)]
+
+
 def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates:
-    num_documents = sum(len(shard.ingest_ids) for shard in shards)
+    num_documents = sum(len(shard.keys) for shard in shards)
     num_bits = max(10, int(num_documents * (NUM_BANDS + 1) * _BITS_PER_KEY - 1).bit_length())
     once, twice = np.zeros((2, 2 ** (num_bits - 3)), np.uint8)
     for shard in shards:
-        _mark(*_keys(shard), once, twice, np.uint64(64 - num_bits))
+        mark(shard.keys, shard.text_keys, once, twice, np.uint64(64 - num_bits))
     keys, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     first = 0
     for shard in shards:
-        found = _marked(*_keys(shard), twice, np.uint64(64 - num_bits))
+        found = marked(shard.keys, shard.text_keys, twice, np.uint64(64 - num_bits))
         keys.append(found[0])
         documents.append(found[1] + first)
-        first += len(shard.ingest_ids)
+        first += len(shard.keys)
     return _ordered(shards, priority, *_shared(np.concatenate(keys), np.concatenate(documents)))
-
-
-def _keys(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of bands, uint64 `[N, 14]`, and of the whole text, uint64 `[N]`."""
-    return unpack(shard.signatures).keys, _digests(shard)[:, :8].copy().view(np.uint64)[:, 0]
-
-
-def _digests(shard: Shard) -> np.ndarray:
-    return rows_of(shard.text_sha256)
 
 
 def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,8 +161,7 @@ def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.nda
     is_new[1:] = keys[1:] != keys[:-1]
     buckets = np.cumsum(is_new) - 1
     is_shared = np.bincount(buckets, minlength=1)[buckets] > 1
-    _, buckets = np.unique(buckets[is_shared], return_inverse=True)
-    return documents[is_shared], buckets
+    return documents[is_shared], np.cumsum(is_new[is_shared]) - 1
 
 
 def _ordered(
@@ -133,12 +173,14 @@ def _ordered(
     ranks = {source: i for i, source in enumerate([*priority, *sources])}
     rank, ids, names, sketches, digests = [], [], [], [], []
     for shard, rows in _by_shard(shards, unique):
-        chosen = shard.ingest_ids.take(pa.array(rows)).cast(pa.string())
+        if not len(rows):
+            continue
+        chosen = shard.ingest_ids(rows)
         rank.append(np.full(len(rows), ranks[shard.source]))
-        ids.append(chosen)
-        names += [f"{shard.source}//{name}" for name in chosen.to_pylist()]
-        sketches.append(unpack(shard.signatures).sketch[rows])
-        digests.append(_digests(shard)[rows])
+        ids.append(pa.array(chosen, pa.string()))
+        names += [f"{shard.source}//{name}" for name in chosen]
+        sketches.append(shard.sketches(rows))
+        digests.append(shard.text_sha256[rows])
     if not len(unique):
         none = np.empty(0, np.int64)
         rows = np.empty((0, NUM_HASHES), np.uint8), np.empty((0, 32), np.uint8)
@@ -165,10 +207,10 @@ def _ordered(
 
 def _by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
     """Rows of each shard among ascending document numbers."""
-    ends = np.cumsum([len(shard.ingest_ids) for shard in shards])
+    ends = np.cumsum([len(shard.keys) for shard in shards])
     cuts = np.searchsorted(documents, ends).tolist()
     for shard, end, start, stop in zip(shards, ends, [0, *cuts], cuts):
-        yield shard, documents[start:stop] - (end - len(shard.ingest_ids))
+        yield shard, documents[start:stop] - (end - len(shard.keys))
 
 
 def _tables(
@@ -180,71 +222,51 @@ def _tables(
     similarity = pa.array(np.asarray(jaccard(equal[dropped]), np.float32))
     first = 0
     for shard, rows in _by_shard(shards, candidates.documents[dropped]):
-        numbers = np.full(len(shard.ingest_ids), -1)
+        numbers = np.full(len(shard.keys), -1)
         numbers[rows] = np.arange(first, first + len(rows))
         first += len(rows)
         is_exact = np.zeros(len(numbers), bool)
-        is_exact[rows] = equal[dropped][numbers[rows]] == _EXACT
+        is_exact[rows] = equal[dropped][numbers[rows]] == EXACT
         exact = pa.array(numbers, mask=~is_exact)
         near = pa.array(numbers, mask=is_exact | (numbers < 0))
         columns = [pa.array(numbers < 0), names.take(exact), names.take(near)]
         yield pa.table([*columns, similarity.take(near)], schema=SCHEMA)
 
 
-@njit(cache=True)
-def _mark(bands, exact, once, twice, shift):
-    """Set the bit of each key in `once`, and in `twice` where it was set before."""
-    for i in range(len(exact)):
-        for band in range(NUM_BANDS + 1):
-            key = bands[i, band] if band < NUM_BANDS else exact[i]
-            place = key >> shift
-            bit = np.uint8(1 << (place & _SEVEN))
-            byte = place >> _THREE
-            if once[byte] & bit:
-                twice[byte] |= bit
-            else:
-                once[byte] |= bit
+def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
+    """Documents of a shard to decide again in any case: bool `[num_documents]`."""
+    found = np.full(len(shard.keys), table is None)
+    if table is not None:
+        for column in (table["exact_of"], table["near_of"]):
+            rows = np.flatnonzero(column.is_valid())
+            names = column.drop_null()
+            for source in moved:
+                options = pc.MatchSubstringOptions(f"{source}//")
+                found[rows] |= pc.call_function("starts_with", [names], options).to_numpy()
+    return found
 
 
-@njit(cache=True)
-def _marked(bands, exact, twice, shift):
-    """Keys whose bit is set in `twice`, and the row of each."""
-    keys, rows = [np.uint64(0) for _ in range(0)], [0 for _ in range(0)]
-    for i in range(len(exact)):
-        for band in range(NUM_BANDS + 1):
-            key = bands[i, band] if band < NUM_BANDS else exact[i]
-            place = key >> shift
-            if key and twice[place >> _THREE] >> (place & _SEVEN) & 1:
-                keys.append(key)
-                rows.append(i)
-    return np.array(keys, np.uint64), np.array(rows, np.int64)
+def _grow(shards: Sequence[Shard], touched: Sequence[np.ndarray]) -> None:
+    """Add all documents that share a key with one of the part, until there are no more."""
+    new = [np.flatnonzero(one) for one in touched]
+    text_keys = [shard.text_keys for shard in shards]
+    while any(map(len, new)):
+        keys = [shard.keys[rows].ravel() for shard, rows in zip(shards, new)]
+        keys += [texts[rows] for texts, rows in zip(text_keys, new)]
+        keys = np.sort(np.concatenate(keys))
+        passes = bloom(keys)
+        new = [
+            reached((shard.keys, texts), keys, *passes, one)
+            for shard, texts, one in zip(shards, text_keys, touched)
+        ]
 
 
-@njit(cache=True)
-def _decide(sketches, digests, groups, least_equal, found, equal):
-    """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal.
-
-    Of several, the most similar counts, and of equally similar ones the first. `kept` holds the
-    candidates of each bucket from its first slot on.
-    """
-    bounds, buckets, first_slots = groups
-    kept = np.empty(len(buckets), np.int64)
-    num_kept = np.zeros(len(first_slots), np.int64)
-    for i in range(len(found)):
-        best = np.int64(least_equal - 1)
-        for bucket in buckets[bounds[i] : bounds[i + 1]]:
-            start = first_slots[bucket]
-            for other in kept[start : start + num_kept[bucket]]:
-                if (digests[i] == digests[other]).all():
-                    found[i], best = other, _EXACT
-                    break
-                count = (sketches[i] == sketches[other]).sum()
-                if count > best or (count == best and found[i] > other):
-                    found[i], best = other, count
-            if best == _EXACT:
-                break
-        equal[i] = best
-        if found[i] < 0:
-            for bucket in buckets[bounds[i] : bounds[i + 1]]:
-                kept[first_slots[bucket] + num_kept[bucket]] = i
-                num_kept[bucket] += 1
+def _replaced(table: pa.Table | None, rows: np.ndarray, found: pa.Table) -> pa.Table:
+    """A table with some of its rows replaced; the same one where they are equal."""
+    if table is None:
+        return found
+    if table.take(pa.array(rows)).equals(found):
+        return table
+    order = np.arange(len(table))
+    order[rows] = len(table) + np.arange(len(rows))
+    return pa.concat_tables([table.cast(SCHEMA), found]).take(pa.array(order))

@@ -8,7 +8,7 @@ stands in every Parquet file. Memory: one row group of 65,536 rows.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.config.attributes import KEYS
 
 ROWS = 2**16
 _FOOTER = b"nmoe"
@@ -30,9 +31,9 @@ _KEY_FIELDS = (pa.field("doc_id", pa.string()), pa.field("text_sha256", pa.binar
 class Documents(NamedTuple):
     """The documents of a shard, in its order."""
 
-    doc_ids: Sequence[str]
-    text_sha256: Sequence[str]
-    """Hex."""
+    doc_ids: Sequence[str] | pa.Array
+    text_sha256: Sequence[str] | pa.Array
+    """Hex, or an array of 32 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,42 @@ def write_attribute(
 def read_footer(path: Path) -> Footer:
     """The footer of a file. Raises FormatError: it is missing (E-ATTRIBUTE-MISSING), or no
     attribute file (E-ATTRIBUTE-FORMAT)."""
+    with _opened(path) as file:
+        return _footer(path, file)
+
+
+def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a file, all columns or the named ones. Raises as `read_footer`."""
+    return _read(path, lambda name: columns is None or name in columns)
+
+
+def read_values(path: Path) -> pa.Table:
+    """The attribute's own columns. Raises as `read_footer`."""
+    return _read(path, lambda name: name not in KEYS)
+
+
+def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
+    with _opened(path) as file:
+        names = [name for name in _footer(path, file).schema.names if is_wanted(name)]
+        try:
+            return file.read(names, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise _not_ours(path, one_line(error)) from None
+
+
+def _opened(path: Path) -> pq.ParquetFile:
     try:
-        with pq.ParquetFile(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
+        return pq.ParquetFile(path)
     except FileNotFoundError:
         raise FormatError(
             "no attribute here", where=path, do="run `nmoe attributes`", code="E-ATTRIBUTE-MISSING"
         ) from None
     except (pa.ArrowException, OSError) as error:
         raise _not_ours(path, one_line(error)) from None
+
+
+def _footer(path: Path, file: pq.ParquetFile) -> Footer:
+    metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
     try:
         footer = json.loads((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
@@ -119,22 +147,12 @@ def read_footer(path: Path) -> Footer:
     return Footer(*found, schema, metadata.num_rows)
 
 
-def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a file, all columns or the named ones. Raises as `read_footer`."""
-    footer = read_footer(path)
-    names = footer.schema.names if columns is None else list(columns)
-    try:
-        return pq.ParquetFile(path).read(names, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _not_ours(path, one_line(error)) from None
-
-
 def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
     """Rows with the columns that every attribute file has."""
-    keys = [
-        pa.array(documents.doc_ids, pa.string()),
-        pa.array(map(bytes.fromhex, documents.text_sha256), pa.binary(32)),
-    ]
+    hashes = documents.text_sha256
+    if not isinstance(hashes, pa.Array):
+        hashes = pa.array(map(bytes.fromhex, hashes), pa.binary(32))
+    keys = [pa.array(documents.doc_ids, pa.string()), hashes]
     return pa.Table.from_arrays(
         [*keys, *rows.columns], schema=pa.schema([*_KEY_FIELDS, *rows.schema])
     )

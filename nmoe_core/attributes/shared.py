@@ -1,69 +1,92 @@
 """An attribute that depends on all documents of a run, such as which is a copy of which.
 
 Its files are written shard by shard, and only those whose rows changed. `{name}.json` beside the
-sources names what they were made from; it is written last.
+sources names what they were made from, shard by shard, so that the next run knows which rows may
+still be true; it is written last.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from loader.files.format import load_manifest
-from nmoe_core.attributes.attribute import open_shard_documents, replace_rows
+from nmoe_core.attributes.attribute import replace_rows
 from nmoe_core.attributes.files import (
+    Documents,
     find_footer,
     read_attribute,
     read_footer,
-    rows_digest,
+    read_values,
     stale,
-    with_keys,
 )
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.fingerprint import (
     Fingerprints,
     is_current,
+    read_sealed,
     read_summary,
     seal_summary,
     sha256_json,
 )
 from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.shards.documents import ingest_ids_at
 from nmoe_core.shards.manifest import documents_digest
 
 
 class ShardRows(NamedTuple):
-    """What is read of a shard."""
+    """The file of an attribute for a shard; what is asked for is read each time."""
 
-    source: str
-    ingest_ids: pa.Array
-    text_sha256: pa.Array
-    rows: pa.Table
+    shard: ShardPaths
+    attribute: str
+
+    @property
+    def source(self) -> str:
+        return self.shard.source
+
+    def column(self, name: str) -> pa.Array:
+        """The values of a column, in one piece."""
+        table = read_attribute(self.shard.attribute(self.attribute), [name])
+        return table.column(name).combine_chunks()
+
+    def ingest_ids(self, rows: np.ndarray) -> list[str]:
+        """Ids of some documents, by ascending rows. Raises as `ingest_ids_at`."""
+        return ingest_ids_at(load_manifest(self.shard.manifest), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All shards of a run, and for each the digest of its file of the attribute."""
+    """All shards of a run. For each, the digest of its documents with their ids, and of its file of
+    the attribute."""
 
     shards: list[ShardPaths]
     attribute: str
+    documents: list[str]
     digests: list[str]
 
     @classmethod
     def open(cls, shards: Sequence[ShardPaths], attribute: str) -> "Corpus":
         """Raises FormatError: a shard has no such file, or one of other documents
         (E-ATTRIBUTE-STALE)."""
-        return cls(list(shards), attribute, [_current(shard, attribute) for shard in shards])
+        found = [_current(shard, attribute) for shard in shards]
+        return cls(list(shards), attribute, *([pair[i] for pair in found] for i in range(2)))
 
     def read(self) -> Iterator[ShardRows]:
-        """The rows of each shard."""
-        for shard in self.shards:
-            opened = open_shard_documents(shard)
-            rows = read_attribute(shard.attribute(self.attribute)).combine_chunks()
-            hashes = rows.column("text_sha256").combine_chunks()
-            ids = pa.array(opened.ingest_ids, pa.string())
-            yield ShardRows(shard.source, ids, hashes, rows)
+        """The file of each shard."""
+        return (ShardRows(shard, self.attribute) for shard in self.shards)
+
+
+class Before(NamedTuple):
+    """What the last run with the same code and settings made, and what of it may still be true."""
+
+    tables: list[pa.Table | None]
+    """Rows of each shard; None where it is new or has changed."""
+    moved: set[str]
+    """Sources of that run of which a shard is new, changed or gone now."""
 
 
 def write_changed(
@@ -71,44 +94,76 @@ def write_changed(
     name: str,
     corpus: Corpus,
     made_with: Fingerprints,
-    compute: Callable[[], Sequence[pa.Table]],
+    compute: Callable[[Before], Sequence[pa.Table]],
 ) -> Result:
     """Compute the rows of all shards, unless nothing changed, and write those that are new. Raises
     LockedError: another process does."""
-    places = [[shard.source, shard.bucket] for shard in corpus.shards]
-    made_from = {"inputs": sha256_json([places, corpus.digests]), **made_with}
+    places = [f"{shard.source}/{shard.name}" for shard in corpus.shards]
+    inputs = dict(zip(places, map(list, zip(corpus.documents, corpus.digests))))
+    made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}
     summary = tree.attributes / f"{name}.json"
     with replacing(summary):
         paths = [shard.attribute(name) for shard in corpus.shards]
         written = 0
         if not is_current(summary, made_from) or not all(path.is_file() for path in paths):
-            for shard, rows in zip(corpus.shards, compute()):
-                written += _write(shard, name, made_with, rows)
+            before = _before(corpus, name, inputs, read_sealed(summary) or {}, made_with)
+            found = compute(before)
+            for i, (old, rows) in enumerate(zip(before.tables, found, strict=True)):
+                written += rows is not old and _write(corpus, i, name, made_with, rows)
             digests = [read_footer(path).digest for path in paths]
             facts = {"digest": sha256_json([places, digests]), "fingerprints": made_from}
-            write_json(summary, seal_summary(facts))
+            made = {place: [*inputs[place], digest] for place, digest in zip(places, digests)}
+            write_json(summary, seal_summary(facts | {"shards": made}))
         digest = read_summary(summary)["digest"]
     documents = sum(read_footer(path).num_rows for path in paths)
     counts = {"documents": documents, "shards": len(paths), "shards_written": written}
     return Result(digest, {**counts, "changed": written > 0, "path": str(summary)})
 
 
-def _write(shard: ShardPaths, name: str, made_with: Fingerprints, rows: pa.Table) -> bool:
-    path, opened = shard.attribute(name), open_shard_documents(shard)
-    made_from = {"documents": documents_digest(opened.manifest), **made_with}
+def _before(
+    corpus: Corpus,
+    name: str,
+    inputs: dict[str, list[str]],
+    summary: dict[str, Any],
+    made_with: Fingerprints,
+) -> Before:
+    recorded = {k: v for k, v in summary.get("fingerprints", {}).items() if k != "inputs"}
+    made = summary.get("shards", {}) if recorded == made_with else {}
+    sources = {place.split("/")[0] for place in made}
+    tables, moved = list[pa.Table | None](), {place.split("/")[0] for place in made.keys() - inputs}
+    for shard, (place, found) in zip(corpus.shards, inputs.items()):
+        path = shard.attribute(name)
+        footer = find_footer(path)
+        made_from = {"documents": found[0], **made_with}
+        is_known = (
+            footer is not None
+            and footer.fingerprints == made_from
+            and made.get(place) == [*found, footer.digest]
+        )
+        tables.append(read_values(path) if is_known else None)
+        if not is_known:
+            moved.add(shard.source)
+    return Before(tables, moved & sources)
+
+
+def _write(corpus: Corpus, i: int, name: str, made_with: Fingerprints, rows: pa.Table) -> bool:
+    shard, made_from = corpus.shards[i], {"documents": corpus.documents[i], **made_with}
+    path, columns = shard.attribute(name), ShardRows(shard, corpus.attribute)
     with replacing(path):
         old = find_footer(path)
-        digest = rows_digest(with_keys(opened.documents, rows))
-        if old is not None and old.digest == digest and old.fingerprints == made_from:
+        is_made = old is not None and old.fingerprints == made_from
+        if is_made and read_values(path).equals(rows):
             return False
-        batches = rows.combine_chunks().to_batches()
-        replace_rows(path, name, made_from, opened.documents, rows.schema, batches)
+        documents = Documents(*(columns.column(key) for key in KEYS))
+        replace_rows(
+            path, name, made_from, documents, rows.schema, rows.combine_chunks().to_batches()
+        )
         return True
 
 
-def _current(shard: ShardPaths, name: str) -> str:
+def _current(shard: ShardPaths, name: str) -> tuple[str, str]:
     path = shard.attribute(name)
     footer, documents = read_footer(path), documents_digest(load_manifest(shard.manifest))
     if footer.fingerprints.get("documents") != documents:
         raise stale(name, path, footer.fingerprints.get("documents"), documents)
-    return footer.digest
+    return documents, footer.digest

@@ -19,6 +19,8 @@ from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
 
+_LINE = "one id and one text hash per line"
+
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
@@ -38,7 +40,7 @@ class ShardFile:
     def doc_ids(self) -> Iterator[str]:
         """Document ids in index order."""
         for start, end in self.spans.tolist():
-            yield str(DocId(self.source, self.rel, start, end))
+            yield f"{self.source}//{self.rel}#s={start}:e={end}"  # as DocId, at a third of the time
 
     def ids(self) -> list[tuple[str, str]]:
         """Ingest id and text hash of each document, in index order.
@@ -125,6 +127,20 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield from _ids_of(resolve_inside(manifest.path.parent, name), entry.num_documents)
 
 
+def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
+    """Ingest ids of some documents of a shard, by ascending number in the order of `shard_files`;
+    no other line is parsed. Raises FormatError: a lineage file is missing or malformed, or has
+    other rows than documents (E-SHARD-IDS)."""
+    found, first = list[str](), 0
+    for entry in _in_order(manifest):
+        start, stop = np.searchsorted(documents, [first, first + entry.num_documents])
+        if start < stop:
+            path = resolve_inside(manifest.path.parent, str(entry.extra.get("ids_path")))
+            found += _ids_at(path, documents[start:stop] - first, entry.num_documents)
+        first += entry.num_documents
+    return found
+
+
 class DocumentReader:
     """Reads the tokens of documents by id under one data root; keeps the last shard mapped."""
 
@@ -202,7 +218,20 @@ def read_ids(path: Path) -> Iterator[tuple[str, str]]:
                 row = orjson.loads(line)
                 yield row["id"], row["text_sha256"]
     except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise _bad_ids(path, repr(error), "one id and one text hash per line") from None
+        raise _bad_ids(path, repr(error), _LINE) from None
+
+
+def _ids_at(path: Path, rows: np.ndarray, num_rows: int) -> list[str]:
+    try:
+        text = path.read_bytes()
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        if len(ends) != num_rows:
+            raise _bad_ids(path, f"{len(ends)} rows", f"{num_rows} documents")
+        starts = np.append(0, ends[:-1] + 1)[rows]
+        lines = zip(starts.tolist(), ends[rows].tolist())
+        return [orjson.loads(text[start:end])["id"] for start, end in lines]
+    except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise _bad_ids(path, repr(error), _LINE) from None
 
 
 def _check_eos(rel: str, tokens: np.ndarray, spans: np.ndarray, eos_token_id: int) -> None:

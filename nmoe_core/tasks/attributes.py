@@ -126,9 +126,9 @@ def make_duplicates(
     corpus = Corpus.open(shards, "signatures")
     made_with = {"code": CODES["duplicates"], "settings": sha256_json(table.identity)}
 
-    def resolve() -> list[Any]:
-        found = [module.Shard(*shard) for shard in corpus.read()]
-        return module.resolve(found, table.priority, table.jaccard)
+    def resolve(before: Any) -> list[Any]:
+        found = [module.open_shard(rows) for rows in corpus.read()]
+        return module.resolve_again(found, before, table.priority, table.jaccard)
 
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve)
     if not picture:

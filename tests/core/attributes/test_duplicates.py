@@ -2,7 +2,8 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from unicodedata import ucd_3_2_0
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
+from nmoe_core.attributes import duplicates
 from nmoe_core.attributes.duplicates import Shard, resolve
 from nmoe_core.attributes.kernels.words import words
 from nmoe_core.attributes.minhash import jaccard, signatures, unpack
+from nmoe_core.attributes.shared import Before
 from tests.core.attributes import naive
 
 SOURCES = ("books", "law", "web")
@@ -30,12 +33,14 @@ SENTENCES = (
 def shard(source: str, documents: Iterable[tuple[str, str]]) -> Shard:
     """A shard of (ingest id, text)."""
     ids, texts = zip(*documents) if documents else ((), ())
-    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    digests = b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
+    found = unpack(signatures(pa.array(texts, pa.large_string())))
     return Shard(
         source,
-        pa.array(ids, pa.string()),
-        pa.array(digests, pa.binary(32)),
-        signatures(pa.array(texts, pa.large_string())),
+        np.frombuffer(digests, np.uint8).reshape(-1, 32),
+        found.keys,
+        lambda rows: [ids[row] for row in rows],
+        lambda rows: found.sketch[rows],
     )
 
 
@@ -54,9 +59,9 @@ def edited(text: str, share: float, rng: random.Random, unit: str = " ") -> str:
     return unit.join(parts)
 
 
-def some_text(rng: random.Random) -> str:
+def some_text(rng: random.Random, family: str = "w") -> str:
     """30 words with some of both ends replaced: pairs have similarities of all sizes."""
-    parts = [f"w{i}" for i in range(30)]
+    parts = [f"{family}{i}" for i in range(30)]
     head, tail = rng.randrange(8), rng.randrange(8)
     text = " ".join(["head"] * head + parts[head : len(parts) - tail] + ["tail"] * tail)
     return rng.choice([text] * 20 + [text + "!", "", "...", "two words", "Two words."])
@@ -97,7 +102,7 @@ def test_what_is_kept_follows_from_the_set_after_any_additions_and_deletions(see
     shards = _shards(documents, rng.randrange(1, 4))
     found = {}
     for part, table in zip(shards, resolve(shards, priority)):
-        for name, row in zip(part.ingest_ids.to_pylist(), table.to_pylist()):
+        for name, row in zip(part.ingest_ids(np.arange(len(table))), table.to_pylist()):
             found[f"{part.source}//{name}"] = tuple(row.values())
     ranked = [(priority.index(source), name, text) for (source, name), text in documents.items()]
     expected = dict.fromkeys(found, (True, None, None, None))
@@ -118,6 +123,54 @@ def _shards(documents: Mapping[tuple[str, str], str], num_shards: int) -> list[S
     return [shard(source, found) for (source, _), found in rows.items()]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_after_changes_of_shards_the_rows_are_those_of_a_fresh_run(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, sizes = random.Random(seed), list[int]()
+    places = [(source, i) for source in SOURCES for i in range(4)]
+    shards: dict[tuple[str, int], Shard] = {}
+    before: dict[tuple[str, int], pa.Table] = {}
+
+    def counted(part: Sequence[Shard], *settings: Any) -> list[pa.Table]:
+        sizes.append(sum(len(one.keys) for one in part))
+        return resolve(part, *settings)
+
+    monkeypatch.setattr(duplicates, "resolve", counted)
+    for _ in range(12):
+        changed = set(rng.sample(places, rng.choice([1, 1, 2])))
+        gone = {place for place in changed & shards.keys() if rng.random() < 0.4}
+        for place in changed:
+            # Copies of copies lie in all sources, and a text of words alone shares no key.
+            texts = [some_text(rng, f"f{rng.randrange(60)}-") for _ in range(rng.choice([0, 9]))]
+            shards[place] = shard(place[0], [(f"{place[1]}-{i}", t) for i, t in enumerate(texts)])
+        shards = {place: shards[place] for place in places if place in shards.keys() - gone}
+        known = Before(
+            [None if place in changed else before[place] for place in shards],
+            {source for source, _ in changed},
+        )
+        found = duplicates.resolve_again(list(shards.values()), known, ["web"])
+        fresh = resolve(list(shards.values()), ["web"])
+        assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
+        before = dict(zip(shards, found))
+    assert min(sizes[4:]) < sum(len(one.keys) for one in shards.values()) / 3
+
+
+def test_an_addition_reaches_along_a_chain_of_copies() -> None:
+    """Each text shares keys with its neighbours alone; the others are unlike all."""
+    texts = [" ".join(f"w{i}" for i in range(2 * n, 2 * n + 30)) for n in range(24)]
+    others = [" ".join(f"o{n}-{i}" for i in range(30)) for n in range(60)]
+    for seed in range(8):
+        names = random.Random(seed).sample(range(100, 200), len(texts))
+        old = [shard("web", [(str(name), text)]) for name, text in zip(names[1:], texts[1:])]
+        old.append(shard("web", [(f"x{i}", text) for i, text in enumerate(others)]))
+        shards = [*old, shard("books", [("a", texts[0])])]
+        known = Before([*resolve(old, ["books"]), None], set())
+        found = duplicates.resolve_again(shards, known, ["books"])
+        fresh = resolve(shards, ["books"])
+        assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
+
+
 def test_copies_of_a_deleted_survivor_come_back() -> None:
     copies = [("a", SENTENCES[0]), ("b", SENTENCES[0] + "!")]
     assert resolve([shard("web", copies)])[0]["near_of"].to_pylist() == [None, "web//a"]
@@ -134,6 +187,25 @@ def test_a_document_is_dropped_only_for_a_kept_one_that_is_near() -> None:
     for i, name in enumerate(table["near_of"].to_pylist()):
         if name:
             assert similarity(chain[i], chain[int(name.removeprefix("web//"))])[1] >= 0.7
+
+
+@pytest.mark.parametrize(("edits", "shingles", "recall"), [(4, 180, 0.9), (4, 380, 0.99)])
+def test_pairs_of_similarity_8_and_9_tenths_are_found(
+    edits: int, shingles: int, recall: float
+) -> None:
+    rng = random.Random(0)
+    pairs = []
+    for _ in range(1000):
+        words_of_one = [f"{rng.getrandbits(32):x}" for _ in range(shingles + 4)]
+        other = list(words_of_one)
+        for i in rng.sample(range(4, shingles, 5), edits):  # each in five shingles of its own
+            other[i] = "edited"
+        pairs += [" ".join(words_of_one), " ".join(other)]
+    found = unpack(signatures(pa.array(pairs, pa.large_string())))
+    is_shared = (found.keys[::2] == found.keys[1::2]).any(1)
+    near = jaccard((found.sketch[::2] == found.sketch[1::2]).sum(1))
+    assert abs(near.mean() - (shingles - 5 * edits) / (shingles + 5 * edits)) < 0.005
+    assert (is_shared & (near >= 0.7)).mean() >= recall
 
 
 @pytest.mark.parametrize(("share", "recall"), [(0.005, 0.98), (0.015, 0.9)])
