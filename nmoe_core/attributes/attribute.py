@@ -5,6 +5,7 @@ code and settings holds are taken from that file, and only new and changed texts
 Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from nmoe_core.attributes.files import (
     stale,
     write_attribute,
 )
-from nmoe_core.base.atomic import replacing, write_json
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
 from nmoe_core.base.result import Result
@@ -123,15 +124,26 @@ def replace_rows(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> None:
-    """As `write_attribute`; where the rows of a file change, `{name}.drift.json` beside it then
-    says how far each column moved from the version before."""
+    """As `write_attribute`; where the rows of a file change, `{name}.drift.json` beside it says how
+    far each column moved from the version before. It is there before the new rows are, and is not
+    read before."""
     footer = find_footer(path)
-    old = None if footer is None else read_values(path)
-    digest = write_attribute(path, name, fingerprints, documents, schema, batches)
-    if old is not None and footer is not None and footer.digest != digest:
-        new = read_values(path)
-        found = {"digest": digest, "documents": new.num_rows, "drift": _drift(old, new)}
-        write_json(_drift_path(path), seal_summary(found))
+    if footer is None:
+        write_attribute(path, name, fingerprints, documents, schema, batches)
+        return
+    staged = path.with_name(f".{path.name}{TMP_MARK}new")
+    try:
+        digest = write_attribute(staged, name, fingerprints, documents, schema, batches)
+        if footer.digest != digest:
+            old, new = read_values(path), read_values(staged)
+            found = {"digest": digest, "documents": new.num_rows, "drift": _drift(old, new)}
+            with replacing(_drift_path(path)):
+                write_json(_drift_path(path), seal_summary(found))
+        os.replace(staged, path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
 
 
 def read_drift(path: Path) -> tuple[int, dict[str, float]] | None:

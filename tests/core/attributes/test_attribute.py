@@ -1,6 +1,7 @@
 """Attributes of shards: computed once per text, joined by keys, made again only where needed."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.project import Project, json_lines, jsonl_source, write_project
+from tests.project import Project, failing, json_lines, jsonl_source, write_project
 from tests.refusals import refused, refused_line
 
 pa = pytest.importorskip("pyarrow")
@@ -178,3 +179,26 @@ def test_names_that_no_attribute_has_are_refused(
         project.run.with_settings({"attributes.files": {"quality": "a.parquet"}})
     with refused("E-CONFIG"):
         project.run.with_settings({"attributes.files": {"A b": "a.parquet"}})
+
+
+def test_a_change_of_rows_is_recorded_also_where_its_run_was_stopped(tmp_path: Path) -> None:
+    run = _project(tmp_path, files={}).run
+    shards = run.tree.shards("web", run.config.prep.num_shards)
+    _made(run)
+
+    def make(version: int) -> None:
+        measure = lambda texts: _measure(texts).set_column(  # noqa: E731
+            0, SCHEMA.field(0), pa.array([version] * len(texts), pa.int32())
+        )
+        own = attribute.Attribute("size", SCHEMA, {"code": str(version)}, measure)
+        for shard in shards:
+            attribute.make_attribute(shard, own, run.tokenizer)
+
+    for k in range(1, 8):
+        with suppress(OSError), failing(f"rename:{k}:EIO"):
+            make(k + 1)
+        make(k + 1)
+        for shard in shards:
+            path = shard.attribute("size")
+            assert attribute.read_drift(path) is not None, k
+            assert [p.name for p in path.parent.iterdir() if ".tmp." in p.name] == []
