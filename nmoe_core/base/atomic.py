@@ -200,11 +200,20 @@ def _locked(path: Path) -> IO[str]:
                     do="wait for it to end, or end it, and run again",
                 ) from None
         if _is_at(path, file):
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            _sign(file)
             return file
         file.close()  # its holder removed it, or the directory was replaced
+
+
+def _sign(file: IO[str]) -> None:
+    """Write into a lock who holds it; where that fails, as on a full disk, it is free again."""
+    try:
+        with named_errors(file.name):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
+    except BaseException:
+        file.close()
+        raise
 
 
 def _remove_lock_dir(directory: Path) -> None:

@@ -20,6 +20,7 @@ from nmoe_core.base.append_log import AppendLog, whole_lines
 from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, replacing, write_bytes
 from nmoe_core.base.errors import LockedError
 from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
+from tests.crash.disk import Disk
 from tests.project import failing
 
 STEPS = ("write", "fsync", "rename")
@@ -69,6 +70,17 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) 
             pass
     assert done.returncode == 1
     assert "LockedError" in done.stderr
+    with output_lock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_lock_that_cannot_name_its_holder_is_free_and_the_error_names_it(
+    tmp_path: Path, k: int
+) -> None:
+    with pytest.raises(OSError) as caught, Disk(tmp_path, k, "ENOSPC")(), output_lock(tmp_path):
+        pass
+    assert caught.value.filename == str(tmp_path / ".lock")
     with output_lock(tmp_path):
         pass
 
