@@ -101,7 +101,7 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
 def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
     """Of which document those of these numbers are copies, where the run looks for copies."""
     path = shard.attribute("duplicates")
-    if "duplicates" not in run.config.attributes.use or not path.is_file():
+    if "duplicates" not in run.config.attributes.use or not path.is_file() or not numbers:
         return {}
     from nmoe_core.attributes.files import read_attribute
 

@@ -177,6 +177,17 @@ def test_every_document_that_is_left_out_is_explained_in_one_line(numbered: Corp
             assert all(part in line.partition(": ")[2] for part in shown.split(", "))
 
 
+def test_a_document_that_is_kept_is_no_copy_to_be_explained(numbered: Corpus) -> None:
+    run = _run(numbered).with_settings({"attributes.use": ["duplicates"]})
+    flags = [*_flags(numbered), "--set", "attributes.use=duplicates"]
+    assert main(["attributes", *flags]) == 0
+    assert main(["curate", "shards", *flags]) == 0
+    kept = [i for i, row in enumerate(r for r in _rows(numbered) if r["bucket"] == 0)
+            if not _failing(row)]  # fmt: skip
+    assert kept
+    assert why_left_out(run, numbered.shard(0), kept) == {}
+
+
 def test_composition_counts_tokens_before_and_after_the_rule(numbered: Corpus) -> None:
     run = _run(numbered)
     assert main(["curate", "shards", *_flags(numbered)]) == 0
