@@ -45,8 +45,8 @@ test: setup  ## the tests: no GPU, no hub
 test-all: $(STAMP)-all  ## the slow tests too, with Ray and a PostgreSQL to start
 	$(PYTEST) -m 'not gpu'
 
-crash: setup  ## kill and resume
-	$(PYTEST) -m 'not gpu' tests/crash
+crash: setup  ## kill and resume; every place with FULL=1, others with CRASH_SEED=N
+	$(PYTEST) $(if $(FULL),-m 'not gpu') tests/crash
 
 ui: setup  ## Dagster in the browser
 	$(BIN)/dagster dev -w workspace.yaml

@@ -5,6 +5,7 @@ main(["prep-mixture", "--config", str(project.config)])
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -70,6 +71,12 @@ def contents(directory: Path, pattern: str = "*") -> dict[str, bytes]:
     """Bytes of the files below a directory, by their paths in it; locks are left out."""
     files = (path for path in sorted(directory.rglob(pattern)) if path.is_file())
     return {str(p.relative_to(directory)): p.read_bytes() for p in files if p.name != ".lock"}
+
+
+def tests_of_the_product() -> set[str]:
+    """The name of every test function."""
+    files = (REPOSITORY / "tests").rglob("test_*.py")
+    return {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from loader.plan.packaged import packaged
 from nmoe_core.cli import build_parser
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, tests_of_the_product
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
 README = PAGES[-1].read_text(encoding="utf-8")
@@ -35,6 +35,16 @@ def test_the_index_names_every_page() -> None:
     index = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(REPOSITORY / "docs")) for page in PAGES[:-1]} - {"README.md"}
     assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def test_every_test_that_a_guarantee_names_exists_and_every_row_of_faults_is_there() -> None:
+    page = (REPOSITORY / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    named, rows = (
+        re.findall(r"`(test_\w+)`", page),
+        re.findall(r"^\* \*\*F(\d+),", page, re.MULTILINE),
+    )
+    assert set(named) - tests_of_the_product() == set()
+    assert [int(row) for row in rows] == [*range(1, 34)]
 
 
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:

@@ -216,8 +216,9 @@ def _show_left_out(report: dict[str, Any]) -> None:
         [why, sum(counts.values()), *(counts.get(name, 0) for name in sources)]
         for why, counts in report["left_out"].items()
     ]
+    nothing = [0] * (1 + len(sources))
     print()
-    print_table(["left out", "documents", *sources], reasons or [["no document", 0]])
+    print_table(["left out", "documents", *sources], reasons or [["no document", *nothing]])
     print("\nshares of tokens that changed most, before and after:")
     for kind, moved in report["composition"].items():
         shares = (f"{name} {100 * old:.1f} -> {100 * new:.1f} %" for name, old, new in moved)

@@ -11,6 +11,7 @@ from nmoe_core.report.corpus import Corpus
 from nmoe_core.report.sections import SECTIONS
 from nmoe_core.report.write import write_report
 from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.tasks.report import run_report
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.assets.small_project import environment
 from tests.project import read_rows, said
@@ -48,6 +49,15 @@ def test_samples_are_kept_and_left_out_documents_of_all_sources_in_turn(
     for one in shown:
         verdict = f"left out: {one['reason']}" if one["reason"] else "kept"
         assert f"{one['doc_id']}\n  {verdict} ({one['judged']})\n" in printed
+
+
+def test_a_run_that_leaves_nothing_out_says_so(
+    own_project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run_report(Run(own_project / "run.toml")) | {"left_out": {}}
+    monkeypatch.setattr("nmoe_core.tasks.report.run_report", lambda run: found)
+    assert main(["report", "--config", str(own_project / "run.toml")]) == 0
+    assert "no document" in capsys.readouterr().out
 
 
 def test_the_page_names_the_graders_and_the_time_of_the_runs(

@@ -1,0 +1,177 @@
+"""Which writer of the suite tries each place that changes files, and what tries the others."""
+
+_BY_WRITER = {
+    "prep-mixture": (
+        "nmoe_core.base.fingerprint:keep_digests",
+        "nmoe_core.prep.existing:retire_beside",
+        "nmoe_core.prep.existing:swap_in",
+        "nmoe_core.prep.growth.tables:join_tables",
+        "nmoe_core.prep.journal:Journal.remove",
+        "nmoe_core.prep.one_pass:Pass._find_known",
+        "nmoe_core.prep.run:_make",
+        "nmoe_core.prep.run:_run",
+        "nmoe_core.prep.run:write_manifest",
+        "nmoe_core.prep.versions:_link_version",
+        "nmoe_core.prep.versions:keep_version",
+        "nmoe_core.shards.links:link_or_copy",
+        "nmoe_core.shards.links:link_tree",
+        "nmoe_core.shards.manifest:commit_manifest",
+        "nmoe_core.shards.shard_file:OpenShardFile.publish",
+        "nmoe_core.shards.writer:ShardWriter.__init__",
+        "nmoe_core.shards.writer:ShardWriter.add_file",
+        "nmoe_core.shards.writer:ShardWriter.commit",
+    ),
+    "hydra slices": (
+        "nmoe_core.labels.slices:_combine_split",
+        "nmoe_core.labels.slices:_combining",
+        "nmoe_core.labels.slices:_commit",
+        "nmoe_core.labels.slices:combine_slices",
+        "nmoe_core.labels.slices:write_source_slices",
+    ),
+    "hydra oracle-label": (
+        "nmoe_core.labels.files:write_summary",
+        "nmoe_core.labels.known:keep_answers",
+        "nmoe_core.labels.label:_Labelling.append",
+        "nmoe_core.labels.label:_Labelling.finish",
+        "nmoe_core.labels.label:_Labelling.open_existing",
+        "nmoe_core.labels.label:_Labelling.reuse",
+        "nmoe_core.labels.label:label_shard",
+    ),
+    "hydra merge-labels": (
+        "nmoe_core.labels.agreement:merge_noise",
+        "nmoe_core.labels.files:merge_labels",
+    ),
+    "train student": (
+        "nmoe_core.heads.files:write_tensors",
+        "nmoe_core.heads.student_file:make_student",
+    ),
+    "hydra calibrate": ("nmoe_core.calibration.calibrate:_committed",),
+    "hydra grade": (
+        "nmoe_core.calibration.graded:PartialRows.__init__",
+        "nmoe_core.calibration.graded:PartialRows._write_note",
+        "nmoe_core.calibration.graded:PartialRows.commit",
+        "nmoe_core.grading.grade:grade_documents",
+    ),
+    "attributes": (
+        "nmoe_core.attributes.attribute:make_attribute",
+        "nmoe_core.attributes.attribute:replace_rows",
+        "nmoe_core.attributes.files:write_attribute",
+        "nmoe_core.attributes.joined:join_attribute",
+        "nmoe_core.attributes.shared:_write",
+        "nmoe_core.attributes.shared:write_changed",
+    ),
+    "curate shards": (
+        "nmoe_core.curate.shards.combine:combine_curated",
+        "nmoe_core.curate.shards.curated:curate_shard",
+        "nmoe_core.curate.topics.assign:assign_topics",
+        "nmoe_core.tasks.selection.rule:_select",
+    ),
+    "plan": ("nmoe_core.tasks.curate:make_plan",),
+    "export megatron": ("nmoe_core.export.raw:write_megatron", "nmoe_core.export.run:export"),
+    "export olmo": ("nmoe_core.export.raw:write_olmo",),
+    "export mds": ("nmoe_core.export.mds:write",),
+    "remix": ("nmoe_core.tasks.plans.remix:write_remix",),
+    "blocks": ("loader.files.blocks:write_blocks",),
+    "block cache": (
+        "loader.files.block_cache:BlockCache._locked",
+        "loader.files.block_cache:BlockCache._make_room",
+        "loader.files.block_cache:BlockCache._put",
+    ),
+    "mirror": (
+        "loader.files.store:copy",
+        "loader.plan.remote:_fetch_file",
+        "loader.plan.remote:_locked",
+        "loader.plan.remote:_write",
+        "loader.plan.remote:fetch_whole",
+    ),
+    "generate": ("nmoe_core.tasks.generate:_resume", "nmoe_core.tasks.generate:complete_file"),
+    "make-tiny-checkpoint": ("nmoe_core.engine.weights.tiny:_write",),
+    "report --html": ("nmoe_core.plots.kept:kept_picture", "nmoe_core.report.write:write_report"),
+    "train probe": (
+        "nmoe_core.heads.features:pooled_features",
+        "nmoe_core.heads.train:HeadTraining.run",
+    ),
+    "curate": (
+        "nmoe_core.curate.jsonl.embedding_cache:EmbeddingCache.append",
+        "nmoe_core.curate.jsonl.embedding_cache:EmbeddingCache.writer",
+        "nmoe_core.curate.jsonl.files:lock_outputs",
+        "nmoe_core.curate.jsonl.files:write_array",
+        "nmoe_core.curate.jsonl.files:write_records",
+        "nmoe_core.curate.jsonl.files:write_set_aside",
+        "nmoe_core.curate.jsonl.run:_write",
+        "nmoe_core.curate.jsonl.run:curate_file",
+        "nmoe_core.curate.topics.model:save_tensors",
+    ),
+    "versions restore": ("nmoe_core.prep.versions:restore_version",),
+    "regenerate-index": ("nmoe_core.shards.shard_file:regenerate_index",),
+}
+REACHED = {site: writer for writer, sites in _BY_WRITER.items() for site in sites}
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "test_a_kill_at_any_step_leaves_the_old_file_whole": (  # one call of `atomic_file`
+        "nmoe_core.attributes.columns:copy_columns",
+        "nmoe_core.cli.curate:run_compare",
+        "nmoe_core.cli.project:_write_demo",
+        "nmoe_core.cli.project:_write_own",
+        "nmoe_core.curate.jsonl.deep:embed_deep",
+        "nmoe_core.curate.jsonl.run:_draw",
+        "nmoe_core.curate.jsonl.run:calibrate_file",
+        "nmoe_core.curate.topics.assign:fit_topic_model",
+        "nmoe_core.grading.audit:_job",
+        "nmoe_core.plots.animation:write_films",
+        "nmoe_core.shards.shard_file:IndexWriter.finalize",
+        "nmoe_core.sources.write_docstrings:write_docstrings",
+        "nmoe_core.text.harmony:encoding",
+        "nmoe_core.text.vocabulary:ensure_vocabulary",
+        "nmoe_core.text.vocabulary:keep",
+    ),
+    "test_torn_tail_is_cut_and_writing_goes_on": (
+        "nmoe_core.labels.corrections:correct_label",
+        "nmoe_core.tasks.plans.bisection:Replays.__init__",
+    ),
+    "test_kills_at_random_moments_lose_no_byte": (
+        "nmoe_core.prep.journal:Journal._commit",
+        "nmoe_core.prep.run:prep_shards",
+        "nmoe_core.shards.shard_file:OpenShardFile.__init__",
+        "nmoe_core.shards.writer:ShardWriter._take_up",
+    ),
+    "test_a_full_disk_is_one_error_and_the_next_run_completes": (
+        "nmoe_core.prep.run:_remove_empty",
+        "nmoe_core.shards.writer:ShardWriter.discard",
+    ),
+    "test_a_kill_at_any_step_of_a_forced_run_leaves_one_whole_version": (
+        "nmoe_core.prep.existing:clear_beside",
+    ),
+    "test_a_split_on_another_file_system_is_replaced_by_copies": (
+        "nmoe_core.prep.existing:_copy_durably",
+        "nmoe_core.prep.existing:_replace_shard",
+    ),
+    "test_an_equal_file_that_was_damaged_is_made_again": (
+        "nmoe_core.shards.links:keep_equal_files",
+    ),
+    "test_a_second_fetch_copies_what_is_damaged_or_gone_alone": (
+        "loader.files.block_cache:BlockCache.is_whole",
+    ),
+}
+"""What a test of one place tries."""
+UNTRIED: dict[str, tuple[str, ...]] = {
+    "for display, or a copy of what comes with the package: the next call makes it again": (
+        "nmoe_assets.verbs:_set_up",
+        "nmoe_core.cli.project:make_project",
+        "nmoe_core.labels.label:_Labelling._show_partial",
+        "nmoe_core.tasks.curate_pictures:topic_pictures",
+    ),
+    "files in a directory of one process, or a cache that is checked when it is read": (
+        "loader.files.store:copy_start",
+        "nmoe_core.publish.read:Opened._at_hand",
+        "nmoe_core.publish.read:_fetch",
+        "nmoe_core.publish.read:opened",
+        "nmoe_core.text.engines:_quicktok",
+    ),
+    "not tried yet": (
+        "nmoe_assets.ops.retention:delete_run",
+        "nmoe_core.prep.text_source:_make",
+        "nmoe_core.tasks.plans.bisection:Replays.value",
+        "nmoe_core.tasks.plans.bisection:write_bisection",
+    ),
+}
+"""Places that no test disturbs, by the reason."""
