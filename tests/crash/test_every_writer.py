@@ -72,6 +72,7 @@ class Writers:
     def __init__(self, twice: Twice) -> None:
         self.twice = twice
         self._known: dict[str, Undisturbed] = {}
+        self._last = ""  # its project is in place, but for the parts that it changes
 
     def undisturbed(self, name: str, writer: Writer) -> Undisturbed:
         work = self.twice.work
@@ -98,7 +99,8 @@ class Writers:
     def disturbed(self, name: str, writer: Writer, k: int, how: str) -> None:
         """Fail at one change, then run again."""
         known, work = self.undisturbed(name, writer), self.twice.work
-        self.twice.restore(known.start, known.parts)
+        self.twice.restore(known.start, known.parts if self._last == name else (".",))
+        self._last = name
         with Disk(work, k, how)(), suppress(Killed, OSError):
             writer.run(work)
         at = f"{name}: {how} at change {k}, {known.changes[k - 1]}"
