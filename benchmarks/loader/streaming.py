@@ -25,9 +25,10 @@ from benchmarks.rounds import ROUNDS
 STEPS, BATCH, SEQ_LEN = 488, 32, 2048
 _CHUNK = 64 * 1024
 _READER = """
-import json, sys, time, loader
+import json, sys, time, loader, numpy, obstore, torch
+if __name__ != "__main__":
+    sys.exit()
 url, cache, cache_bytes, rate = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-import obstore, numpy
 start = time.perf_counter()
 opened = loader.open_loader(url, cache_dir=cache, cache_bytes=cache_bytes)
 size = stall = first = 0

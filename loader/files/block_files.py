@@ -1,15 +1,19 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
 The plan says which blocks come next, so the next ones are always on their way: at most 64, and at
-most half of the cache for all readers of a machine together. A block is one file of the axis.
+most half of the cache for all readers of a machine together. Of these, 16 are asked for at a time,
+or more where the store's latency is long for its bandwidth. A block is one file of the axis.
 """
 
 import hashlib
 import mmap
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +78,7 @@ class BlockFiles(TokenFiles):
         self._needs: Iterator[int] = iter(())
         self._ahead: dict[int, Future[bool]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._requests = _Requests()
 
     def paths(self) -> list[Path]:
         """The path of every file beside its manifest's copy, by its number in the index."""
@@ -118,12 +123,12 @@ class BlockFiles(TokenFiles):
             if block is None:
                 return
             if block not in self._ahead and block not in self._mapped:
-                self._pool = self._pool or ThreadPoolExecutor(_REQUESTS)
+                self._pool = self._pool or ThreadPoolExecutor(_AHEAD)
                 self._ahead[block] = self._pool.submit(self._get, block)
 
     def _get(self, number: int) -> bool:
         block = self._blocks[number]
-        return self._cache.get(block.digest, lambda: _fetch(block))
+        return self._cache.get(block.digest, lambda: self._requests.fetch(block))
 
     def _map(self, file: int) -> np.ndarray:
         check_not_forked()
@@ -140,6 +145,39 @@ class BlockFiles(TokenFiles):
                 pass  # others needed its room
             is_own = self._get(file)
         return np.frombuffer(_fetch(block), block.integers)
+
+
+class _Requests:
+    """Requests of a store at a time: 16, or more while more of them bring more blocks.
+
+    As many blocks are on their way as come in the shortest time that one has taken, at the rate of
+    the last two rounds; half as many again are allowed. Where requests only share the bandwidth,
+    each takes longer as their number grows, so that number stays.
+    """
+
+    def __init__(self) -> None:
+        self._free, self._num = threading.Semaphore(_REQUESTS), _REQUESTS
+        self._lock, self._least_s = threading.Lock(), float("inf")
+        self._ends: deque[float] = deque()  # of the last two rounds
+
+    def fetch(self, block: _Block) -> bytes:
+        """The content of a block. Raises as `BlockFiles.tokens`."""
+        with self._free:
+            start = monotonic()
+            content = _fetch(block)
+            with self._lock:
+                self._count(start, monotonic())
+        return content
+
+    def _count(self, start: float, end: float) -> None:
+        self._least_s = min(self._least_s, end - start)
+        self._ends.append(end)
+        if len(self._ends) > 2 * self._num:
+            rate = 2 * self._num / (end - self._ends.popleft())
+            need = min(_AHEAD, int(1.5 * rate * self._least_s))
+            if need > self._num:
+                self._free.release(need - self._num)
+                self._num = need
 
 
 def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:

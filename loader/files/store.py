@@ -3,7 +3,8 @@
 Each store's client raises errors of its own. All become one error of one line, so that a store that
 is down (E-STORE) is told from a missing file. Credentials come from the environment; those of S3
 also from AWS profiles where botocore is installed, those of HTTP from the URL. A write is whole
-under its name or not there.
+under its name or not there. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S`
+seconds (30), and is made again for six times as long: a store that hangs is one that is down.
 """
 
 import base64
@@ -11,7 +12,8 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
 _LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
+_TIMEOUT, _TIMEOUTS = "NMOE_STORE_TIMEOUT_S", 6
 
 
 class Found(NamedTuple):
@@ -43,7 +46,7 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
             if store is None:
                 files, path = _fsspec(url)
                 return files.cat_file(path, *(span or ()))
-            options = {"range": span} if span else None
+            options = span and {"range": span}
             return _obstore().get(store, key, options=options).bytes().to_bytes()
         except FileNotFoundError:
             return None
@@ -120,10 +123,8 @@ def remove(url: str) -> None:
     """Delete a file; one that is not there is no error. Raises as `write`."""
     with _asking(url, "delete"):
         store, key = _writable(url)
-        try:
+        with suppress(FileNotFoundError):
             _obstore().delete(store, key)
-        except FileNotFoundError:
-            return
 
 
 def check_not_forked() -> None:
@@ -180,7 +181,7 @@ def _store_of(url: str) -> tuple[Any, str]:
 
 
 def _opened(root: str, login: str = "") -> Any:
-    places = ("AWS_", "AZURE_", "GOOGLE_")
+    places = ("AWS_", "AZURE_", "GOOGLE_", _TIMEOUT)
     given = {key: value for key, value in os.environ.items() if key.startswith(places)}
     return _opened_in(tuple(sorted(given.items())), root, login)
 
@@ -192,15 +193,24 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
     from obstore.store import from_url
 
     # Stores of tests and on premises may have no certificate. An https URL is still read by https.
-    options: dict[str, Any] = {"client_options": {"allow_http": True}}
+    client = {"allow_http": True, "read_timeout": _timeout(), "timeout": timedelta(days=1)}
+    retries: dict[str, Any] = {"retry_timeout": _TIMEOUTS * _timeout()}
+    options: dict[str, Any] = {"client_options": client, "retry_config": retries}
     if login:
         token = base64.b64encode(login.encode()).decode()
         options["client_options"]["default_headers"] = {"authorization": f"Basic {token}"}
     if attempts := os.environ.get("AWS_MAX_ATTEMPTS"):
-        options["retry_config"] = {"max_retries": int(attempts) - 1}
+        retries["max_retries"] = int(attempts) - 1
     if root.startswith("s3"):
         options |= _profile()
     return from_url("file:///" if root.startswith("file") else root, **options)
+
+
+def _timeout() -> timedelta:
+    given = os.environ.get(_TIMEOUT) or "30"
+    if not re.fullmatch(r"\d{0,5}\.?\d+", given) or float(given) < 0.01:
+        raise ConfigError("no time in seconds", where=_TIMEOUT, found=given, expected="from 0.01")
+    return timedelta(seconds=float(given))
 
 
 def _profile() -> dict[str, Any]:
@@ -228,8 +238,6 @@ class _Credentials:
         self._found = found
 
     def __call__(self) -> dict[str, Any]:
-        from datetime import UTC, datetime, timedelta
-
         key = self._found.get_frozen_credentials()
         return {
             "access_key_id": key.access_key,

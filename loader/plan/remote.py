@@ -12,12 +12,12 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,11 @@ from loader.files.format import (
 )
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
+from loader.plan.records import SourceData
 from loader.plan.settings import LOCAL_CACHE
 
+T = TypeVar("T")
+R = TypeVar("R")
 _WORKERS = 8
 _MAX_HEADER_BYTES = 4200
 
@@ -53,7 +56,7 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 
 
 def fetch_manifests(
-    url: str, cache_dir: str | Path | None, fetch: Callable[[str, Manifest], None]
+    url: str, cache_dir: str | Path | None, fetch: Callable[[list[tuple[str, Manifest]]], object]
 ) -> tuple[Path, str, Path]:
     """Copy a plan and its manifests, and call `fetch` with each one's URL's directory and itself;
     returns the local plan, the URL of its root, and the cache. Raises as `fetch_plan`."""
@@ -72,23 +75,35 @@ def fetch_manifests(
     plan = parse_plan(value, url)
     root = join(parent(url), plan.root)
     mirror = _mirror(cache, root)
+    sources = {source.manifest: source for source in (*plan.sources, *plan.valid)}.values()
     with _locked(mirror):
-        for source in {source.manifest: source for source in (*plan.sources, *plan.valid)}.values():
-            manifest = _fetch_manifest(root, mirror, source.manifest, source.content_hash)
-            if manifest.content_digest() != source.content_hash:
-                raise PlanError(
-                    f"content digest of source {source.name!r} is not the plan's",
-                    where=join(root, source.manifest),
-                    found=manifest.content_digest(),
-                    expected=source.content_hash,
-                    do="build the plan again, or restore the data it was built from",
-                    code="E-PLAN-DATA",
-                )
-            fetch(parent(join(root, source.manifest)), manifest)
+        manifests = in_parallel(partial(_fetch_planned, root, mirror), sources)
+        fetch([(parent(join(root, s.manifest)), m) for s, m in zip(sources, manifests)])
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
         _write(last, content)
     return local, root, cache
+
+
+def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """The results of a function that asks a store, in the order of `items`. Raises the error of the
+    first that fails."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        return list(pool.map(function, items))
+
+
+def _fetch_planned(root: str, mirror: Path, source: SourceData) -> Manifest:
+    manifest = _fetch_manifest(root, mirror, source.manifest, source.content_hash)
+    if (found := manifest.content_digest()) != source.content_hash:
+        raise PlanError(
+            f"content digest of source {source.name!r} is not the plan's",
+            where=join(root, source.manifest),
+            found=found,
+            expected=source.content_hash,
+            do="build the plan again, or restore the data it was built from",
+            code="E-PLAN-DATA",
+        )
+    return manifest
 
 
 def fetch_index(urls: Mapping[Path, str], manifest: Manifest, entry: ShardEntry) -> None:
@@ -113,8 +128,7 @@ def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
             names = _fetch_manifests(url, mirror)
         except PlanError as error:
             names = json.loads(_last(last, error))
-        for name in names:
-            _fetch_shards(join(url, name), load_manifest(mirror / name / MANIFEST_NAME))
+        _fetch_shards([(join(url, n), load_manifest(mirror / n / MANIFEST_NAME)) for n in names])
         _write(last, json.dumps(names).encode())
     return mirror
 
@@ -181,12 +195,12 @@ def uncommitted(url: str) -> FormatError:
     )
 
 
-def _fetch_shards(directory: str, manifest: Manifest) -> None:
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(partial(_fetch_shard, directory, manifest), manifest.shards))
+def _fetch_shards(manifests: list[tuple[str, Manifest]]) -> None:
+    in_parallel(_fetch_shard, [(url, m, entry) for url, m in manifests for entry in m.shards])
 
 
-def _fetch_shard(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
+def _fetch_shard(place: tuple[str, Manifest, ShardEntry]) -> None:
+    directory, manifest, entry = place
     least = np.dtype(manifest.dtype).itemsize * entry.num_tokens
     sizes = range(least, least + _MAX_HEADER_BYTES)
     path = manifest.shard_path(entry)

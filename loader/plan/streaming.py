@@ -6,6 +6,7 @@ the tokens.
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from loader.errors import ConfigError, FormatError
@@ -15,7 +16,7 @@ from loader.files.blocks import BLOCKS_NAME, read_blocks
 from loader.files.format import Manifest, load_manifest, resolve_inside
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
-from loader.plan.remote import fetch_manifests, fetch_whole
+from loader.plan.remote import fetch_manifests, fetch_whole, in_parallel
 from loader.plan.schedule import SHUFFLED_TOKENS
 
 
@@ -23,7 +24,7 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
     """A plan whose tokens stay in the store and are read in blocks, through a cache that holds at
     most `cache_bytes` of them. Raises as `fetch_plan`, ConfigError where windows are shuffled and
     the cache is too small for all, and FormatError where a manifest has no blocks (E-BLOCKS)."""
-    local, root, cache = fetch_manifests(url, cache_dir, _fetch_blocks)
+    local, root, cache = fetch_manifests(url, cache_dir, partial(in_parallel, _fetch_blocks))
     plan = load_plan(local)
     num_bytes = sum(
         load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
@@ -44,8 +45,9 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
     return replace(plan, store=store)
 
 
-def _fetch_blocks(directory: str, manifest: Manifest) -> None:
+def _fetch_blocks(place: tuple[str, Manifest]) -> None:
     """Copy `blocks.json`, unless the copy is this manifest's."""
+    directory, manifest = place
     local, url = manifest.path.with_name(BLOCKS_NAME), join(directory, BLOCKS_NAME)
     try:
         read_blocks(local, manifest, url)

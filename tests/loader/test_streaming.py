@@ -1,6 +1,7 @@
 """Tokens read from a store in blocks, through a cache that keeps to its limit."""
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -9,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -40,6 +42,11 @@ class Ranges(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     given: list[int]
     broken: dict[str, int]  # status of paths that hold this text; 1: their middle never comes
+    answers: threading.Event  # while it is cleared, broken paths get no answer
+    at_a_time: list[int]  # requests of shards without an answer, whenever one begins
+    answered: list[int]
+    lock: threading.Lock
+    delay: Callable[[], object]  # before a range of a shard is given
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -48,6 +55,10 @@ class Ranges(SimpleHTTPRequestHandler):
         """A file, or the range of it that is asked for."""
         path = Path(self.translate_path(self.path))
         status = next((code for text, code in self.broken.items() if text in self.path), 0)
+        if status and not self.answers.is_set():
+            self.answers.wait(20)
+            self.close_connection = True
+            return
         if status > 1 or not path.is_file():
             self.send_error(status or 404)
             return
@@ -57,6 +68,10 @@ class Ranges(SimpleHTTPRequestHandler):
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
             part = content[first : last + 1]
             self.given.append(len(part))
+            self.at_a_time.append(len(self.given) - self.answered[0])
+            self.delay()
+            with self.lock:
+                self.answered[0] += 1
         self.send_response(206 if asked else 200)
         if asked:
             of = f"bytes {first}-{first + len(part) - 1}/{len(content)}"
@@ -88,9 +103,13 @@ def save(plan, bucket: Path) -> None:
 def web(bucket, monkeypatch):
     """The plan's URL at a server of HTTP on this machine, and the server's handler."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    kind = type("Handler", (Ranges,), {"given": [], "broken": {}})
+    own = {"given": [], "broken": {}, "at_a_time": [], "answered": [0]}
+    own |= {"answers": threading.Event(), "lock": threading.Lock(), "delay": lambda self: None}
+    kind = type("Handler", (Ranges,), own)
+    kind.answers.set()
     with serving(partial(kind, directory=str(bucket))) as (host, _):
         yield f"http://{host}/plans/plan.json", kind
+        kind.answers.set()
 
 
 @pytest.fixture(params=["file", "http", "s3"])
@@ -161,8 +180,9 @@ def test_spans_and_documents_are_those_of_files(web, two_stages, tmp_path):
             )
 
 
-def test_ranks_of_a_machine_share_a_cache_and_its_limit(web, two_stages, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+@contextmanager
+def peak_of(tmp_path: Path) -> Iterator[list[int]]:
+    """The most bytes that the cache holds meanwhile."""
     peak, is_over = [0], threading.Event()
 
     def watch() -> None:
@@ -173,15 +193,110 @@ def test_ranks_of_a_machine_share_a_cache_and_its_limit(web, two_stages, tmp_pat
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    ranks = [stream(web[0], tmp_path, rank=r, world_size=3) for r in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(list, ranks))
-    is_over.set()
-    watcher.join()
+    try:
+        yield peak
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def test_ranks_of_a_machine_share_a_cache_and_its_limit(web, two_stages, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with peak_of(tmp_path) as peak:
+        ranks = [stream(web[0], tmp_path, rank=r, world_size=3) for r in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(list, ranks))
     assert 0 < peak[0] <= LIMIT
     for rank, batches in enumerate(found):
         for batch, local in zip(batches, open_loader(two_stages.cfg, rank, 3), strict=True):
             check_equal(batch, local)
+
+
+RANK = """
+import hashlib, sys, numpy
+from loader import open_loader
+found = hashlib.sha256()
+loader = open_loader(sys.argv[1], backend="numpy", cache_dir=sys.argv[2], cache_bytes=16 * 1024)
+for batch in loader:
+    for part in batch:
+        found.update(numpy.ascontiguousarray(part).tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_ranks_go_on_when_one_of_them_is_killed(web, two_stages, tmp_path):
+    url, handler = web
+    handler.delay = lambda self: time.sleep(0.005)
+    ranks = []
+    with peak_of(tmp_path) as peak:
+        for rank in range(3):
+            own = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+            command = [sys.executable, "-c", RANK, url, str(tmp_path / "cache")]
+            env = os.environ | own
+            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+        while len(handler.given) < 20:  # of more than sixty blocks
+            assert all(rank.poll() is None for rank in ranks)
+            time.sleep(0.001)
+        ranks[1].kill()
+        said = [rank.communicate()[0].strip() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, -9, 0]
+    for rank in (0, 2):
+        expected = hashlib.sha256()
+        for batch in open_loader(two_stages.cfg, rank, 3):
+            for part in batch:
+                expected.update(np.ascontiguousarray(part).tobytes())
+        assert said[rank] == expected.hexdigest()
+    assert 0 < peak[0] <= LIMIT
+    left = [path.name for path in (tmp_path / "cache" / "blocks").iterdir() if path.is_file()]
+    assert all(len(name) == 64 for name in left)  # blocks, and no part of one
+
+
+def wait_in_line(handler: Ranges) -> None:
+    """A store whose bandwidth all requests share."""
+    with handler.lock:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_more_requests_are_made_at_a_time_where_they_bring_more(web, bucket, tmp_path, shares):
+    for manifest in bucket.rglob("manifest.json"):
+        write_blocks(load_manifest(manifest), 256)
+    url, handler = web
+    handler.delay = wait_in_line if shares else lambda self: time.sleep(0.15)
+    with stream(url, tmp_path, cache_bytes=10**6) as loader:
+        list(loader)
+    assert len(handler.given) > 100
+    if shares:
+        assert max(handler.at_a_time) <= 16
+    else:
+        assert 16 < max(handler.at_a_time) <= 64
+
+
+@pytest.mark.parametrize(
+    ("silent", "attempts"),
+    [("plan.json", "1"), ("manifest.json", "1"), ("blocks.json", "1"), (".npy", "1"), (".npy", "")],
+)
+def test_a_store_that_never_answers_is_one_error(web, tmp_path, monkeypatch, silent, attempts):
+    monkeypatch.setenv("NMOE_STORE_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", attempts)
+    url, handler = web
+    handler.broken[silent] = 500
+    handler.answers.clear()
+    with (
+        refused("E-STORE", match="Time", naming=[silent]) as caught,
+        stream(url, tmp_path) as loader,
+    ):
+        list(loader)
+    assert "\n" not in str(caught.value)
+    handler.broken.clear()
+    assert len(list(stream(url, tmp_path)))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9"])
+def test_a_timeout_that_is_no_time_is_refused(web, tmp_path, monkeypatch, value):
+    monkeypatch.setenv("NMOE_STORE_TIMEOUT_S", value)
+    with refused("E-CONFIG", naming=["NMOE_STORE_TIMEOUT_S", value]):
+        stream(web[0], tmp_path)
 
 
 def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path):
