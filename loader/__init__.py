@@ -17,6 +17,7 @@ from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import PlanSettings
 from loader.remix import remix
+from loader.twin import twin
 
 __version__ = "0.1.0"
 Loader = DeterministicLoader
@@ -56,5 +57,6 @@ __all__ = [
     "resolve_plan",
     "resolve_stages",
     "source_losses",
+    "twin",
     "verify_certificate",
 ]

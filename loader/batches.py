@@ -106,7 +106,7 @@ class ReadOptions:
                 "a rank would get no row", where="world_size", found=found, expected=expected
             )
         dtype, largest = self.dtype, plan.vocab_size - 1
-        if dtype == "uint32" and (plan.packing == "best_fit" or plan.masked or self.form == "dict"):
+        if dtype == "uint32" and (plan.packing != "concat" or plan.masked or self.form == "dict"):
             raise ConfigError(
                 "packed and masked targets, and labels, hold -100",
                 where="dtype",

@@ -50,6 +50,11 @@ def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
     agreed_vocabulary([(source.name, manifest)], vocabulary)
+    _check_data(source, manifest)
+    return manifest
+
+
+def _check_data(source: SourceData, manifest: Manifest) -> None:
     for what, found, expected in (
         ("content digest", manifest.content_digest(), source.content_hash),
         ("number of tokens", manifest.total_tokens, source.num_tokens),
@@ -63,7 +68,17 @@ def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
                 do="build the plan again, or restore the data it was built from",
                 code="E-PLAN-DATA",
             )
-    return manifest
+
+
+def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
+    """The manifest of each twin, in the order of the plan's sources, and how its windows are cut.
+    Raises as `open_data`, but for the tokenizer."""
+    found = []
+    for twin in plan.twins:
+        manifest = read_data(resolve_inside(plan.base, twin.manifest), Vocabulary())
+        _check_data(twin, manifest)
+        found.append((manifest, twin.seq_len, twin.stride))
+    return found
 
 
 def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
@@ -135,7 +150,15 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     yield "no stage", "at least one", len(plan.stages) > 0
     yield "a stage name twice", "each once", _are_unique(plan.stages)
     yield "a valid source twice", "each once", _are_unique(plan.valid)
-    names = {source.name for source in plan.sources}
+    names = {source.name: None for source in plan.sources}
+    is_twin, twins = plan.packing == "twin", [twin.name for twin in plan.twins]
+    found = f"packing = {plan.packing!r} with twins of {twins}"
+    yield found, f"a twin of each of {[*names]}", twins == is_twin * [*names]
+    for twin in plan.twins:
+        is_good = 0 < twin.seq_len <= twin.stride <= twin.seq_len + 1 <= 2**24
+        yield f"twin {twin}", "windows of seq_len, and a stride that fits", is_good
+    are_equal = len({(twin.seq_len, twin.stride) for twin in plan.twins}) < 2
+    yield "twins of several lengths", "one", are_equal
     for row in plan.masked:
         is_good = row.source in names and 0 <= row.start < row.end
         yield f"masked {row}", "tokens of a source of the plan, start below end", is_good

@@ -34,7 +34,8 @@ def reading_order(plan: LoaderPlan) -> str:
     seed = f", {how} with seed {plan.seed}" if plan.shuffles else ""
     if not seed and (plan.packing, plan.window_stride) == ("concat", "seq_len"):
         return ""
-    return f"{plan.packing}, seq_len {plan.seq_len}, stride {plan.window_stride}{seed}"
+    twins = "".join(f", twin {t.content_hash} by {t.seq_len} and {t.stride}" for t in plan.twins)
+    return f"{plan.packing}, seq_len {plan.seq_len}, stride {plan.window_stride}{seed}{twins}"
 
 
 def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

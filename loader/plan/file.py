@@ -22,11 +22,12 @@ from loader.plan.records import (
     PlanSource,
     PlanStage,
     SourceData,
+    TwinData,
 )
 from loader.plan.tables import nearest
 
 _MAX_BYTES = 64 * 2**20
-_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed", "masked")
+_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed", "masked", "twins")
 T = TypeVar("T")
 
 
@@ -86,6 +87,7 @@ def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPla
         valid=_records(SourceData, value.get("valid"), where, "valid"),
         consumed=_records(Consumed, value.get("consumed", []), where, "consumed"),
         masked=_records(MaskedTokens, value.get("masked", []), where, "masked"),
+        twins=_records(TwinData, value.get("twins", []), where, "twins"),
         base=Path(os.path.abspath(directory / root)),
     )
 

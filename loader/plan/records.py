@@ -26,13 +26,14 @@ _IF_CHOSEN = tuple(name for name in _STREAM if KEYS[name].if_chosen)
 _ORDER = (
     *("plan_id", *Vocabulary._fields),
     *(name for name in _STREAM if name not in _IF_CHOSEN),
-    *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "root"),
+    *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "twins", "root"),
 )
 # Left out of a plan's file, so that plans made before these fields existed keep their hash.
 DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
     "consumed": (),
     "masked": (),
+    "twins": (),
     "replaced": False,
     "spec": "",
     "lr_scale": 1.0,
@@ -74,6 +75,14 @@ class PlanSource(SourceData):
     def num_sequences(self) -> int:
         """Sequences that the stage reads of the source."""
         return self.quota_sequences - self.unread_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class TwinData(SourceData):
+    """The data of a source in another tokenizer, and how the twin plan cuts them into windows."""
+
+    seq_len: int
+    stride: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class LoaderPlan(StreamSettings):
     valid: tuple[SourceData, ...] = ()
     consumed: tuple[Consumed, ...] = ()
     masked: tuple[MaskedTokens, ...] = ()
+    twins: tuple[TwinData, ...] = ()
     root: str = "."
     base: Path = field(default=Path(), compare=False)
     store: StoreData | None = field(default=None, compare=False)
@@ -150,6 +160,11 @@ class LoaderPlan(StreamSettings):
     def stride(self) -> int:
         """Tokens between the starts of consecutive windows of a source."""
         return self.seq_len + (self.window_stride == "seq_len+1")
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens of a window as policies and shuffles count them: those of the twin's."""
+        return self.twins[0].seq_len if self.twins else self.seq_len
 
     @property
     def wraps(self) -> bool:
@@ -211,7 +226,8 @@ class LoaderPlan(StreamSettings):
             del value[key]
         for stage in value["stages"]:
             del stage["mixture"]
-        for source in [s for stage in value["stages"] for s in stage["sources"]] + value["valid"]:
+        sources = [s for stage in value["stages"] for s in stage["sources"]]
+        for source in [*sources, *value["valid"], *value.get("twins", ())]:
             del source["manifest"]
             source.pop("spec", None)
         return value
@@ -228,8 +244,8 @@ class LoaderPlan(StreamSettings):
             return replace(source, manifest=Path(path).as_posix())
 
         stages = (replace(s, sources=tuple(map(moved, s.sources))) for s in self.stages)
-        valid = tuple(map(moved, self.valid))
-        return replace(self, stages=tuple(stages), valid=valid, base=base)
+        valid, twins = tuple(map(moved, self.valid)), tuple(map(moved, self.twins))
+        return replace(self, stages=tuple(stages), valid=valid, twins=twins, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
         """The same plan that says where sources' data came from, by source."""

@@ -75,10 +75,14 @@ def fetch_manifests(
     plan = parse_plan(value, url)
     root = join(parent(url), plan.root)
     mirror = _mirror(cache, root)
-    sources = {source.manifest: source for source in (*plan.sources, *plan.valid)}.values()
+    sources = {source.manifest: source for source in (*plan.sources, *plan.valid, *plan.twins)}
     with _locked(mirror):
-        manifests = in_parallel(partial(_fetch_planned, root, mirror), sources)
-        fetch([(parent(join(root, s.manifest)), m) for s, m in zip(sources, manifests)])
+        manifests = in_parallel(partial(_fetch_planned, root, mirror), sources.values())
+        found = [(parent(join(root, path)), m) for path, m in zip(sources, manifests)]
+        own = len(found) - len({twin.manifest for twin in plan.twins})
+        fetch(found[:own])
+        for directory, manifest in found[own:]:  # of a twin, where its documents end
+            in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
         _write(last, content)

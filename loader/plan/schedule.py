@@ -49,7 +49,7 @@ class PlanSchedule:
         self.num_sequences = self._parts[-1].stop
         self._capacities = np.array(capacities, np.int64)
         self._shuffles = plan.shuffles and is_train
-        self._block = plan.shuffle_blocks * max(1, SHUFFLED_TOKENS // plan.seq_len)
+        self._block = plan.shuffle_blocks * max(1, SHUFFLED_TOKENS // plan.window_tokens)
         self._wraps = plan.wraps and not plan.wraps_tokens and is_train
         by_window = plan.packing != "concat" or self._shuffles
         tokens = np.array([source.num_tokens for source in sources], np.int64)
@@ -136,7 +136,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
             plan.policy,
             Shares(*zip(*rows)),
             key=key_of(plan.seed, _ORDER, number, *read),
-            seq_len=plan.seq_len,
+            seq_len=plan.window_tokens,
             pass_sequences=sum(capacities[column] for column in columns),
         )
         stop = start + stage.num_sequences

@@ -66,7 +66,8 @@ class StreamSettings:
     on_exhaust: `all_exhausted` reads all that is planned; `first_exhausted` too, but ends the run
     with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
     tokens start again. packing: `concat` cuts a source every `window_stride` tokens, `best_fit`
-    fills windows with whole documents. shuffle: read a source's windows in a new random order each
+    fills windows with whole documents, `twin` (made by `loader.twin`) cuts them where another
+    tokenizer's are cut. shuffle: read a source's windows in a new random order each
     epoch. shuffle_blocks: so, but near each other: blocks of 2^22 tokens in a random order, and the
     windows of each. max_epochs: how often a source may be read; 0 is once, or without end under
     `wrap`.
@@ -78,7 +79,7 @@ class StreamSettings:
     policy: Annotated[str, Key(choices=POLICIES)] = "swrr"
     window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
     on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST)] = "all_exhausted"
-    packing: Annotated[str, Key(choices=("concat", "best_fit"), if_chosen=True)] = "concat"
+    packing: Annotated[str, Key(choices=("concat", "best_fit", "twin"), if_chosen=True)] = "concat"
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
     shuffle_blocks: Annotated[bool, Key(if_chosen=True)] = False
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0

@@ -1,4 +1,4 @@
-"""Rows of best-fit packed documents: inputs, targets, spans, and how many tokens were read.
+"""Rows of documents, best-fit packed or cut as a twin's: inputs, targets, spans, tokens read.
 
 A row holds whole documents one after another and then padding. Inputs are padded with the EOS
 token; targets are the next token of the same document, and `IGNORE_INDEX` (-100, what PyTorch's
@@ -13,26 +13,20 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from loader.files.format import Manifest
-from loader.files.spans import IGNORE_INDEX, DocumentIndex
+from loader.files.spans import IGNORE_INDEX
 from loader.files.tokens import TokenFiles
 from loader.order.packing import PackedRows
+from loader.order.twins import TwinRows
 
 _CHUNK = 1 << 20
 
 
-class PackedReader(PackedRows):
-    """Reads rows of a best-fit packed stream; `pad_token_id` is what padding holds in inputs."""
+class PackedReader:
+    """Reads rows of documents; `pad_token_id` is what padding holds in inputs."""
 
-    def __init__(
-        self,
-        manifests: Sequence[Manifest],
-        index: DocumentIndex,
-        seq_len: int,
-        files: TokenFiles,
-        pad_token_id: int,
-    ) -> None:
-        super().__init__(manifests, index, seq_len)
+    def __init__(self, packed: PackedRows | TwinRows, files: TokenFiles, pad_token_id: int) -> None:
+        self.capacities, self.row_tokens = packed.capacities, packed.row_tokens
+        self.rows, self.holders = packed.rows, packed.holders
         self._files, self._pad_token_id = files, pad_token_id
         self._file_starts: list[int] = files.file_starts.tolist()
 
@@ -69,7 +63,7 @@ class PackedReader(PackedRows):
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position and length of what some windows read: int64 `[n]` each."""
         found = [(s, n + 1) for row in self.rows(sources, windows) for s, n in zip(*row[:2])]
-        starts, lengths = np.array(found, np.int64).T
+        starts, lengths = np.array(found, np.int64).reshape(-1, 2).T
         return starts, lengths
 
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

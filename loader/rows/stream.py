@@ -17,6 +17,8 @@ from loader.files.addresses import join
 from loader.files.block_files import BlockFiles
 from loader.files.spans import IGNORE_INDEX, DocumentIndex
 from loader.files.tokens import TokenFiles
+from loader.order.packing import PackedRows
+from loader.order.twins import TwinRows
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_index
@@ -72,7 +74,8 @@ class Stream:
             )
         manifests = [preflight.open_data(plan, source) for source in data]
         self.source_names = tuple(source.name for source in data)
-        self.is_packed = plan.packing == "best_fit"
+        is_twin = plan.packing == "twin" and split == "train"
+        self.is_packed = is_twin or plan.packing == "best_fit"
         wraps, fetch = plan.wraps_tokens and split == "train", None
         self.files: TokenFiles
         if plan.store is None:
@@ -86,7 +89,9 @@ class Stream:
         self.reader: WindowReader | PackedReader
         if self.is_packed:
             pad = plan.eos_token_id
-            self.reader = PackedReader(manifests, self.index, plan.seq_len, self.files, pad)
+            packed = (manifests, self.index, plan.seq_len)
+            rows = TwinRows(*packed, preflight.open_twins(plan)) if is_twin else PackedRows(*packed)
+            self.reader = PackedReader(rows, self.files, pad)
         else:
             self.reader = WindowReader(self.files, self.index, plan.seq_len, plan.stride)
         self.capacities = self.reader.capacities

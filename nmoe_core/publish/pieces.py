@@ -53,7 +53,7 @@ def pieces_of(path: Path) -> list[Piece]:
         return _in_order(_of_split(path, path.parent))
     plan = load_plan(path)
     found: list[Piece] = []
-    for source in (*plan.sources, *plan.valid):
+    for source in (*plan.sources, *plan.valid, *plan.twins):
         if not source.manifest.endswith(".json"):
             raise ConfigError(
                 f"source {source.name!r} has no manifest",

@@ -11,6 +11,7 @@ import pytest
 from loader import resolve_plan
 from loader.__main__ import main as loader_main
 from nmoe_core.cli import main as nmoe_main
+from tests.loader.conftest import Tree
 from tests.project import REPOSITORY
 
 PAGES = [REPOSITORY / "docs" / "loader.md", *sorted((REPOSITORY / "docs" / "loader").glob("*.md"))]
@@ -24,6 +25,7 @@ def test_each_block_of_a_page_runs(page: Path, tree, tmp_path, monkeypatch) -> N
     for name in ("web", "code", "books"):
         tree.add(name, 20_000)
         tree.add(name, 500, split="valid", num_files=2)
+        Tree(tmp_path / "other").add(name, 20_000, tokenizer="other")  # the same documents
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(RUN)
     plan = resolve_plan(

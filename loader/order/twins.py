@@ -1,0 +1,96 @@
+"""Windows of a corpus that are cut where another tokenizer's windows of the same text are cut.
+
+Both corpora hold the same documents in the same order. A position inside a document is carried over
+in proportion to the document's tokens, so a window reads of the same documents as its twin, and
+every document's start and end fall into windows of one number. Costs 16 bytes per window.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from loader.errors import PlanError
+from loader.files.format import Manifest
+from loader.files.spans import DocumentIndex
+from loader.order.packing import Row
+
+
+def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np.ndarray:
+    """Where positions in one corpus lie in the other: int64 `[n]` each. ends, own_ends: int64
+    `[num_documents]`, ends of the same documents in the two."""
+    document = np.searchsorted(ends, positions, "right")
+    starts, own_starts = np.append(0, ends), np.append(0, own_ends)
+    inside, length = positions - starts[document], np.append(np.diff(starts), 1)[document]
+    return own_starts[document] + inside * np.append(np.diff(own_starts), 0)[document] // length
+
+
+class TwinRows:
+    """Which tokens are in each row: those of one window of the twin, and then padding.
+
+    twins: the other corpus's manifest of each source, its `seq_len` and its `stride`. capacities:
+    rows of each source. row_tokens: uint32 `[num_rows]` of each source. Raises PlanError where the
+    corpora differ in documents (E-PLAN-DATA), or a row is longer than `seq_len` (E-PLAN-TWIN), and
+    FormatError where a source has no index, or an index is not of its file (E-INDEX-...).
+    """
+
+    def __init__(
+        self,
+        manifests: Sequence[Manifest],
+        index: DocumentIndex,
+        seq_len: int,
+        twins: Sequence[tuple[Manifest, int, int]],
+    ) -> None:
+        self._index = index
+        self._starts: list[list[int]] = []
+        self._stops: list[list[int]] = []
+        self.row_tokens: list[np.ndarray] = []
+        base = file = 0
+        for manifest, (twin, twin_len, stride) in zip(manifests, twins):
+            own = _ends(index, range(file, file + len(manifest.shards)), base)
+            other = _ends(DocumentIndex([twin]), range(len(twin.shards)), 0)
+            if len(own) != len(other):
+                raise PlanError(
+                    "the twin has other documents",
+                    where=twin.path,
+                    found=f"{len(other)} documents",
+                    expected=f"{len(own)}, as {manifest.path} has",
+                    do="prepare both from the same text with the same settings",
+                    code="E-PLAN-DATA",
+                )
+            firsts = np.arange(0, int(other[-1]) - twin_len, stride) if len(other) else other
+            starts, stops = (carried(at, other, own) for at in (firsts, firsts + twin_len))
+            if (longest := int((stops - starts).max(initial=0))) > seq_len:
+                raise PlanError(
+                    "a row is too short for the text of its twin's window",
+                    where=manifest.path,
+                    found=f"seq_len = {seq_len}",
+                    expected=f"at least {longest}",
+                    code="E-PLAN-TWIN",
+                )
+            self._starts.append((starts + base).tolist())
+            self._stops.append((stops + base).tolist())
+            self.row_tokens.append((stops - starts).astype(np.uint32))
+            base, file = base + manifest.total_tokens, file + len(manifest.shards)
+        self.capacities = [len(starts) for starts in self._starts]
+
+    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+        """See `loader.rows.windows.WindowReader.holders`."""
+        first = bisect_right(self._stops[source], position)
+        last = bisect_left(self._starts[source], stop)
+        return lambda windows: (first <= windows) & (windows < last)
+
+    def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
+        """The pieces of documents in each of some rows: int64 `[num_rows]` each. None ends its
+        document, since the next document's first token is its last one's target."""
+        for source, window in zip(sources.tolist(), windows.tolist()):
+            start, stop = self._starts[source][window], self._stops[source][window]
+            spans = self._index.spans(start, stop - start)
+            lengths = (spans[:, 1] - spans[:, 0]).tolist()
+            yield (spans[:, 0] + start).tolist(), lengths, [False] * len(lengths)
+
+
+def _ends(index: DocumentIndex, files: range, base: int) -> np.ndarray:
+    """Ends of the documents of some files, from the first file's start on: int64."""
+    parts = [index.ends(i).astype(np.int64) + int(index.file_starts[i]) - base for i in files]
+    return np.concatenate([np.empty(0, np.int64), *parts])

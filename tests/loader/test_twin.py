@@ -1,0 +1,178 @@
+"""Two plans of one corpus in two tokenizers: rows of one number hold the same text."""
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader import IGNORE_INDEX, load_plan, resolve_plan, twin
+from loader.rows.stream import Stream
+from tests.loader.conftest import EOS, write_manifest, write_shard
+from tests.loader.shared import open_loader
+from tests.refusals import refused
+
+NAMES = ("web", "code")
+SEQ_LEN, OWN_LEN = 16, 40
+
+
+def write(root: Path, name: str, lengths: list[int], num_files: int, **fields: object) -> None:
+    """Documents whose tokens are their number, and EOS."""
+    documents = [[n] * (length - 1) + [EOS] for n, length in enumerate(lengths)]
+    cuts = np.linspace(0, len(documents), num_files + 1).astype(int)
+    shards = [
+        write_shard(root / name / "train", name, i, np.concatenate(documents[a:b]).astype("<u4"))
+        for i, (a, b) in enumerate(pairwise(cuts))
+    ]
+    write_manifest(root / name / "train", name, shards, **fields)
+
+
+@pytest.fixture
+def corpora(tmp_path) -> dict[str, tuple[list[int], list[int]]]:
+    """Lengths of each document in both tokenizers, written below `one` and `two`."""
+    rng, found = np.random.default_rng(0), {}
+    for name, ratio in zip(NAMES, (1.4, 0.5)):
+        one = rng.integers(1, 50, 120).tolist()
+        two = [max(1, round(n * ratio * rng.uniform(0.6, 1.4))) for n in one]
+        found[name] = one, two
+        write(tmp_path / "one", name, one, 3)
+        write(tmp_path / "two", name, two, 2, tokenizer="other")
+    return found
+
+
+def plans(tmp_path: Path, **settings: object):
+    rows = [{"path": str(tmp_path / "one" / n), "weight": w} for n, w in zip(NAMES, (2.0, 1.0))]
+    cfg = {"batch_size": 4, "seq_len": SEQ_LEN, "steps": 40, "data": {"datasets": rows}} | settings
+    plan = resolve_plan(cfg)
+    return plan, twin(plan, {name: tmp_path / "two" / name for name in NAMES}, OWN_LEN)
+
+
+Row = tuple[list[int], list[int], set[int]]
+
+
+def brute_force(one: list[int], two: list[int], stride: int) -> list[Row]:
+    """Every row: inputs, targets, and the documents of the other plan's row, by position."""
+    documents = [n for n, length in enumerate(one) for _ in range(length)]
+    tokens = [n if i < length - 1 else EOS for n, length in enumerate(two) for i in range(length)]
+    starts = [0, *accumulate(two)]
+    # Where each position of the first corpus lies in the second.
+    places = [starts[n] + i * two[n] // one[n] for n in range(len(one)) for i in range(one[n])]
+    rows = []
+    for first in range(0, len(places) - SEQ_LEN, stride):
+        own = range(places[first], places[first + SEQ_LEN])
+        inputs, targets = [tokens[i] for i in own], [tokens[i + 1] for i in own]
+        pad = OWN_LEN - len(own)
+        inputs, targets = inputs + [EOS] * pad, targets + [IGNORE_INDEX] * pad
+        rows.append((inputs, targets, {*documents[first : first + SEQ_LEN]}))
+    return rows
+
+
+CASES = [
+    {},
+    {"window_stride": "seq_len+1"},
+    {"shuffle": True, "on_exhaust": "wrap", "steps": 150},
+    {"shuffle_blocks": True, "policy": "block"},
+    {"policy": "least_consumed"},
+    {"policy": "weighted_random"},
+    {"policy": "epoch_weighted", "steps": 150},
+    {"phases": [{"start_step": 9, "dataset_weights": {"web": 1.0, "code": 3.0}}], "steps": 30},
+    {"on_exhaust": "first_exhausted"},
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=str)
+def test_rows_hold_the_text_of_the_rows_of_the_other_plan(corpora, tmp_path, settings):
+    plan, other = plans(tmp_path, **settings)
+    expected = {name: brute_force(*corpora[name], plan.stride) for name in NAMES}
+    streams = [Stream(each, "train") for each in (plan, other)]
+    assert streams[0].num_sequences == streams[1].num_sequences
+    located = [stream.schedule.locate(0, stream.num_sequences) for stream in streams]
+    np.testing.assert_array_equal(*located)
+    places, seen = list(zip(*located[0])), 0
+    with open_loader(other) as loader:
+        for number, (inputs, targets) in enumerate(zip(*map(np.concatenate, zip(*loader)))):
+            source, window = places[number]
+            row, its_targets, documents = expected[loader.source_names[source]][window]
+            assert inputs.tolist() == row
+            assert targets.tolist() == its_targets
+            read = {*inputs[targets != IGNORE_INDEX].tolist()} - {EOS}
+            assert read <= documents  # one whose part is less than a token is not there
+            seen += len(read)
+    assert seen > 100
+
+
+def test_after_each_step_both_runs_have_read_the_same_documents(corpora, tmp_path):
+    plan, other = plans(tmp_path)
+    with open_loader(plan) as first, open_loader(other) as second:
+        for _ in range(plan.num_sequences // plan.batch_size):
+            first.next()
+            second.next()
+            counts, own = first.metrics(), second.metrics()
+            for name in NAMES:
+                one, two = corpora[name]
+                read = [counts[name]["tokens"], own[name]["tokens"]]
+                done = [
+                    int(np.searchsorted(np.cumsum(lengths), n, "right"))
+                    for lengths, n in zip((one, two), read)
+                ]
+                assert done[0] == done[1]  # whole documents
+
+
+def test_a_twin_is_saved_moved_read_by_ranks_and_resumed(corpora, tmp_path):
+    _, other = plans(tmp_path)
+    (tmp_path / "plan.json").write_text(other.placed_in(tmp_path).to_json())
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("one", "two", "plan.json"):
+        (tmp_path / name).rename(moved / name)
+    loaded = load_plan(moved / "plan.json")
+    assert loaded.plan_hash == other.plan_hash
+    whole = [np.stack(batch) for batch in open_loader(loaded)]
+    ranks = [open_loader(loaded, rank, 2) for rank in range(2)]
+    state = ranks[0].state_dict()
+    for step, expected in enumerate(whole):
+        if step == 7:  # of another number of ranks
+            ranks = [open_loader(loaded, rank, 4) for rank in range(4)]
+            for rank in ranks:
+                rank.load_state_dict(state)
+        found = np.concatenate([np.stack(rank.next()) for rank in ranks], axis=1)
+        np.testing.assert_array_equal(found, expected)
+        state = ranks[-1].state_dict()
+
+
+def test_a_twin_is_read_from_a_store(corpora, tmp_path):
+    pytest.importorskip("obstore")
+    from loader.files.blocks import write_blocks
+    from loader.files.format import load_manifest
+
+    _, other = plans(tmp_path)
+    (tmp_path / "plan.json").write_text(other.placed_in(tmp_path).to_json())
+    for manifest in (tmp_path / "two").rglob("manifest.json"):
+        write_blocks(load_manifest(manifest), 1024)
+    for path in (tmp_path / "one").rglob("*.npy"):
+        path.unlink()  # of the other corpus only the places of documents are needed
+    url = f"file://{tmp_path}/plan.json"
+    for name, options in (("copied", {}), ("streamed", {"cache_bytes": 16 * 1024})):
+        found = open_loader(url, cache_dir=tmp_path / name, **options)
+        for a, b in zip(found, open_loader(other), strict=True):
+            np.testing.assert_array_equal(np.stack(a), np.stack(b))
+
+
+def test_what_is_no_twin_is_refused(corpora, tmp_path):
+    plan, other = plans(tmp_path)
+    two = {name: tmp_path / "two" / name for name in NAMES}
+    with refused("E-PLAN-TWIN", naming=["seq_len = 8", "at least"]):
+        twin(plan, two, 8)
+    with refused("E-CONFIG", naming=["web"]):
+        twin(plan, {"web": two["web"]}, OWN_LEN)
+    with refused("E-CONFIG"):
+        twin(other, two, OWN_LEN)
+    with refused("E-CONFIG", naming=["wrap"]):
+        plans(tmp_path, on_exhaust="wrap")
+    write(tmp_path / "less", "web", corpora["web"][1][:-1], 2, tokenizer="other")
+    with refused("E-PLAN-DATA", naming=["120 documents", "119"]):
+        twin(plan, two | {"web": tmp_path / "less" / "web"}, OWN_LEN)
+    with refused("E-PLAN-FORMAT", naming=["twin"]):
+        resolve_plan(
+            {"data_path": tmp_path / "one/web", "batch_size": 2, "seq_len": 16, "packing": "twin"}
+        )
