@@ -81,7 +81,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
-def test_rows_hold_the_text_of_the_rows_of_the_other_plan(corpora, tmp_path, settings):
+def test_rows_hold_the_text_of_the_other_plans_rows(corpora, tmp_path, monkeypatch, settings):
+    monkeypatch.setattr("loader.plan.schedule.SHUFFLED_TOKENS", 256)  # several blocks
     plan, other = plans(tmp_path, **settings)
     expected = {name: brute_force(*corpora[name], plan.stride) for name in NAMES}
     streams = [Stream(each, "train") for each in (plan, other)]
@@ -120,6 +121,7 @@ def test_after_each_step_both_runs_have_read_the_same_documents(corpora, tmp_pat
 
 def test_a_twin_is_saved_moved_read_by_ranks_and_resumed(corpora, tmp_path):
     _, other = plans(tmp_path)
+    assert other.moved_to(tmp_path.parent).plan_hash == other.plan_hash
     (tmp_path / "plan.json").write_text(other.placed_in(tmp_path).to_json())
     moved = tmp_path / "elsewhere"
     moved.mkdir()
