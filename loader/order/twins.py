@@ -5,14 +5,13 @@ in proportion to the document's tokens, so a window reads of the same documents 
 every document's start and end fall into windows of one number. Costs 16 bytes per window.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from loader.errors import PlanError
 from loader.files.format import Manifest
-from loader.files.spans import DocumentIndex
+from loader.files.spans import DocumentIndex, overlaps
 from loader.order.packing import Row
 
 
@@ -74,11 +73,11 @@ class TwinRows:
             base, file = base + manifest.total_tokens, file + len(manifest.shards)
         self.capacities = [len(starts) for starts in self._starts]
 
-    def holders(self, source: int, position: int, stop: int) -> Callable[[np.ndarray], np.ndarray]:
+    def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """See `loader.rows.windows.WindowReader.holders`."""
-        first = bisect_right(self._stops[source], position)
-        last = bisect_left(self._starts[source], stop)
-        return lambda windows: (first <= windows) & (windows < last)
+        starts, stops = (np.asarray(ends[source]) for ends in (self._starts, self._stops))
+        held = overlaps(spans)(starts, stops)
+        return lambda windows: held[windows]
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
         """The pieces of documents in each of some rows: int64 `[num_rows]` each. None ends its

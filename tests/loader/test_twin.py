@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from loader import IGNORE_INDEX, load_plan, resolve_plan, twin
+from loader.rows.origins import Place, origins, readings
 from loader.rows.stream import Stream
 from tests.loader.conftest import EOS, write_manifest, write_shard
 from tests.loader.shared import open_loader
@@ -178,3 +179,19 @@ def test_what_is_no_twin_is_refused(corpora, tmp_path):
         resolve_plan(
             {"data_path": tmp_path / "one/web", "batch_size": 2, "seq_len": 16, "packing": "twin"}
         )
+
+
+@pytest.mark.parametrize("settings", CASES[:4], ids=str)
+def test_readings_of_a_document_are_the_rows_of_the_twin_that_name_it(
+    corpora: dict[str, tuple[list[int], list[int]]], tmp_path: Path, settings: dict
+) -> None:
+    stream = Stream(plans(tmp_path, **settings)[1], "train")
+    expected: dict[Place, list[int]] = {}
+    for n in range(stream.num_sequences):
+        row = origins(stream, n)
+        for part in row.documents:
+            held = expected.setdefault(Place(row.source, part.path, part.start, part.end), [])
+            held += [n] * (n not in held)
+    assert len(expected) > 20
+    for place, rows in expected.items():
+        assert list(readings(stream, [place])) == rows
