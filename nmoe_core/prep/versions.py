@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.prep.existing import directory_beside, swap_in
+from nmoe_core.prep.existing import directory_beside, retire_beside, swap_in
 from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.shards.links import link_or_copy, link_tree
 from nmoe_core.shards.manifest import shard_dirs
@@ -96,7 +96,9 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
     split_dir = split_dir.resolve()
     with output_lock(split_dir):
         version = find_version(split_dir, version_id)
-        if not version.is_current:
+        if version.is_current:
+            retire_beside(split_dir)  # left by a replacement that was stopped after its one step
+        else:
             keep_version(split_dir)
             beside = directory_beside(split_dir)
             if beside.exists():

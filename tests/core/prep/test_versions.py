@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from nmoe_core.prep.versions import list_versions, restore_version
 from nmoe_core.shards import links
 from nmoe_core.shards.verify import verify_manifest
 from tests.core.prep.conftest import Web
-from tests.project import json_lines, said
+from tests.crash.disk import Disk
+from tests.project import contents, json_lines, said
 from tests.refusals import refused, refused_line
 
 Rows = list[dict[str, str]]
@@ -82,6 +84,25 @@ def test_a_restored_version_is_the_one_that_was_and_leaves_the_other_restorable(
     restore_version(web.out, first)
     report = web.prep(existing="grow")  # the source is that of the second version
     assert (report.documents_reused, _ids(web)[0]) == (250, second)
+
+
+def test_a_restore_that_a_full_disk_stopped_anywhere_is_ended_by_the_next_one(
+    web: Web, grow: Callable[..., str]
+) -> None:
+    first = grow(250)
+    second = grow(300)
+    directory = web.out.parent
+    (web.out / "notes").write_text("mine")
+    with Disk(directory)() as disk:
+        restore_version(web.out, first)
+    made = contents(directory)
+    assert len(disk.changes) > 20
+    for k in range(1, len(disk.changes) + 1):
+        restore_version(web.out, second)
+        with Disk(directory, k, "ENOSPC")(), suppress(OSError):
+            restore_version(web.out, first)
+        restore_version(web.out, first)
+        assert contents(directory) == made, (k, disk.changes[k - 1])
 
 
 def test_without_links_or_exchange_versions_are_copies(
