@@ -73,7 +73,7 @@ def contents(directory: Path, pattern: str = "*") -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in files if p.name != ".lock"}
 
 
-def tests_of_the_product() -> set[str]:
+def product_tests() -> set[str]:
     """The name of every test function."""
     files = (REPOSITORY / "tests").rglob("test_*.py")
     return {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}

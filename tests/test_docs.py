@@ -10,7 +10,7 @@ import pytest
 
 from loader.plan.packaged import packaged
 from nmoe_core.cli import build_parser
-from tests.project import REPOSITORY, tests_of_the_product
+from tests.project import REPOSITORY, product_tests
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
 README = PAGES[-1].read_text(encoding="utf-8")
@@ -21,6 +21,16 @@ def test_the_page_of_errors_is_made_from_the_code_as_it_is() -> None:
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_errors.py"))["page"]()
     page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
     assert page == made, "run `python docs/make_errors.py`"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse words its help otherwise")
+def test_the_page_of_commands_is_made_from_the_code_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "")  # the page sets its width
+    made = runpy.run_path(str(REPOSITORY / "docs" / "make_commands.py"))["page"]()
+    page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert page == made, "run `python docs/make_commands.py`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
@@ -43,7 +53,7 @@ def test_every_test_that_a_guarantee_names_exists_and_every_row_of_faults_is_the
         re.findall(r"`(test_\w+)`", page),
         re.findall(r"^\* \*\*F(\d+),", page, re.MULTILINE),
     )
-    assert set(named) - tests_of_the_product() == set()
+    assert set(named) - product_tests() == set()
     assert [int(row) for row in rows] == [*range(1, 34)]
 
 

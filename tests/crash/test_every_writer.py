@@ -21,7 +21,7 @@ from tests.crash.project import SHORT, TASKS, WITH_HEADS, Twice, nmoe
 from tests.crash.reached import ELSEWHERE, REACHED, UNTRIED
 from tests.crash.sites import sites
 from tests.crash.writers import HEAD_WRITERS, TASK_WRITERS, Writer
-from tests.project import contents, tests_of_the_product
+from tests.project import contents, product_tests
 
 # A file that is open when its process is killed is closed by nobody.
 pytestmark = [
@@ -172,7 +172,7 @@ def test_a_writer_that_is_disturbed_anywhere_loses_nothing(few_writers: Writers,
 def test_every_place_that_changes_files_is_tried_or_named() -> None:
     listed = [*REACHED, *itertools.chain(*ELSEWHERE.values(), *UNTRIED.values())]
     assert sorted(listed) == sorted(sites()), "a new writer belongs into the suite"
-    names = tests_of_the_product()
+    names = product_tests()
     assert {test for test in ELSEWHERE if test not in names} == set()
 
 
