@@ -114,6 +114,7 @@ def test_documents_that_a_grader_saw_are_not_evaluated_on_nor_are_their_copies(
     assert found.left_out == 2
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_found_and_written(
     project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,7 +122,7 @@ def test_a_planted_difference_is_found_and_written(
     rng = random.Random("trusted")
     lines = [" ".join(rng.choice(WORDS) for _ in range(60)) for _ in range(12)]
     trusted.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    flags = ("--tokens", 22_000, "--seeds", 3, "--documents", 20, "--eval", trusted)
+    flags = ("--tokens", 27_000, "--seeds", 3, "--documents", 20, "--eval", trusted)
     found = said(capsys, "ablate", "--config", project.config, *flags)
     assert found == read_json(project)
     for name in ("kept", "own"):
