@@ -45,7 +45,10 @@ _BY_WRITER = {
         "nmoe_core.heads.files:write_tensors",
         "nmoe_core.heads.student_file:make_student",
     ),
-    "hydra calibrate": ("nmoe_core.calibration.calibrate:_committed",),
+    "hydra calibrate": (
+        "nmoe_core.calibration.calibrate:_committed",
+        "nmoe_core.calibration.calibrate:calibrate",
+    ),
     "hydra grade": (
         "nmoe_core.calibration.graded:PartialRows.__init__",
         "nmoe_core.calibration.graded:PartialRows._write_note",
@@ -108,6 +111,7 @@ _BY_WRITER = {
 REACHED = {site: writer for writer, sites in _BY_WRITER.items() for site in sites}
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_kill_at_any_step_leaves_the_old_file_whole": (  # one call of `atomic_file`
+        "nmoe_core.ablate.result:ablate",
         "nmoe_core.attributes.columns:copy_columns",
         "nmoe_core.cli.curate:run_compare",
         "nmoe_core.cli.project:_write_demo",
@@ -118,11 +122,20 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.curate.topics.assign:fit_topic_model",
         "nmoe_core.grading.audit:_job",
         "nmoe_core.plots.animation:write_films",
+        "nmoe_core.seen.files:_write",
         "nmoe_core.shards.shard_file:IndexWriter.finalize",
         "nmoe_core.sources.write_docstrings:write_docstrings",
+        "nmoe_core.tasks.takedown.report:mask_plan",
+        "nmoe_core.tasks.takedown.report:verify",
         "nmoe_core.text.harmony:encoding",
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",
+    ),
+    "test_a_build_that_fails_leaves_the_earlier_index_readable": (
+        "nmoe_core.seen.files:index_shard",
+    ),
+    "test_a_kill_between_the_files_of_a_record_leaves_it_as_it_was": (
+        "nmoe_core.takedown.record:add_rows",
     ),
     "test_torn_tail_is_cut_and_writing_goes_on": (
         "nmoe_core.labels.corrections:correct_label",

@@ -113,7 +113,7 @@ def _curated(project: Path) -> Views:
     }
 
 
-def _task(task: str, read: Read, **more: bool) -> Writer:
+def _task(task: str, read: Read, **more: Any) -> Writer:
     return Writer(lambda project: run_task(project, task), read, **more)
 
 
@@ -134,7 +134,9 @@ TASK_WRITERS = {
     "hydra oracle-label": _task("hydra oracle-label", _labels, has_gap=True),
     "hydra merge-labels": _task("hydra merge-labels", _merged, has_gap=True),
     "train student": _task("train student", _head("student"), is_heavy=True),
-    "hydra calibrate": _task("hydra calibrate", _calibration, is_heavy=True),
+    "hydra calibrate": _task(
+        "hydra calibrate", _calibration, is_heavy=True, ignored=("cost.json",)
+    ),
     "hydra grade": _task("hydra grade", _grades, has_gap=True, is_heavy=True),
     "attributes": _task("attributes", _attributes),
     "curate shards": _task("curate shards", _curated, has_gap=True, is_heavy=True),

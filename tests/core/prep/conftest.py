@@ -76,9 +76,12 @@ class Web:
 
 
 def file_digests(directory: Path, *, timeless: bool = False) -> dict[str, str]:
-    """SHA-256 of every file below a directory; `timeless`: manifests without their time."""
+    """SHA-256 of every file below a directory; `timeless`: manifests without their time, and not
+    `cost.json`, which holds how long grading took."""
     digests = {}
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        if timeless and path.name == "cost.json":
+            continue
         payload = path.read_bytes()
         if timeless and path.name == "manifest.json":
             value = json.loads(payload)
