@@ -6,13 +6,14 @@ across arms. Each byte of an arm is read once. One thread: equal seeds give equa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from nmoe_core.heads.features import one_thread
 
 CONTEXT, BATCH = 256, 8
 SEPARATOR = 256
@@ -69,7 +70,7 @@ def windows_of(texts: Sequence[bytes]) -> np.ndarray:
 def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Decoder:
     """A decoder trained on whole batches of windows, each once; initialisation and order follow
     from the seed and the number of windows alone, so that arms are paired."""
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder()
         order = np.random.default_rng(seed).permutation(len(windows))
@@ -103,19 +104,9 @@ def document_bits(model: Decoder, texts: Sequence[bytes]) -> np.ndarray:
             rows.append(row)
             owners.append(i)
     bits = np.zeros(len(texts))
-    with _one_thread():
+    with one_thread():
         for start in range(0, len(rows), 32):
             batch = torch.from_numpy(np.stack(rows[start : start + 32]))
             found = model.losses(batch).double().sum(1).numpy() / np.log(2)
             np.add.at(bits, owners[start : start + 32], found)
     return bits
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -14,11 +14,10 @@ from nmoe_core.export.run import export
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.curate import make_plan
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.own_tokenizers import byte_level, pieces
 from tests.project import jsonl_source, write_project
 
 pytest.importorskip("torch")
-tokenizers = pytest.importorskip("tokenizers")
-sentencepiece = pytest.importorskip("sentencepiece")
 pytestmark = pytest.mark.slow
 WORDS = ("use the default value", "because each example", "naïve 東京 returns a long explanation")
 TEXTS = [f"number {i} " + f"{WORDS[i % 3]} {i % 7} " * (1 + i % 5) for i in range(400)]
@@ -35,33 +34,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def _byte_level(directory: Path) -> None:
-    level = tokenizers.pre_tokenizers.ByteLevel
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer, made.decoder = level(False), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=level.alphabet(),
-        special_tokens=["</s>"],
-        show_progress=False,
-    )
-    made.train_from_iterator(TEXTS, trainer)
-    made.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-
-
-def _pieces(directory: Path) -> None:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
-        model_prefix=str(directory / "tokenizer"),
-        model_type="bpe",
-        normalization_rule_name="identity",
-        vocab_size=400,
-        byte_fallback=True,
-        minloglevel=2,
-    )
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A finished run of each tokenizer, which lies in the project as `own`."""
@@ -70,15 +42,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nmoe_core.text.proof.SWEPT", (range(0x1F600, 0x1F640),))
         for name, dtype, write in (
-            ("wide", "uint32", _byte_level),
-            ("small", "uint16", _byte_level),
-            ("pieces", "auto", _pieces),
+            ("wide", "uint32", byte_level),
+            ("small", "uint16", byte_level),
+            ("pieces", "auto", pieces),
         ):
             settings = {**SETTINGS, "tokenizer": "own"}
             settings["prep"] = {**SETTINGS["prep"], "dtype": dtype}
             project = write_project(tmp_path_factory.mktemp(name), [source], settings)
             (project.directory / "own").mkdir()
-            write(project.directory / "own")
+            write(project.directory / "own", TEXTS)
             for words in STEPS:
                 assert main([*words.split(), "--config", str(project.config)]) == 0
             make_plan(project.run, ["web"], [])

@@ -24,12 +24,11 @@ from nmoe_core.tasks.curate import make_plan
 from nmoe_core.tasks.shards import each_shard, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.curate.corpus import Corpus
+from tests.own_tokenizers import byte_level, pieces
 from tests.project import contents, failing, jsonl_source, said, write_project
 from tests.refusals import refused, refused_line
 
 pytest.importorskip("pydivsufsort", reason="extra seen is not installed")
-tokenizers = pytest.importorskip("tokenizers")
-sentencepiece = pytest.importorskip("sentencepiece")
 WORDS = [
     "the",
     "a",
@@ -62,33 +61,10 @@ def _texts() -> list[str]:
 TEXTS = _texts()
 
 
-def _byte_level(directory: Path) -> None:
-    level = tokenizers.pre_tokenizers.ByteLevel
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer, made.decoder = level(False), tokenizers.decoders.ByteLevel()
-    alphabet, more = level.alphabet(), {"special_tokens": ["</s>"], "show_progress": False}
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, **more)
-    made.train_from_iterator(TEXTS, trainer)
-    made.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-
-
-def _pieces(directory: Path) -> None:
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
-        model_prefix=str(directory / "tokenizer"),
-        model_type="bpe",
-        normalization_rule_name="identity",
-        vocab_size=420,
-        byte_fallback=True,
-        minloglevel=2,
-    )
-
-
-def _made(directory: Path, train: Callable[[Path], None], dtype: str) -> Run:
+def _made(directory: Path, train: Callable[[Path, list[str]], None], dtype: str) -> Run:
     """A run whose curated shards hold every text, with a plan over them, not yet indexed."""
     (directory / "own").mkdir(parents=True)
-    train(directory / "own")
+    train(directory / "own", TEXTS)
     settings = {
         "root": ".",
         "tokenizer": "own",
@@ -120,7 +96,7 @@ class _Runs(dict[str, Run]):
         self._factory = factory
 
     def __missing__(self, name: str) -> Run:
-        train, dtype = {"bytes": (_byte_level, "uint16"), "pieces": (_pieces, "uint32")}[name]
+        train, dtype = {"bytes": (byte_level, "uint16"), "pieces": (pieces, "uint32")}[name]
         directory = self._factory.mktemp(name)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(directory)
