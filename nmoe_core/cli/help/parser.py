@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,6 +59,17 @@ class HelpfulParser(PathParser):
             if near := difflib.get_close_matches(found[1], choices):
                 message = f"{message[: found.start(2) - 14]}{_question(near)}"
         super().error(message)
+
+
+def commands(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Every verb with its parser, and the groups of verbs; for the page of commands, and tests."""
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands(child, (*words, name))
 
 
 def _question(near: Sequence[str]) -> str:

@@ -16,14 +16,14 @@ def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None
     run's attribute `duplicates`; None where the run does not look for copies. A document is near to
     the one that was kept of its group, so all of the group are listed, each with the estimated
     similarity to the kept one; that one has none."""
+    if "duplicates" not in run.config.attributes.use:
+        return None
     shards = [
         shard
         for source in run_sources(run)
         for shard in run.tree.shards(source.name, run.config.prep.num_shards)
         if shard.attribute("duplicates").is_file()
     ]
-    if "duplicates" not in run.config.attributes.use:
-        return None
     rows = {name: row for shard in shards for name, row in _rows(shard).items()}
     going = {f"{one.source}//{one.ingest_id}" for one in found if one.split == "train"}
     kept = going | {rows[name][0] for name in going if name in rows}

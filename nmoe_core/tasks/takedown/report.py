@@ -59,6 +59,7 @@ def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path])
     recorded = taken_down(run.tree)
     facts: Facts = {
         **_of_items(items, found),
+        "documents": list(map(_document, found)),
         "recorded": sum(one.text_sha256 in recorded for one in found),
         **_of_plan(run, found, plan_path, states),
         "near_copies": near_copies(run, found),
@@ -87,13 +88,10 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
         for one in found
     ]  # data come first, so a curated document adds a row only where data do not hold it
     added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
-    facts = _of_items(items, found)
-    del facts["documents"]
-    known = read_rows(run.tree)
     return {
-        **facts,
+        **_of_items(items, found),
         "added": len(added),
-        "recorded": len(known),
+        "recorded": len(read_rows(run.tree)),
         "record": str(run.tree.takedown),
         "rebuild": _rebuild(run, found),
     }
@@ -139,16 +137,12 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
-    """Items with the numbers of their documents, items without any, and the documents."""
+    """Items with the numbers of their documents, and items without any."""
     counts: dict[Item, Counter[str]] = {item: Counter() for item in items}
-    rows = []
     for one in found:
         for item in one.items:
             counts[item]["copies" if one.is_copy else "documents"] += one.tree == "data"
             counts[item]["curated"] += one.tree == "curated"
-        keys = ("tree", "source", "split", "shard", "doc_id", "ingest_id", "text_sha256", "is_copy")
-        row = {"item": str(one.items[0]), **{key: getattr(one, key) for key in keys}}
-        rows.append(row | {"tokens": len(one.tokens)})
     names = ("documents", "copies", "curated")
     return {
         "items": [
@@ -156,8 +150,13 @@ def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
             for item, n in counts.items()
         ],
         "unmatched": [str(item) for item, n in counts.items() if not n.total()],
-        "documents": rows,
     }
+
+
+def _document(one: Found) -> Facts:
+    keys = ("tree", "source", "split", "shard", "doc_id", "ingest_id", "text_sha256", "is_copy")
+    row = {"item": str(one.items[0]), **{key: getattr(one, key) for key in keys}}
+    return row | {"tokens": len(one.tokens)}
 
 
 def _of_plan(

@@ -11,6 +11,7 @@ from loader.plan.settings import KEYS
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli import build_parser, main
 from nmoe_core.cli.flags import run_of
+from nmoe_core.cli.help.parser import commands
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
 from tests.project import CONFIGS
@@ -91,17 +92,6 @@ def test_set_takes_every_key_of_the_schema_with_its_type(name: str) -> None:
     is_path = name in KEYS and Path in KEYS[name].types
     taken = Path(value).resolve() if is_path else value
     assert value_at(run, name) == taken != key.default
-
-
-def commands(
-    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Every verb with its parser, and the groups of verbs."""
-    yield words, parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, child in action.choices.items():
-                yield from commands(child, (*words, name))
 
 
 def needed(
