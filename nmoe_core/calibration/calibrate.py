@@ -29,11 +29,10 @@ from nmoe_core.config.tree import CALIBRATION_NAME, COST_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
 from nmoe_core.heads.scores import Scorer
-from nmoe_core.labels.files import Labels, read_labels
+from nmoe_core.labels.files import MIN_PARSE_RATE, Labels, read_labels
 from nmoe_core.labels.slices import data_digest
 
 MIN_DOCUMENTS = 20
-MIN_PARSE_RATE = 0.5
 FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "tau_student", "weights_source"),
     *("target_keep", "target_unit", "achieved_keep", "achieved_keep_ci95", "achieved_band"),
@@ -266,12 +265,11 @@ def _result(path: Path, summary: dict[str, Any]) -> Result:
 def _val_labels(path: Path) -> Labels:
     """The labels, if they are enough and most of them parsed."""
     labels = read_labels(path)
-    total = len(labels.doc_ids) + labels.num_failed + labels.num_salvaged
-    if total and len(labels.doc_ids) < MIN_PARSE_RATE * total:
+    if len(labels.doc_ids) < MIN_PARSE_RATE * labels.num_judged:
         raise CalibrationError(
             "most val labels failed, so the others may not represent the documents",
             where=path,
-            found=f"{len(labels.doc_ids)} of {total} parsed",
+            found=f"{len(labels.doc_ids)} of {labels.num_judged} parsed",
             expected=f"at least {MIN_PARSE_RATE:.0%}",
             do="check the oracle, and label again",
             code="E-CALIBRATION-COVERAGE",

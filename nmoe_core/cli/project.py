@@ -95,7 +95,7 @@ def _write_own(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_project(facts: dict[str, Any]) -> None:
-    from nmoe_core.project.file import languages
+    from nmoe_core.project.file import languages, unjudged
 
     good = [one for one in facts["sources"] if one["problem"] is None]
     if good:
@@ -127,6 +127,9 @@ def _show_project(facts: dict[str, Any]) -> None:
     for one in facts["sources"]:
         if one["problem"] is not None:
             print(f"left out: {one['problem']}")
+    counts = (sum(one[key] or 0 for one in good) for key in ("documents", "judged"))
+    if warning := unjudged(*counts):
+        print("\n" + textwrap.fill(warning, 112))
     print(f"\n{facts['path']} is written. Look through it, then: nmoe run; nmoe report; nmoe ui")
 
 

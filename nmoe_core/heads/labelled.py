@@ -103,12 +103,16 @@ class Labelled:
 
 def _require_learnable(train: Labels) -> None:
     if len(train.doc_ids) < MIN_LABELS:
+        do = "label more documents"
+        if train.num_unsupported:
+            unknown = f"{train.num_unsupported} of the labelled documents"
+            do = f"take an oracle that judges the language of {unknown}, or label more documents"
         raise HeadError(
             "too few labels to train on",
             where=train.path,
             found=len(train.doc_ids),
             expected=f"at least {MIN_LABELS}",
-            do="label more documents",
+            do=do,
             code="E-HEAD-FEW",
         )
     train.require_coverage()

@@ -26,6 +26,7 @@ from nmoe_core.labels.oracle import (
     Scorer,
     coverage,
     is_salvaged,
+    is_unsupported,
     latest,
     one_scale,
     one_scorer,
@@ -138,8 +139,8 @@ class Labels:
 
     `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 where
     every row carries an independent `target`, else None. `num_failed` counts rows without scores,
-    `num_salvaged` those left out because their scores stood among other words; leaving any out
-    changes `digest`.
+    `num_unsupported` those of them that the oracle does not judge, and `num_salvaged` those left
+    out because their scores stood among other words; leaving any out changes `digest`.
     """
 
     path: Path
@@ -150,17 +151,23 @@ class Labels:
     targets: np.ndarray | None
     num_failed: int
     num_salvaged: int
+    num_unsupported: int
     scorer: Scorer
     scale: Scale = QUALITY
 
+    @property
+    def num_judged(self) -> int:
+        """Documents for which the oracle was to give scores."""
+        return len(self.doc_ids) + self.num_failed - self.num_unsupported + self.num_salvaged
+
     def require_coverage(self) -> None:
         """Refuse labels of which most failed: the others may be unlike them (E-LABEL-COVERAGE)."""
-        total = len(self.doc_ids) + self.num_failed + self.num_salvaged
-        if len(self.doc_ids) < MIN_PARSE_RATE * total:
+        if len(self.doc_ids) < MIN_PARSE_RATE * self.num_judged:
+            usable = f"{len(self.doc_ids)} of {self.num_judged} usable"
             raise LabelError(
                 "most labels failed, and the others may be unlike them",
                 where=self.path,
-                found=f"{len(self.doc_ids)} of {total} usable, {self.num_salvaged} salvaged",
+                found=f"{usable}, {self.num_salvaged} salvaged",
                 expected=f"at least {MIN_PARSE_RATE:.0%}",
                 do="check the oracle, and label again",
                 code="E-LABEL-COVERAGE",
@@ -206,6 +213,7 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
         targets=np.asarray(targets, np.float64) if has_targets else None,
         num_failed=num_failed,
         num_salvaged=num_salvaged,
+        num_unsupported=sum(map(is_unsupported, records)),
         scorer=one_scorer(records, path),
         scale=scale,
     )

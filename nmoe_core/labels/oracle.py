@@ -23,6 +23,8 @@ Record = dict[str, Any]
 SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 # A model that answers greedily would repeat its answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
+# Answers for texts that an oracle does not claim to judge: no failures of it.
+UNSUPPORTED = ("unsupported_script", "unsupported_language")
 
 
 class Scorer(NamedTuple):
@@ -143,6 +145,11 @@ def scorer_of(record: Record) -> Scorer:
 def is_salvaged(record: Record) -> bool:
     """Whether a record's scores stood among other words."""
     return bool(record["ok"] and record.get("salvaged"))
+
+
+def is_unsupported(record: Record) -> bool:
+    """Whether the oracle does not judge documents such as this one."""
+    return not record["ok"] and record.get("finish_reason") in UNSUPPORTED
 
 
 def read_records(path: Path) -> Iterator[Record]:

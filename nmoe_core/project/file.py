@@ -16,13 +16,20 @@ _MOST_SHARDS = 64
 _SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
 _SEQUENCES = 4  # of the smallest source, at least
 _MOST_TOPICS = 30
-_PARSE_RATE = "min_parse_rate = 0.0     # the heuristic gives scores to Latin script alone\n"
+_PARSE_RATE = "min_parse_rate = 0.0     # the heuristic does not judge all of these languages\n"
+_FEW_JUDGED = 250  # of fewer documents, too few are left to fit and to measure on
 _ATTRIBUTES = ("signals", "language", "duplicates")
 _DECISIONS = 'include = ["keep", "band"]   # only ["keep"] once the judges are real'
 _RULE = """\
 # Kept is a document of which this is true: no copy of another, and not dropped by the judges; only
 # 'keep' once these are real. More clauses: n_words >= 50, lang in ('en', 'de'), dup_lines <= 0.3.
 where = "is_survivor and decision in ('keep', 'band')"\
+"""
+_RULE_OF_JUDGED = """\
+# Kept is a document of which this is true: no copy of another, and not dropped by the judges, who
+# know English and source code: other languages are kept unjudged. With a real oracle, leave them
+# out of the rule, and ask for 'keep'. More clauses: n_words >= 50, dup_lines <= 0.3.
+where = "is_survivor and (decision in ('keep', 'band') or lang not in ('en', 'und'))"\
 """
 
 _HEAD = """\
@@ -100,6 +107,8 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
     good = [found for found in surveys if found.problem is None]
     sizes = [found.tokens or _FIRST_TOKENS for found in good]
     documents = sum(found.documents or 0 for found in good)
+    judged = sum(found.judged for found in good)
+    is_partly_judged = _is_partly_judged(documents, judged)
     least = min(sizes) * TRAINED_SHARE / _SEQUENCES
     seq_len = next((n for n in _SEQ_LENS if n <= least), _SEQ_LENS[-1])
     is_small = all(found.tokens is not None for found in good) and sum(sizes) <= _FIRST_TOKENS
@@ -115,21 +124,35 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "workers": workers,
         "pool": workers if sum(sizes) > _POOLED_TOKENS else 1,
         "attributes": _attributes() if columns else "",
-        "rule": _RULE if columns else _DECISIONS,
+        "rule": _RULE_OF_JUDGED if is_partly_judged else _RULE,
         "num_topics": min(_MOST_TOPICS, max(2, documents // 50)) if documents else _MOST_TOPICS,
-        "parse_rate": _PARSE_RATE if _is_partly_unlabelled(good) else "",
-        "min_val": min(100, max(3, documents // 60)) if documents else 100,
+        "parse_rate": _PARSE_RATE if is_partly_judged else "",
+        "min_val": min(100, max(3, judged // 60)) if documents else 100,
     }
+    if not columns:
+        values["rule"] = _DECISIONS
     parts = [_HEAD.format(**values), *(_source(found) for found in surveys)]
     flow = _FLOW.format(name=values["name"], bare=NAME, scale=TRAINED_SHARE)
     return "".join([*parts, flow])
 
 
-def _is_partly_unlabelled(good: Sequence[Survey]) -> bool:
+def _is_partly_judged(documents: int, judged: int) -> bool:
     """Whether the heuristic may refuse more documents than the check allows by default."""
-    total = sum(found.documents or 0 for found in good)
-    labelled = sum((found.documents or 0) * found.labelled_share for found in good)
-    return labelled < 0.98 * total
+    return judged < 0.98 * documents
+
+
+def unjudged(documents: int, judged: int) -> str:
+    """What to know of documents that the heuristic does not judge; empty where there are few."""
+    if not _is_partly_judged(documents, judged):
+        return ""
+    said = "The stand-in for an oracle knows English and source code: it judges "
+    said += f"{judged:,} of {documents:,} documents. "
+    if judged < _FEW_JUDGED:
+        return said + (
+            "These are too few to fit a grader. Name a model in [oracle] before `nmoe run`;"
+            " `nmoe run prep` makes token shards without one."
+        )
+    return said + "The others are kept unless they are copies, until [oracle] names a model."
 
 
 def _attributes() -> str:

@@ -46,9 +46,15 @@ class Survey:
     problem: NmoeError | None = None
 
     @property
+    def judged(self) -> int:
+        """Documents to which the heuristic oracle gives scores."""
+        return round((self.documents or 0) * self.labelled_share)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Everything as JSON values."""
-        names = ("files", "size_bytes", "documents", "tokens", "seconds", "fields", "is_whole")
+        names = ("files", "size_bytes", "documents", "judged", "tokens", "seconds")
+        names += ("fields", "is_whole")
         facts = {name: getattr(self, name) for name in names}
         shares = {name: round(share, 4) for name, share in self.languages.items()}
         problem = None if self.problem is None else self.problem.line()

@@ -73,6 +73,31 @@ def test_a_directory_of_compressed_files_becomes_a_run_over_them(
     assert "E-CONFIG" in refused_line(capsys, "init")
 
 
+GERMAN = [f"Notiz {i}: Dies ist eine kurze Notiz über Flüsse und Hügel. " * 9 for i in range(400)]
+
+
+def test_documents_of_languages_that_the_stand_in_does_not_judge_are_kept_unjudged(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "notes.jsonl", TEXTS * 4)
+    write(here / "recht.jsonl", GERMAN)
+    assert main(["init"]) == 0
+    assert "judges 360 of 760 documents" in capsys.readouterr().out
+    rule = Run("nmoe.toml").config.curation.where
+    assert rule == "is_survivor and (decision in ('keep', 'band') or lang not in ('en', 'und'))"
+
+
+def test_of_a_corpus_that_the_stand_in_does_not_judge_init_says_what_to_do(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "recht.jsonl", GERMAN)
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert "judges 0 of 400 documents" in said
+    assert "[oracle]" in said
+    assert "nmoe run prep" in said
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [

@@ -327,3 +327,18 @@ def test_labels_of_which_most_failed_or_were_salvaged_are_refused_unless_asked_f
     assert strict.facts["labels"] == len(records) - salvaged
     card = (tmp_path / "b" / "hydra_probe.md").read_text()
     assert f"{salvaged} salvaged ones left out" in card
+
+
+def test_documents_that_the_oracle_does_not_judge_are_no_failed_labels(
+    tmp_path: Path, planted: Planted
+) -> None:
+    records = read_rows(planted.labels["train"])
+    for i, record in enumerate(records):
+        record |= {} if i < 20 else {"ok": False, "finish_reason": "unsupported_language"}
+    path = tmp_path / "labels_train.jsonl"
+    labels = {"train": path, "val": None}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert planted.train("probe", tmp_path / "a", labels, epochs=1).facts["labels"] == 20
+    path.write_text("".join(json.dumps(record) + "\n" for record in records[19:]))
+    with refused("E-HEAD-FEW", match="language"):
+        planted.train("probe", tmp_path / "b", labels, epochs=1)
