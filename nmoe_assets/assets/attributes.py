@@ -6,6 +6,7 @@ import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
+from nmoe_assets.assets.events import shown_picture
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -50,7 +51,7 @@ def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
     if name == "signatures":  # hashes have neither
         return {}
     picture, rows = report.attribute_page(run, source, name, bucket)
-    return {"picture": dg.MetadataValue.md(picture), **table(rows)}
+    return {"picture": shown_picture(picture), **table(rows)}
 
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.attributes import DUPLICATES, selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
+from nmoe_assets.assets.events import shown_picture
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -77,7 +78,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
     ).partitioned(
         lambda keys: each_shard(run, "curate", name, keys),
-        lambda key, result: {"order": dg.MetadataValue.md(result.picture)},
+        lambda key, result: {"order": shown_picture(result.picture)},
     )
 
 

@@ -42,6 +42,13 @@ class PartitionResult:
     metadata: Mapping[str, Any]
 
 
+def shown_picture(markdown: str) -> dg.MarkdownMetadataValue:
+    """A picture for the UI, which shows pixels as they are: at 800 of them in width."""
+    from nmoe_core.plots import half_size
+
+    return dg.MetadataValue.md(half_size(markdown))
+
+
 def materialize_unpartitioned(
     context: dg.AssetExecutionContext,
     machine: Machine,
@@ -58,7 +65,7 @@ def materialize_unpartitioned(
     except LockedError as error:
         raise wait_for_lock() from error
     facts = timed(made.facts, watch.read(), machine)
-    plot = {picture: dg.MetadataValue.md(made.picture)} if made.picture else {}
+    plot = {picture: shown_picture(made.picture)} if made.picture else {}
     return dg.MaterializeResult(
         data_version=dg.DataVersion(made.digest),
         metadata={**with_row_count({**facts, **plot}), **_lineage(context)},

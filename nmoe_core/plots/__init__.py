@@ -10,7 +10,7 @@ from nmoe_core.plots.charts import (
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.kept import kept_picture
 from nmoe_core.plots.ordering import ordering_plot
-from nmoe_core.plots.png import png_markdown
+from nmoe_core.plots.png import half_size, png_markdown
 
 __all__ = [
     "calibration_plot",
@@ -18,6 +18,7 @@ __all__ = [
     "columns_plot",
     "compared_plot",
     "copies_plot",
+    "half_size",
     "head_tail_plot",
     "k_plot",
     "kept_picture",

@@ -194,10 +194,10 @@ def _running_mean(axes: Axes, film: OrderFilm) -> tuple[Any, Any, Any]:
     axes.set(
         title=f"mean distinct clusters in a window, {len(film.counts):,} windows",
         xlim=(0.5, len(film.counts) + 0.5),
-        ylim=(0, 1.25 * len(np.unique(film.labels))),
+        ylim=(0, 1.4 * len(np.unique(film.labels))),
         xticks=[],
     )
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper right")  # no mean is so high
     return line, dot, value
 
 

@@ -16,6 +16,8 @@ from nmoe_core.plots.png import (
     ORANGE,
     RED,
     count_axis,
+    drawable,
+    legend_below,
     render,
     say_empty,
     short_count,
@@ -42,11 +44,11 @@ def manifest_plot(
         _lengths(left, np.asarray(doc_tokens, np.int64), name)
         _shards(right, np.asarray(shard_tokens, np.int64))
 
-    return render(draw, 320)
+    return render(draw, 340)
 
 
 def _lengths(axes: Axes, tokens: np.ndarray, name: str) -> None:
-    prefix = f"{name}: " if name else ""
+    prefix = f"{drawable(name)}: " if name else ""
     axes.set_title(f"{prefix}{len(tokens):,} documents by length")
     if not len(tokens):
         say_empty(axes, "no documents")
@@ -60,7 +62,7 @@ def _lengths(axes: Axes, tokens: np.ndarray, name: str) -> None:
     axes.set(xlabel="length (tokens, log scale)", ylabel="documents")
     count_axis(axes.xaxis, is_log=True)
     count_axis(axes.yaxis)
-    axes.legend()
+    legend_below(axes)
 
 
 def _shards(axes: Axes, tokens: np.ndarray) -> None:
@@ -79,7 +81,7 @@ def _shards(axes: Axes, tokens: np.ndarray) -> None:
     axes.grid(visible=False, axis="x")
     count_axis(axes.xaxis)
     count_axis(axes.yaxis)
-    axes.legend(loc="upper right")
+    legend_below(axes)
 
 
 def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
@@ -108,9 +110,9 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
             )
         axes.set(xlabel="step", ylabel="loss")
         count_axis(axes.xaxis)
-        axes.legend()
+        legend_below(axes, 2)
 
-    return render(draw, 320)
+    return render(draw, 340)
 
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str) -> bytes:
@@ -121,7 +123,7 @@ def columns_plot(columns: Mapping[str, Sequence[Any]], name: str) -> bytes:
     height = -(-max(1, len(shown)) // 3)
 
     def draw(figure: Figure) -> None:
-        figure.suptitle(name, fontsize=10.5, x=0.01, ha="left")
+        figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
         if not shown:
             say_empty(figure.add_subplot(), "no number, text or boolean")
             return
@@ -140,11 +142,13 @@ def _is_drawn(values: Sequence[Any]) -> bool:
 
 def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     nulls = f", {count - len(values):,} null" if len(values) < count else ""
-    axes.set_title(f"{name}{nulls}", fontsize=9)
+    axes.set_title(f"{drawable(name)}{nulls}", fontsize=9)
     if isinstance(values[0], bool | str):
         common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
         shares = [100 * times / count for _, times in common]
-        axes.barh([text[:_MAX_CHARS] for text, _ in common], shares, color=BLUE)
+        places = range(len(common))  # by number: two texts may be written alike
+        axes.barh(places, shares, color=BLUE)
+        axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
         axes.set_xlabel("% of documents", fontsize=8)
     else:
         finite = np.asarray(values, float)
@@ -165,7 +169,7 @@ def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
         if not rows:
             say_empty(axes, "no documents")
             return
-        names = [row["source"][:_MAX_CHARS] for row in rows]
+        names = [drawable(row["source"])[:_MAX_CHARS] for row in rows]
         places, left = np.arange(len(rows)), np.zeros(len(rows))
         for kind, color in (("exact", BLUE), ("near", ORANGE)):
             shares = np.array([100 * row[kind] / row["documents"] for row in rows])
@@ -192,7 +196,7 @@ def calibration_plot(summary: Mapping[str, Any]) -> bytes:
         _keep_rate(left, summary)
         _reliability(right, summary)
 
-    return render(draw, 360)
+    return render(draw, 400)
 
 
 def _keep_rate(axes: Axes, summary: Mapping[str, Any]) -> None:
@@ -207,7 +211,7 @@ def _keep_rate(axes: Axes, summary: Mapping[str, Any]) -> None:
         ylabel="documents at or above it (%)",
         ylim=(0, 100),
     )
-    axes.legend(loc="lower left")  # below the falling curve
+    legend_below(axes, 2)
 
 
 def _grader(summary: Mapping[str, Any]) -> str:
@@ -230,4 +234,4 @@ def _reliability(axes: Axes, summary: Mapping[str, Any]) -> None:
         xlim=(0, 1),
         ylim=(-0.02, 1.02),
     )
-    axes.legend(loc="best")
+    legend_below(axes, 2)

@@ -16,6 +16,7 @@ from nmoe_core.plots.png import (
     cluster_colors,
     cluster_name,
     largest_clusters,
+    legend_below,
     render,
     short_count,
     show_pixels_only,
@@ -229,6 +230,6 @@ def k_plot(calibration: Mapping[str, Any]) -> bytes:
             axes.minorticks_off()
         right.axhline(95, color=GREY, linestyle=":", linewidth=1)
         right.set_ylim(0, 104)
-        right.legend(loc="lower left")  # the line falls from the upper left
+        legend_below(right, 2)
 
-    return render(draw, 340)
+    return render(draw, 370)

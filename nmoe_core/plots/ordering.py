@@ -15,6 +15,7 @@ from nmoe_core.plots.png import (
     RED,
     cluster_colors,
     count_axis,
+    legend_below,
     render,
     say_empty,
     show_pixels_only,
@@ -91,7 +92,7 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
     axes.set_ylim(0, highest * 1.08)
     axes.margins(x=0.01)
     count_axis(axes.xaxis)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    legend_below(axes, 2)
 
 
 def _line(axes: Axes, counts: np.ndarray, color: str, label: str) -> None:

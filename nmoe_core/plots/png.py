@@ -1,14 +1,17 @@
 """Shared look of all pictures: one size, one style, one colour and name per cluster.
 
-The same numbers give the same PNG bytes. Nothing here touches pyplot, a display or the user's
-matplotlib settings. Pictures are 800 pixels wide and small enough (`MAX_PNG_BYTES`) to be written
-inline into Markdown. matplotlib is imported when a picture is drawn, not before.
+The same numbers give the same PNG bytes, on any machine: the font is matplotlib's own, and names in
+scripts that it lacks are transliterated. Nothing here touches pyplot, a display or the user's
+matplotlib settings. Pictures are 1,600 pixels wide in 256 colours, at most `MAX_PNG_BYTES`; a page
+that shows them as they are gets them by `half_size`. matplotlib is imported when a picture is
+drawn, not before.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,13 +21,16 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 Terms = Sequence[Sequence[str]]
-MAX_PNG_BYTES = 200_000
+MAX_PNG_BYTES = 400_000
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6fb4", "#e07b00", "#2a8c4a", "#c0392b", "#8a8f98"
-_WIDTH_PX, _DPI = 800, 100
+_WIDTH_PX, _DPI = 800, 100  # at scale 1
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: what the font of the pictures has
+_LEGEND_PT = 34  # from the axis to the legend below it: ticks and the label
+_INLINE = re.compile(r"base64,([A-Za-z0-9+/=]+)")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -34,15 +40,15 @@ _STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e8eb",
-    "legend.edgecolor": "none",
-    "legend.framealpha": 0.85,
+    "legend.frameon": False,
     "legend.fontsize": 9,
 }
 
 
 @contextmanager
-def styled_figure(height_px: int = 400, layout: Any = None) -> Iterator[Figure]:
-    """An empty figure of 800 x `height_px` pixels; draw and save it inside the block."""
+def styled_figure(height_px: int = 400, layout: Any = None, scale: int = 1) -> Iterator[Figure]:
+    """An empty figure of 800 x `height_px` pixels times `scale`; draw and save it inside the
+    block."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,25 +57,31 @@ def styled_figure(height_px: int = 400, layout: Any = None) -> Iterator[Figure]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         size = (_WIDTH_PX / _DPI, height_px / _DPI)
-        figure = Figure(figsize=size, dpi=_DPI, layout=layout)
+        figure = Figure(figsize=size, dpi=scale * _DPI, layout=layout)
         FigureCanvasAgg(figure)
         yield figure
 
 
 def render(draw: Callable[[Figure], None], height_px: int) -> bytes:
-    """PNG of what `draw` puts on an empty figure of 800 x `height_px` pixels."""
+    """PNG of what `draw` puts on an empty figure of 1600 x 2 `height_px` pixels, on which texts and
+    lines have the size that they have on one of 800 x `height_px`."""
     from PIL import Image
 
-    with styled_figure(height_px, "constrained") as figure:
+    with styled_figure(height_px, "constrained", scale=2) as figure:
         draw(figure)
         file = io.BytesIO()
-        # The library would write its own version into the file.
-        figure.savefig(file, format="png", metadata={"Software": None})
-    if file.tell() > MAX_PNG_BYTES:  # a cloud of many points: a third of the size in 256 colours
-        picture = Image.open(file).convert("RGB")
-        file = io.BytesIO()
-        picture = picture.quantize(256, kmeans=4, dither=Image.Dither.NONE)
-        picture.save(file, "PNG", optimize=True)
+        figure.savefig(file, format="rgba")
+        size = figure.canvas.get_width_height()
+    return _png(Image.frombytes("RGBA", size, file.getvalue()))
+
+
+def _png(picture: Image) -> bytes:
+    """In 256 colours a chart is a third of the size and looks the same."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
@@ -77,6 +89,37 @@ def png_markdown(png: bytes, alt: str) -> str:
     """Markdown that shows a PNG inline."""
     text = " ".join(alt.replace("[", "(").replace("]", ")").split())
     return f"![{text}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
+
+
+def half_size(markdown: str) -> str:
+    """The Markdown with its inline PNGs at half their width, for pages that do not scale them."""
+
+    def halved(found: re.Match[str]) -> str:
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB").reduce(2)
+        return f"base64,{base64.b64encode(_png(picture)).decode('ascii')}"
+
+    return _INLINE.sub(halved, markdown)
+
+
+def legend_below(axes: Axes, columns: int = 1) -> None:
+    """A legend under the axis and its label, where it hides no data."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure: Any = axes.get_figure(root=True)
+    below = ScaledTranslation(0, -_LEGEND_PT / 72, figure.dpi_scale_trans)
+    place: Any = {"bbox_to_anchor": (0.5, 0), "bbox_transform": axes.transAxes + below}
+    axes.legend(loc="upper center", ncols=columns, borderaxespad=0, **place)
+
+
+def drawable(text: str) -> str:
+    """The text, transliterated where it is in a script that the font of the pictures lacks."""
+    if all(ord(letter) <= _LAST_DRAWN for letter in text):
+        return text
+    from anyascii import anyascii
+
+    return "".join(a if ord(a) <= _LAST_DRAWN else anyascii(a) for a in text).strip()
 
 
 def say_empty(axes: Axes, what: str) -> None:
@@ -138,10 +181,9 @@ def cluster_name(cluster: int, terms: Terms, num_chars: int = 24) -> str:
     """`7  import, class`: the number and as many typical words as fit."""
     name = str(cluster)
     words = terms[cluster] if cluster < len(terms) else ()
-    for word in words:
-        if all(ord(letter) <= _LAST_DRAWN for letter in word):
-            longer = f"{name}, {word}" if name != str(cluster) else f"{name}  {word}"
-            if len(longer) > num_chars:
-                break
-            name = longer
+    for word in filter(None, map(drawable, words)):
+        longer = f"{name}, {word}" if name != str(cluster) else f"{name}  {word}"
+        if len(longer) > num_chars:
+            break
+        name = longer
     return name

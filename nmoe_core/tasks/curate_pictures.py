@@ -1,7 +1,7 @@
 """Pictures of curation: topics with their names, the choice of their number, orders of shards.
 
 Pictures of the topic model are drawn once a model, on a sample, and kept beside it with the names
-of its topics; those of orders are drawn from curated shards. Each PNG is at most 200 kB.
+of its topics; those of orders are drawn from curated shards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def topic_pictures(
 
     directory = run.tree.topics
     made_from: Fingerprints = {
-        "code": "pictures/2",
+        "code": "pictures/3",
         "topic_model": model.digest,
         "seq_len": str(seq_len),
     }

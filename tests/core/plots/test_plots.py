@@ -16,6 +16,8 @@ from nmoe_core.curate.topics.clusters import flat_projection
 from nmoe_core.plots import (
     calibration_plot,
     cloud_plot,
+    columns_plot,
+    half_size,
     head_tail_plot,
     k_plot,
     kept_picture,
@@ -106,14 +108,57 @@ DRAWINGS = {
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_pictures_are_small_pngs_of_800_pixels_with_the_same_bytes_each_time(name: str):
+def test_pictures_are_small_pngs_of_1600_pixels_with_the_same_bytes_each_time(name: str):
     png = DRAWINGS[name]()
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    assert picture.width == 800
-    assert 300 <= picture.height <= 550
+    assert picture.width == 1600
+    assert 600 <= picture.height <= 1100
     assert len(png) <= MAX_PNG_BYTES
     assert len(picture.getcolors(2**20) or ()) > 2
     assert DRAWINGS[name]() == png
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_no_legend_lies_on_the_data(name: str, monkeypatch: pytest.MonkeyPatch):
+    figures, save = list[Figure](), Figure.savefig
+
+    def saved(figure: Figure, *arguments: object, **options: object) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    DRAWINGS[name]()
+    (figure,) = figures
+    for axes in figure.axes:
+        if (legend := axes.get_legend()) is not None:
+            box = legend.get_window_extent()
+            assert not box.overlaps(axes.get_window_extent())
+            assert figure.bbox.padded(1).contains(*box.p0)
+            assert figure.bbox.padded(1).contains(*box.p1)
+
+
+def test_texts_in_any_script_are_drawn_with_letters_that_the_font_has(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    texts = ["東京", "कमल", "مرحبا", "ไทย", "дом", "Straße", "東京", "凍京"]
+    figure = drawn(monkeypatch, "charts", lambda: columns_plot({"名": texts}, "詩"))
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    # Two texts that are written alike are two bars.
+    assert [names.count("DongJing"), len(names), {"дом", "Straße"} < {*names}] == [2, 7, True]
+    assert len({bar.get_y() for bar in figure.axes[0].patches}) == 7
+    shown = "".join([*names, figure.axes[0].get_title("left"), figure.get_suptitle()])
+    assert all(ord(letter) < 0x530 for letter in shown)
+    assert all(name.strip() for name in names)
+
+
+def test_inline_pictures_are_halved_for_pages_that_do_not_scale_them():
+    png = loss_plot({"probe": [[1, 0.5], [2, 0.1]]})
+    text = f"before\n\n{png_markdown(png, 'a')}\n\n{png_markdown(png, 'b')}"
+    halves = half_size(text)
+    assert half_size("no picture") == "no picture"
+    assert halves.startswith("before\n\n![a](data:image/png;base64,")
+    found = [base64.b64decode(part.split(")")[0]) for part in halves.split("base64,")[1:]]
+    assert [Image.open(io.BytesIO(half)).width for half in found] == [800, 800]
 
 
 def test_settings_of_the_user_neither_reach_the_picture_nor_change():
@@ -163,7 +208,7 @@ def test_texts_of_pictures_are_short_and_drawable():
     counts = [0, 999, 2000, 3_140_000, 1.5e9, 2e12]
     assert [short_count(value) for value in counts] == ["0", "999", "2k", "3.14M", "1.5B", "2T"]
     names = [cluster_name(k, TERMS) for k in range(6)]
-    assert names == ["0  import, class", "1  дом", "2  city", "3", "4", "5"]
+    assert names == ["0  import, class", "1  дом", "2  DongJing, city", "3", "4", "5"]
 
 
 def test_the_largest_cluster_has_the_first_colour_and_clusters_have_different_ones():
