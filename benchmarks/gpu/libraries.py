@@ -142,7 +142,7 @@ def _grouped(
     product: Any = torch.ops.aten._grouped_mm
     rows = product(x[order // k], dense[0].mT, offs=ends)
     rows = rows + biases[0].to(rows.dtype)[sorted_experts]
-    gate, up = rows.chunk(2, -1)
+    gate, up = rows[:, ::2], rows[:, 1::2]
     inner = swiglu(gate, up, config.swiglu_limit, config.swiglu_alpha)
     rows = product(inner, dense[1].mT, offs=ends)
     rows = rows + biases[1].to(rows.dtype)[sorted_experts]

@@ -3,6 +3,7 @@
 In prefill one program computes a block of queries of one head, walking the keys it can see with a
 running softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose probability is
 dropped: the running maximum starts at it and the running sum at one. Blocks never span documents.
+Only blocks of keys at the edges of what the queries see are masked.
 
 In decoding one program takes a split of fixed length of one key head of one sequence, with all
 query heads that share it; a second kernel merges the splits in order and adds the sink once. Splits
@@ -80,7 +81,7 @@ def prefill_attention(
             q.contiguous(), k.contiguous(), v.contiguous(), sinks, out,
             blocks.documents, blocks.firsts, blocks.starts, blocks.key_starts,
             head_dim**-0.5 * LOG2_E.value, heads, k.shape[1], window or len(k),
-            HEAD_DIM=head_dim, BLOCK_Q=QUERY_BLOCK, BLOCK_K=KEY_BLOCK, num_warps=4, num_stages=3,
+            HEAD_DIM=head_dim, BLOCK_Q=QUERY_BLOCK, BLOCK_K=KEY_BLOCK, num_warps=8, num_stages=3,
         )  # fmt: skip
     return out
 
@@ -116,16 +117,29 @@ def _prefill_kernel(
     # The first key that the block's first query sees, rounded down to a whole key block.
     low = tl.maximum(first - window + 1, 0) // BLOCK_K * BLOCK_K
     high = tl.minimum(first + BLOCK_Q, length)
-    for key in range(low, high, BLOCK_K):
-        keys = key + tl.arange(0, BLOCK_K)
-        kv_rows = ((key_start + keys) * kv_heads + kv_head) * HEAD_DIM
+    # Blocks of keys that every query sees whole lie from inner_low to inner_high; those at the two
+    # edges come first.
+    inner_low = tl.cdiv(tl.maximum(first + BLOCK_Q - window, 0), BLOCK_K) * BLOCK_K
+    inner_low = tl.minimum(inner_low, high)
+    inner_high = tl.maximum((first + 1) // BLOCK_K * BLOCK_K, inner_low)
+    columns = tl.arange(0, BLOCK_K)
+    for place in range(low, high - inner_high + inner_low, BLOCK_K):
+        key = tl.where(place < inner_low, place, place - inner_low + inner_high)
+        keys = key + columns
+        pointers = ((key_start + keys) * kv_heads + kv_head)[:, None] * HEAD_DIM + dims[None, :]
         is_key = (keys < length)[:, None]
-        k = tl.load(k_ptr + kv_rows[:, None] + dims[None, :], mask=is_key, other=0.0)
-        v = tl.load(v_ptr + kv_rows[:, None] + dims[None, :], mask=is_key, other=0.0)
+        k = tl.load(k_ptr + pointers, mask=is_key, other=0.0)
+        v = tl.load(v_ptr + pointers, mask=is_key, other=0.0)
         distance = queries[:, None] - keys[None, :]
         is_seen = (distance >= 0) & (distance < window)
         # A maximum is never minus infinity: it starts at the sink.
         largest, total, acc = attend_keys(q, k, v, is_seen, scale, largest, total, acc)
+    for key in range(inner_low, inner_high, BLOCK_K):
+        rows_of_keys = (key_start + key + columns) * kv_heads + kv_head
+        pointers = rows_of_keys[:, None] * HEAD_DIM + dims[None, :]
+        k = tl.load(k_ptr + pointers)
+        v = tl.load(v_ptr + pointers)
+        largest, total, acc = attend_keys(q, k, v, None, scale, largest, total, acc)
     out = round_to(acc / total[:, None], out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_rows[:, None] + dims[None, :], out, mask=is_query[:, None])
 

@@ -5,6 +5,7 @@ differ from the plain path by rounding alone. The experts are five kinds of laun
 to the host; they take k rows of intermediate size and k float32 rows of hidden size per token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from nmoe_core.engine.kernels.expert_product import (
     PREFILL,
     DenseExperts,
     ExpertWeights,
+    alternate_halves,
     grouped_product,
     tile_experts,
 )
@@ -37,7 +39,7 @@ _BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """Experts of one block; `gate_up` has all gates before all ups of each expert."""
+    """Experts of one block; the rows of `gate_up` are gate, up, gate, up of each expert."""
 
     gate_up: ExpertWeights
     down: ExpertWeights
@@ -106,7 +108,7 @@ class KernelBlock(nn.Module):
         self.attn_norm, self.mlp_norm = block.attn_norm, block.mlp_norm
         self.router_weight, self.router_bias = block.mlp.router_weight, block.mlp.router_bias
         self.experts = FusedExperts(
-            _expert_weights(block.mlp.gate_up, block.mlp.gate_up_bias),
+            _expert_weights(block.mlp.gate_up, block.mlp.gate_up_bias, alternate_halves),
             _expert_weights(block.mlp.down, block.mlp.down_bias),
             config.experts_per_token,
             config.swiglu_limit,
@@ -128,7 +130,10 @@ class KernelBlock(nn.Module):
 KERNELS = Runtime(KernelBlock, KernelDocuments, KernelStep, DecodeGraphs)
 
 
-def _expert_weights(stack: Experts, bias: Tensor) -> ExpertWeights:
+def _expert_weights(
+    stack: Experts, bias: Tensor, order: Callable[[Tensor], Tensor] = lambda rows: rows
+) -> ExpertWeights:
+    bias = order(bias)
     if isinstance(stack, PackedExperts):
-        return tile_experts(stack.blocks.data, stack.scales.data, bias)
-    return DenseExperts(stack.weight.data, bias.float())
+        return tile_experts(order(stack.blocks.data), order(stack.scales.data), bias)
+    return DenseExperts(order(stack.weight.data), bias.float())

@@ -53,11 +53,13 @@ def dot(a, b, acc):
 def attend_keys(q, k, v, is_seen, scale, largest, total, acc):
     """Take a block of keys into the running maximum, sum and weighted values (FlashAttention).
 
-    q [M, D], k and v [K, D], is_seen [M, K]; scale holds log2(e). The new maximum must be finite:
-    a row sees a key of the block, or its maximum is a number already.
+    q [M, D], k and v [K, D], is_seen [M, K] or None where all are; scale holds log2(e). The new
+    maximum must be finite: a row sees a key of the block, or its maximum is a number already.
     """
     scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], k.shape[0]), dtype=tl.float32))
-    scores = tl.where(is_seen, scores * scale, float("-inf"))
+    scores *= scale
+    if is_seen is not None:
+        scores = tl.where(is_seen, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
     shrink = tl.exp2(largest - new_largest)
     powers = tl.exp2(scores - new_largest[:, None])

@@ -1,5 +1,6 @@
-"""The compiler for the H200 takes every kernel: what the interpreter cannot know."""
+"""The compiler for GPUs takes every kernel, and what it makes of the products of experts."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -11,14 +12,29 @@ from tests.project import output_of
 
 # What a program may use of a multiprocessor's 228 KiB.
 LARGEST_SHARED_BYTES = 227 * 1024
+TRITON = importlib.util.find_spec("triton")
+TOOL = Path(TRITON.origin or "").parent / "backends/nvidia/bin/cuobjdump" if TRITON else Path()
+# Of a warp, for 128 x 64 weights: read, decoded and multiplied by a tile of 16 or 128 rows.
+MOST_INSTRUCTIONS = {16: 240, 128: 200}
+# Of a warp, for 64 keys that 16 queries see whole.
+MOST_OF_ATTENTION = 380
 
 
-@pytest.mark.parametrize("what", ["quick", pytest.param("everything", marks=pytest.mark.slow)])
-def test_every_kernel_compiles_for_hopper_without_spilling(tmp_path, what):
-    """Quick: one variant of each kernel."""
-    script = Path(__file__).with_name("compile_for_hopper.py")
+@pytest.mark.skipif(not TOOL.is_file(), reason="this triton has no disassembler")
+@pytest.mark.parametrize(
+    ("capability", "what"),
+    [
+        (90, "quick"),
+        *(pytest.param(number, "everything", marks=pytest.mark.slow) for number in (90, 100)),
+    ],
+)
+def test_every_kernel_compiles_without_spilling_and_decodes_in_few_instructions(
+    tmp_path: Path, capability: int, what: str
+) -> None:
+    """Quick: a variant or two of each kernel."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
     env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    printed = output_of(sys.executable, "-W", "ignore", script, what, env=env)
+    printed = output_of(sys.executable, "-W", "ignore", script, str(capability), what, env=env)
     records = [json.loads(line) for line in printed.splitlines()]
     names = "add_rms_norm choose combine count decode merge offsets place prefill product rotate"
     assert {r["kernel"] for r in records} == {f"_{name}_kernel" for name in names.split()}
@@ -27,3 +43,12 @@ def test_every_kernel_compiles_for_hopper_without_spilling(tmp_path, what):
         assert record["shared_bytes"] <= LARGEST_SHARED_BYTES, record
         multiplies = record["kernel"] in ("_product_kernel", "_prefill_kernel", "_decode_kernel")
         assert record["has_products"] == (multiplies and not record["is_float32"]), record
+        assert record["waits"] <= 1, record
+        if record["kernel"] == "_prefill_kernel":
+            assert record["loop_instructions"] <= MOST_OF_ATTENTION, record
+    packed = [r for r in records if r["is_packed"] and not r["is_float32"]]
+    assert {r["rows"] for r in packed} == set(MOST_INSTRUCTIONS)
+    for record in packed:
+        assert record["loop_instructions"] <= MOST_INSTRUCTIONS[record["rows"]], record
+        if record["rows"] == 128 and capability == 90:
+            assert record["products"] == ["HGMMA.64x128x16.F32.BF16"] * 4, record

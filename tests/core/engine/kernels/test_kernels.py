@@ -21,11 +21,17 @@ FLOAT32, BFLOAT16 = (torch.empty(0, dtype=dtype) for dtype in (torch.float32, to
 TILE = TileShape(rows=16, columns=64, num_warps=4, num_stages=2)
 
 
-@pytest.mark.parametrize("window", [None, 1, 10, 15, 16, 18])
+@pytest.mark.parametrize("window", [None, 1, 10, 15, 16, 18, 33, 50])
 @pytest.mark.parametrize(
     ("lengths", "key_lengths", "like"),
-    [([1, 0, 35], None, FLOAT32), ([3, 20], [40, 20], FLOAT32), ([18], None, BFLOAT16)],
-    ids=["whole", "last queries", "bfloat16"],
+    [
+        ([1, 0, 35], None, FLOAT32),
+        ([3, 20], [40, 20], FLOAT32),
+        ([2, 18], [80, 48], FLOAT32),  # blocks of 16 keys that the last queries see whole, or not
+        ([3], [33], FLOAT32),
+        ([18], None, BFLOAT16),
+    ],
+    ids=["whole", "last queries", "interior", "edge", "bfloat16"],
 )
 def test_packed_documents_attend_to_themselves_alone(window, lengths, key_lengths, like):
     checks.check_prefill(HEADS, lengths, window, like, key_lengths)

@@ -1,9 +1,10 @@
-"""Compiles every kernel for Hopper (sm_90) on a machine without one, through the launchers.
+"""Compiles every kernel for a GPU on a machine without one, through the launchers.
 
-With `quick`, one variant of each kernel. Prints one JSON line a compilation: kernel, bytes of
-shared memory, bytes of stack (spilled registers), and whether tensor-core products are in it. Run
-by test_compiles.py in a process of its own, since the interpreter and the compiler exclude each
-other.
+Arguments: the compute capability, 90 or 100, and `quick` for one or two variants of each kernel or
+`everything`. Prints one JSON line a compilation: kernel, registers, bytes of shared memory and of
+stack (spilled registers), whether tensor-core products are in it, and its loop of such products:
+instructions of a warp, shapes of products, and waits for them. Run by test_compiles.py in a process
+of its own, since the interpreter and the compiler exclude each other.
 """
 
 import json
@@ -33,32 +34,58 @@ from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.weights import mxfp4
 
 HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS = 2880, 64, 8, 64, 2
-IS_QUICK = sys.argv[1:] == ["quick"]
-_compiled: set[JITFunction] = set()
+CAPABILITY, IS_QUICK = int(sys.argv[1]), sys.argv[2] == "quick"
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+PRODUCT = re.compile(r"(?:HMMA|HGMMA|UTCHMMA)\S*")
+_compiled: set[tuple[JITFunction, int | None]] = set()
 
 
 def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    if IS_QUICK and kernel in _compiled:
+    variant = kernel, kwargs.get("BLOCK_M")
+    if IS_QUICK and variant in _compiled:
         return
-    _compiled.add(kernel)
+    _compiled.add(variant)
     compiled = _run(kernel, *args, grid=grid, warmup=True, **kwargs)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    [stack] = re.findall(r"STACK:(\d+)", usage)
+        usage, sass = (
+            subprocess.run([TOOL, what, file.name], capture_output=True, text=True, check=True)
+            for what in ("-res-usage", "-sass")
+        )
+    [(registers, stack)] = re.findall(r"REG:(\d+) STACK:(\d+)", usage.stdout)
     record = {
         "kernel": kernel.__name__,
+        "rows": kwargs.get("BLOCK_M"),
+        "is_packed": kwargs.get("IS_PACKED", False),
+        "registers": int(registers),
         "shared_bytes": compiled.metadata.shared,
         "stack_bytes": int(stack),
         # A product of float32 values, as plain torch makes them: exact, and not made to be fast.
         "is_float32": compiled.src.signature.get("x_ptr") == "*fp32",
-        "has_products": any(op in compiled.asm["ptx"] for op in ("wgmma", "mma.sync")),
+        "has_products": PRODUCT.search(sass.stdout) is not None,
+        **product_loop(sass.stdout),
     }
     print(json.dumps(record), flush=True)
+
+
+def product_loop(sass: str) -> dict[str, Any]:
+    """The shortest loop with a product in it: what lies between a branch back and its target."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?) ;", sass)
+    instructions = [(int(place, 16), text) for place, text in found]
+    loops: list[list[str]] = []
+    for place, text in instructions:
+        target = re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) < place:
+            body = [other for at, other in instructions if int(target[1], 16) <= at <= place]
+            if PRODUCT.search("\n".join(body)):
+                loops.append(body)
+    body = min(loops, key=len, default=[])
+    return {
+        "loop_instructions": len(body),
+        "products": [match[0] for text in body if (match := PRODUCT.search(text))],
+        "waits": sum("WARPGROUP.DEPBAR" in text for text in body),
+    }
 
 
 def mixtures() -> None:
@@ -94,12 +121,12 @@ if __name__ == "__main__":
     _run = JITFunction.run
     JITFunction.run = compile_only
     # The part of a driver that compiling asks for.
-    hopper = SimpleNamespace(
+    device = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
     )
-    driver.set_active(hopper)  # pyright: ignore[reportArgumentType]
+    driver.set_active(device)  # pyright: ignore[reportArgumentType]
     assert DECODE.rows != PREFILL.rows
     mixtures()
     attention()
