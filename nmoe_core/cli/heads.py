@@ -11,7 +11,7 @@ from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.cli import labels
 from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
-from nmoe_core.cli.output import print_table
+from nmoe_core.cli.output import duration, print_table
 from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 
@@ -267,9 +267,12 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
 
 def _cost(costs: list[dict[str, Any]]) -> str:
     names = {"hydra": "probe and judge", "student": "student"}
-    hours = (f"{names[c['grader']]} {c['hours_per_million_documents']:g} h" for c in costs)
-    shown = ", ".join(hours) or "not measured"
-    return f"a million such documents on the machine that calibrated: {shown}\n"
+    times = (
+        f"{names[cost['grader']]} {duration(3600 * cost['hours_per_million_documents'])}"
+        for cost in costs
+    )
+    shown = ", ".join(times) or "not measured"
+    return f"to grade a million such documents took, on the machine that calibrated: {shown}\n"
 
 
 def _with_interval(found: dict[str, Any], name: str) -> str:

@@ -77,6 +77,11 @@ def size(size_bytes: float | None) -> str:
     return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
 
 
+def counted(count: int, what: str) -> str:
+    """`1 time`, `2,000 times`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """`12 s`, `3 min`, `2.5 h`; `?` where it is not known."""
     if seconds is None:

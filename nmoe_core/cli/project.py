@@ -120,10 +120,11 @@ def _show_project(facts: dict[str, Any]) -> None:
             "tokens",
             "text in",
             "languages",
-            "prep takes",
+            "tokenizing",
         )
         print_table(header, rows)
-        print("tokens and the time of prep are estimated from a sample; languages are by documents")
+        print("tokens and the time to make them are estimated from a sample;", end=" ")
+        print("languages are by documents")
     for one in facts["sources"]:
         if one["problem"] is not None:
             print(f"left out: {one['problem']}")
@@ -197,8 +198,9 @@ def _show_report(report: dict[str, Any]) -> None:
         print(textwrap.fill(choice["sentence"], 112))
     else:
         print(f"grader: {report['grader']}")
-    taus = ", ".join(f"{name} {value:.3f}" for name, value in report["thresholds"].items())
-    print(f"thresholds: {taus}")
+    exits = ("tau_probe", "tau_student")  # 0 where no document leaves early
+    taus = {name: t for name, t in report["thresholds"].items() if t or name not in exits}
+    print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
     if report["backbone"] == "tiny" and report["grader"] != "student":
         print("(both stand in for large models: the figures show the machinery, not the text)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, run_of
-from nmoe_core.cli.output import add_verb, print_rows
+from nmoe_core.cli.output import add_verb, counted, print_rows
 
 if TYPE_CHECKING:
     from nmoe_core.seen.answer import Answer, Hit, Reading
@@ -48,7 +48,8 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
     if isinstance(found, list):
         print_rows(found)
         return
-    places = f"{found.occurrences:,} times in {found.documents:,} documents"
+    times, documents = counted(found.occurrences, "time"), counted(found.documents, "document")
+    places = f"{times} in {documents}"
     if not found.occurrences:
         print("not read: no curated document has it")
     elif found.is_read is None:

@@ -89,9 +89,12 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
     found = {}
     for i in dropped:
         reason, copy = reasons[codes[i] - 1], copies.get(i, "")
+        of_clause = values.get(i, {})
         shown = ", ".join(
-            str(value) if reason.startswith(meaning(name)) else f"{name} {value}"
-            for name, value in values.get(i, {}).items()
+            str(value)
+            if len(of_clause) == 1 and reason.startswith(meaning(name))
+            else f"{name} {value}"
+            for name, value in of_clause.items()
         )
         line = f"{reason}: {shown}" if shown else reason
         found[i] = copy if copy and reason == COPIES else ", ".join(filter(None, (line, copy)))

@@ -41,12 +41,17 @@ _NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "oth
 _NUMBER, _TEXT = r"-?\d+(?:\.\d+)?", r"'(?:[^']|'')*'"
 _COMPARED = re.compile(rf'\("?(\w+)"? (>=|>|<=|<|=) ({_NUMBER}|{_TEXT})\)')
 _LISTED = re.compile(rf'\("?(\w+)"? IN \(((?:{_NUMBER}|{_TEXT})(?:, (?:{_NUMBER}|{_TEXT}))*)\)\)')
+_EXCLUDED = re.compile(rf"\(NOT {_LISTED.pattern}\)")
 _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
 
 
 def in_words(clause: str) -> str:
     """What a document fails that a clause leaves out: the clause itself, negated, where it is more
-    than a comparison of one column with constants."""
+    than comparisons of one column with constants, of which one may be enough."""
+    if len(parts := _alternatives(clause)) > 1:
+        failed = [*map(in_words, parts)]
+        is_plain = not any(one.startswith("not ") for one in failed)
+        return ", and ".join(failed) if is_plain else f"not {clause}"
     if clause in _WHOLE:
         return _WHOLE[clause]
     if found := _COMPARED.fullmatch(clause):
@@ -54,9 +59,24 @@ def in_words(clause: str) -> str:
         return f"{meaning(column)} {_NOT[compared]} {_plain(constant)}"
     if found := _LISTED.fullmatch(clause):
         return f"{meaning(found[1])} other than {_plain(found[2])}"
+    if found := _EXCLUDED.fullmatch(clause):
+        return f"{meaning(found[1])} {_plain(found[2])}"
     if found := _BETWEEN.fullmatch(clause):
         return f"{meaning(found[1])} outside {found[2]} to {found[3]}"
     return f"not {clause}"
+
+
+def _alternatives(clause: str) -> list[str]:
+    """The parts of which one must be true; the clause alone where it is no OR."""
+    inner = clause[1:-1]
+    without_texts = re.sub(_TEXT, lambda text: "_" * len(text[0]), inner)
+    parts, depth, begin = list[str](), 0, 0
+    for found in re.finditer(r"[()]| OR ", without_texts):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if depth == 0 and found[0] == " OR ":
+            parts.append(inner[begin : found.start()])
+            begin = found.end()
+    return [*parts, inner[begin:]] if parts else [clause]
 
 
 def meaning(column: str) -> str:

@@ -216,6 +216,12 @@ def test_an_expression_that_names_no_column_keeps_all_or_nothing() -> None:
         ("n_words between 5 and 9", "number of words outside 5 to 9"),
         ("share > -0.5", "share at most -0.5"),
         ("meta.kb < n_words", "not (meta.kb < n_words)"),
+        ("lang not in ('en', 'und')", "language en, und"),
+        (
+            "lang = 'a) OR (b' or n_words > 9",
+            "language other than a) OR (b, and number of words at most 9",
+        ),
+        ("meta.kb < n_words or n_words > 9", "not ((meta.kb < n_words) OR (n_words > 9))"),
     ],
 )
 def test_what_a_clause_leaves_out_is_said_in_words_where_it_is_simple(

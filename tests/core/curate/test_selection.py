@@ -165,7 +165,7 @@ def test_every_document_that_is_left_out_is_explained_in_one_line(numbered: Corp
         values = (
             "not ((number % 2) = 0): number {number}",
             "not (decision != 'drop'): decision {decision}",
-            "not ((topic < 4) OR (number > 100)): topic {topic}, number {number}",
+            "topic at least 4, and number at most 100: topic {topic}, number {number}",
         )
         found = why_left_out(run, numbered.shard(bucket), range(len(rows)))
         assert [*found] == [i for i, row in enumerate(rows) if _failing(row)]

@@ -186,7 +186,8 @@ def test_the_command_says_what_the_function_finds(
     assert (shown["sentence"], shown["occurrences"]) == (sentence, found.occurrences)
     assert main(["seen", sentence, "--config", str(run.path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"read: {found.occurrences} times")
+    times = "1 time in 1 document," if found.occurrences == 1 else f"{found.occurrences} times in "
+    assert text.startswith(f"read: {times}")
     assert f"«{sentence}»" in text
     assert f"first at step {found.first_step}," in text
     assert said(capsys, "explain", found.hits[0].doc_id, *config)["readings"]
