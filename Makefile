@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-all ui lint docs bench crash clean
+.PHONY: setup demo test test-all ui lint docs bench crash fuzz clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -35,7 +35,7 @@ demo: setup  ## the main job on real text found on this machine
 
 # Two processes share the test files; one thread each, as they would fight over the cores otherwise.
 TEST_WORKERS ?= 2
-test test-all crash: export OMP_NUM_THREADS := 1
+test test-all crash fuzz: export OMP_NUM_THREADS := 1
 test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 test-all crash: export HYPOTHESIS_PROFILE := random
 
@@ -50,6 +50,9 @@ crash: setup  ## kill and resume; every place with FULL=1, others with CRASH_SEE
 
 ui: setup  ## Dagster in the browser
 	$(BIN)/dagster dev -w workspace.yaml
+
+fuzz: setup  ## N changed files of each format, from SEED on
+	$(BIN)/python -m tests.fuzz -n $(or $(N),1000) $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

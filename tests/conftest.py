@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,10 @@ def _fixed_weights() -> None:
 
 
 _ODD_VALUES: tuple[Any, ...] = (0, -1, 1, 10**30, 0.5, None, True, "", "x", [], {}, [0])
+_ODD_VALUES += (float("nan"), float("inf"), 1e308, "\ud800", "\0", "../../etc/passwd", "/etc")
+_NUMBERS = (b"0", b"-1", b"1e999", b"-0.0", b"9" * 30, b"9" * 5000, b"NaN", b"2147483648", b"0x1")
+_NOT_JSON = (ValueError, TypeError, IndexError, RecursionError)
+_MAX_TEXT = 2**16  # bytes in which numbers and keys are looked for
 
 
 class Mutations:
@@ -83,6 +88,51 @@ class Mutations:
             case _:
                 holder[key] = self.rng.choice(_ODD_VALUES)
         return json.dumps(value).encode()
+
+    def any_number(self, payload: bytes) -> bytes:
+        """A number in decimal digits, or one of four or eight bytes, is another."""
+        digits = [match.span() for match in re.finditer(rb"-?\d+", payload[:_MAX_TEXT])]
+        if digits and self.rng.randrange(3):
+            at, to = self.rng.choice(digits)
+            return payload[:at] + self.rng.choice(_NUMBERS) + payload[to:]
+        size = self.rng.choice([4, 8])
+        at = self.rng.randrange(max(1, len(payload) // size)) * size
+        value = self.rng.choice([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]) % 2 ** (8 * size)
+        return payload[:at] + value.to_bytes(size, "little") + payload[at + size :]
+
+    def any_line(self, payload: bytes) -> bytes:
+        """A value of one JSON line is another as by `any_value`, or a line is gone, is there twice
+        or has another place."""
+        lines = payload.splitlines(keepends=True)
+        i = self.rng.randrange(len(lines))
+        match self.rng.randrange(6):
+            case 0:
+                return b"".join(lines[:i] + lines[i + 1 :])
+            case 1:
+                return b"".join([*lines[:i], lines[i], *lines[i:]])
+            case 2:
+                self.rng.shuffle(lines)
+                return b"".join(lines)
+        try:
+            return b"".join([*lines[:i], self.any_value(lines[i]) + b"\n", *lines[i + 1 :]])
+        except _NOT_JSON:
+            pass
+        try:
+            return self.any_value(payload)
+        except _NOT_JSON:  # no longer JSON, or without values
+            return self.any_bytes(payload)
+
+    def any_key(self, payload: bytes) -> bytes:
+        """A key of JSON is there twice, with its own value and with an odd one, or is nested."""
+        found = list(re.finditer(rb'"[^"\n]{1,40}":', payload[:_MAX_TEXT]))
+        if not found:
+            return self.any_bytes(payload)
+        match = self.rng.choice(found)
+        if self.rng.randrange(4) == 0:
+            depth = self.rng.choice([10, 2000, 100_000])
+            return payload[: match.end()] + b"[" * depth + payload[match.end() :]
+        odd = json.dumps(self.rng.choice(_ODD_VALUES)).encode()
+        return payload[: match.start()] + match[0] + odd + b", " + payload[match.start() :]
 
 
 @pytest.fixture

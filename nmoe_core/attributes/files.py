@@ -121,8 +121,10 @@ def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
     with _opened(path) as file:
         names = [name for name in _footer(path, file).schema.names if is_wanted(name)]
         try:
-            return file.read(names, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+            table = file.read(names, use_threads=False)
+            table.validate(full=True)  # text may hold any bytes
+            return table
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _not_ours(path, one_line(error)) from None
 
 
@@ -133,7 +135,7 @@ def _opened(path: Path) -> pq.ParquetFile:
         raise FormatError(
             "no attribute here", where=path, do="run `nmoe attributes`", code="E-ATTRIBUTE-MISSING"
         ) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _not_ours(path, one_line(error)) from None
 
 
@@ -142,7 +144,7 @@ def _footer(path: Path, file: pq.ParquetFile) -> Footer:
     try:
         footer = json.loads((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         raise _not_ours(path, "a Parquet file without the footer of an attribute") from None
     return Footer(*found, schema, metadata.num_rows)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest
+from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.atomic import replacing, write_bytes, write_jsonl
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
@@ -83,12 +84,22 @@ def read_rows(tree: Tree) -> tuple[Row, ...]:
 @functools.lru_cache(maxsize=4)
 def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
     kinds = {field.name: {"int": int, "bool": bool}.get(str(field.type), str) for field in _FIELDS}
-    rows = []
+    rows, seal = [], {}
     for line, value in read_objects(path, lambda line, found: _refuse(path, line, found)):
+        if "sha256" in value:
+            seal = value
+            continue
         if {key: type(item) for key, item in value.items()} != kinds:
             raise _refuse(path, line.number, f"keys {', '.join(value)}"[:200])
         rows.append(Row(**value))
+    if seal != _seal(rows):
+        raise _refuse(path, None, "rows that are not those of its seal")
     return tuple(rows)
+
+
+def _seal(rows: Iterable[Row]) -> dict[str, str]:
+    """The last line: a row that was damaged or lost would let its document come back."""
+    return {"sha256": sha256_json([asdict(row) for row in rows])}
 
 
 _FIELDS = fields(Row)
@@ -150,7 +161,8 @@ def add_rows(
             payload = io.BytesIO()
             np.save(payload, np.concatenate(parts))
             write_bytes(tree.takedown_grams, payload.getvalue())
-            write_jsonl(tree.takedown, [asdict(row) for row in (*known, *added)])
+            whole = (*known, *added)
+            write_jsonl(tree.takedown, [*(asdict(row) for row in whole), _seal(whole)])
     return added
 
 
@@ -161,11 +173,11 @@ def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
     if not digests:
         return np.empty(0, GRAMS)
     try:
-        grams = np.load(tree.takedown_grams, allow_pickle=False)
+        grams = map_npy(tree.takedown_grams)
     except (OSError, ValueError) as error:
         raise _refuse(tree.takedown_grams, None, str(error)) from None
-    if grams.dtype != GRAMS:
-        raise _refuse(tree.takedown_grams, None, f"rows of {grams.dtype}"[:200])
+    if grams.dtype != GRAMS or grams.ndim != 1:
+        raise _refuse(tree.takedown_grams, None, f"{grams.ndim} axes of {grams.dtype}"[:200])
     grams = grams[grams["text"] < len(digests)]
     places = np.searchsorted(grams["text"], np.arange(len(digests) + 1))
     for number, (text, expected) in enumerate(digests.items()):

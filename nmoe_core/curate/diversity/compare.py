@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.errors import CurationError
 from nmoe_core.curate.topics.clusters import fit_pca, project
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
@@ -98,9 +99,9 @@ def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
     """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
     Raises CurationError: it is no such array (E-CURATION-EMBEDDING)."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = map_npy(path)
         found = f"{array.dtype} {array.shape}"
-    except (ValueError, EOFError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError) as error:
         array, found = np.empty(()), str(error)
     fits = [wanted in (None, size) for wanted, size in zip(shape, array.shape)]
     if array.dtype.kind not in kinds or array.ndim != len(shape) or not all(fits):
