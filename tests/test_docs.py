@@ -1,5 +1,6 @@
 """The documentation and the README are true: links, commands, targets and files exist."""
 
+import importlib
 import re
 import runpy
 import subprocess
@@ -21,6 +22,19 @@ def test_the_page_of_errors_is_made_from_the_code_as_it_is() -> None:
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_errors.py"))["page"]()
     page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
     assert page == made, "run `python docs/make_errors.py`"
+
+
+def test_the_page_of_the_python_interface_is_made_from_the_code_as_it_is() -> None:
+    pytest.importorskip("torch")
+    made = runpy.run_path(str(REPOSITORY / "docs" / "make_api.py"))["page"]()
+    page = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == made, "run `python docs/make_api.py`"
+    exported = [f"### {name}.{one}" for name in ("loader", "nmoe_core") for one in _exported(name)]
+    assert set(exported) <= set(page.splitlines())
+
+
+def _exported(package: str) -> set[str]:
+    return set(importlib.import_module(package).__all__) - {"__version__"}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse words its help otherwise")

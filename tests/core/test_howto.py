@@ -38,7 +38,11 @@ def test_settings_and_commands_of_a_how_to_are_valid(page: Path, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_of_a_how_to_run_in_an_empty_directory(page: Path, tmp_path: Path) -> None:
+def test_blocks_of_a_how_to_run_in_an_empty_directory(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if page.stem == "s3":
+        request.getfixturevalue("s3")  # a server on this machine, named by the environment
     for module in ("torch", "datasets", "sklearn", "pydivsufsort"):
         pytest.importorskip(module)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NMOE_CONFIG", "DAGSTER"))}
