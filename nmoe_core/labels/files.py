@@ -162,12 +162,11 @@ class Labels:
 
     def require_coverage(self) -> None:
         """Refuse labels of which most failed: the others may be unlike them (E-LABEL-COVERAGE)."""
-        if len(self.doc_ids) < MIN_PARSE_RATE * self.num_judged:
-            usable = f"{len(self.doc_ids)} of {self.num_judged} usable"
+        if (usable := len(self.doc_ids)) < MIN_PARSE_RATE * self.num_judged:
             raise LabelError(
                 "most labels failed, and the others may be unlike them",
                 where=self.path,
-                found=f"{usable}, {self.num_salvaged} salvaged",
+                found=f"{usable} of {self.num_judged} usable, {self.num_salvaged} salvaged",
                 expected=f"at least {MIN_PARSE_RATE:.0%}",
                 do="check the oracle, and label again",
                 code="E-LABEL-COVERAGE",
