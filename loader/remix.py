@@ -62,11 +62,20 @@ def remix(
         PlanError: The run does not reach the step, or nothing is left of it (E-REMIX-STEP); a
             source has too few windows left (E-PLAN-SHORT), a new one gets no sequence
             (E-PLAN-ZERO), or its data are not those of the plan's source of that name
-            (E-PLAN-DATA); as `build_plan` for new sources.
+            (E-PLAN-DATA); a twin is to have new sources (E-PLAN-TWIN); as `build_plan` for new
+            sources.
     """
     where, batch_size = f"remix of {plan.plan_id}", plan.batch_size
     if steps is not None:
         tables.number(steps, f"{where}: steps", positive=True, whole=True)
+    if plan.twins and sources:
+        raise PlanError(
+            "a source joins two plans of one text through the first of them",
+            where=where,
+            found=f"new sources {', '.join(sources)} of a twin",
+            do="remix the first plan, and make its twin anew",
+            code="E-PLAN-TWIN",
+        )
     weighed, phased = _read(weights, sources or {}, phases, step, where)
     with closing(Stream(plan, "train")) as stream:
         end = (steps or plan.num_sequences // batch_size) * batch_size

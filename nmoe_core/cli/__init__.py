@@ -21,9 +21,9 @@ from nmoe_core.cli import (
     curate,
     generate,
     heads,
+    plans,
     prep,
     project,
-    remix,
     run,
     seen,
     shards,
@@ -40,7 +40,8 @@ _GROUPS = {
     "start: a project and its tasks": ("init", "run", "ui", "completion", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
-    "curate: what is kept, in which order": ("curate", "ablate", "takedown", "remix", "bisect"),
+    "curate: what is kept, in which order": ("curate", "ablate", "takedown"),
+    "change: plans of runs that are under way": ("remix", "bisect", "twin"),
     "look: before, during, after a run": ("plan", "report", "explain", "seen", "info", "inspect"),
     "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
 }
@@ -86,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, prep, shards, stores, attributes)
-    for module in (*prepared, heads, generate, curate, takedown, run, seen, remix):
+    for module in (*prepared, heads, generate, curate, takedown, run, seen, plans):
         module.register(verbs)
     completion.register(verbs, parser)
     more = "nmoe COMMAND --help says more of each."

@@ -74,6 +74,7 @@ _BY_WRITER = {
     "export olmo": ("nmoe_core.export.raw:write_olmo",),
     "export mds": ("nmoe_core.export.mds:write",),
     "remix": ("nmoe_core.tasks.plans.remix:write_remix",),
+    "twin": ("nmoe_core.tasks.plans.twin:write_twin",),
     "blocks": ("loader.files.blocks:write_blocks",),
     "block cache": (
         "loader.files.block_cache:BlockCache._locked",

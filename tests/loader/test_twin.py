@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import IGNORE_INDEX, load_plan, resolve_plan, twin
+from loader import IGNORE_INDEX, load_plan, remix, resolve_plan, twin
 from loader.rows.origins import Place, origins, readings
 from loader.rows.stream import Stream
 from tests.loader.conftest import EOS, write_manifest, write_shard
 from tests.loader.shared import open_loader
-from tests.refusals import refused
+from tests.project import said
+from tests.refusals import refused, refused_line
 
 NAMES = ("web", "code")
 SEQ_LEN, OWN_LEN = 16, 40
@@ -195,3 +196,52 @@ def test_readings_of_a_document_are_the_rows_of_the_twin_that_name_it(
     assert len(expected) > 20
     for place, rows in expected.items():
         assert list(readings(stream, [place])) == rows
+
+
+def test_the_remix_of_a_twin_is_the_twin_of_the_remix(corpora, tmp_path):
+    plan, other = plans(tmp_path)
+    edit = {"weights": {"web": 1, "code": 3}, "phases": [{"start_step": 30, "lr_scale": 0.1}]}
+    edit["phases"][0]["dataset_weights"] = {"web": 1}
+    first, _ = remix(plan, 15, **edit)
+    second, certificate = remix(other, 15, **edit)
+    named = {name: tmp_path / "two" / name for name in NAMES}
+    assert second == twin(first, named, OWN_LEN) != other
+    assert certificate.after == second
+    with open_loader(other) as loader:
+        for _ in range(15):
+            loader.next()
+        state = loader.state_dict()
+    with open_loader(second) as loader:
+        loader.load_state_dict(state)
+        assert loader.step == 15
+
+
+def test_a_source_joins_a_pair_through_the_first_plan(corpora, tmp_path):
+    plan, other = plans(tmp_path)
+    write(tmp_path / "one", "late", [30] * 200, 1)
+    write(tmp_path / "two", "late", [40] * 200, 1, tokenizer="other")
+    weights = {"web": 1, "late": 1}
+    with refused("E-PLAN-TWIN"):
+        remix(other, 15, weights=weights, sources={"late": tmp_path / "two" / "late"})
+    after, _ = remix(plan, 15, weights=weights, sources={"late": tmp_path / "one" / "late"})
+    named = {name: tmp_path / "two" / name for name in (*NAMES, "late")}
+    with open_loader(twin(after, named, OWN_LEN)) as loader:
+        loader.seek_step(20)
+        loader.next()
+        assert loader.metrics()["late"]["sequences"] > 0
+
+
+def test_the_command_writes_the_twin_of_a_plan(corpora, tmp_path, capsys):
+    plan, other = plans(tmp_path)
+    path, output = tmp_path / "plan.json", tmp_path / "deep" / "twin.json"
+    output.parent.mkdir()
+    path.write_text(plan.placed_in(tmp_path).to_json())
+    named = [f"--source={name}={tmp_path / 'two' / name}" for name in NAMES]
+    verb, flags = ("twin", str(path)), ["-o", str(output), "--seq-len"]
+    facts = said(capsys, *verb, *named, *flags, OWN_LEN)
+    assert facts["sequences"] == plan.num_sequences
+    assert load_plan(output).plan_hash == other.plan_hash
+    output.unlink()
+    refused_line(capsys, *verb, *named, *flags, str(SEQ_LEN), code="E-PLAN-TWIN")
+    refused_line(capsys, *verb, *named[:1], *flags, str(OWN_LEN), code="E-CONFIG")
+    assert not output.exists()

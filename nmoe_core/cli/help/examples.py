@@ -93,6 +93,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe seen 'It was the best of times' --step 5000 --limit 3",
     ),
     "nmoe report": ("nmoe report", "nmoe report --html report/index.html"),
+    "nmoe twin": (
+        "nmoe twin plan.json --source web=other/web --source code=other/code --seq-len 4096"
+        " -o twin.json",
+    ),
     "nmoe remix": ("nmoe remix --step 500 --weights web=0.7,code=0.3 -o remixed.json",),
     "nmoe bisect": (
         "nmoe bisect out/mixture/loader_plan.json --from-step 40 --to-step 44"

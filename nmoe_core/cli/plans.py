@@ -1,5 +1,6 @@
-"""A live run: `nmoe remix` makes it read other sources in other shares from a step on; `nmoe
-bisect` finds which documents of some steps did harm."""
+"""Plans made of plans: `nmoe remix` makes a run read other sources in other shares from a step on;
+`nmoe bisect` finds which documents of some steps did harm; `nmoe twin` reads the same text in
+another tokenizer."""
 
 from __future__ import annotations
 
@@ -70,6 +71,21 @@ def register(verbs: Any) -> None:
     verb.add_argument(
         "-o", "--output", type=Path, required=True, metavar="DIR", help="of what is found"
     )
+    text = "a plan that reads the same text at the same steps in another tokenizer"
+    verb = add_verb(verbs, "twin", pair, text, _show_twin)
+    verb.add_argument("plan", type=Path, metavar="PLAN", help="plan of a loader")
+    verb.add_argument(
+        "--source",
+        type=_source,
+        action="append",
+        required=True,
+        metavar="NAME=PATH",
+        help="directory or manifest of each source in the other tokenizer; repeatable",
+    )
+    verb.add_argument(
+        "--seq-len", type=int, required=True, metavar="N", help="tokens of its rows, with padding"
+    )
+    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="its twin")
 
 
 def write(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +120,13 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
         return write_bisection(plan, suspects, replays, arguments.above, arguments.output)
 
 
+def pair(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.tasks.plans.twin import write_twin
+
+    plan, sources = resolve_plan(arguments.plan), dict(arguments.source)
+    return write_twin(plan, sources, arguments.seq_len, arguments.output)
+
+
 def _show_causes(facts: dict[str, Any]) -> None:
     print_rows(facts["causes"])
     print(f"{len(facts['causes'])} of {facts['suspects']:,} documents, {facts['replays']} replays")
@@ -130,6 +153,10 @@ def _show(facts: dict[str, Any]) -> None:
         print(f"stages no longer read: {', '.join(facts['stages_ended'])}")
     print(f"plan {facts['plan_hash_after']} goes on from {facts['plan_hash_before']}")
     print(f"{facts['plan']}\n{facts['certificate']}")
+
+
+def _show_twin(facts: dict[str, Any]) -> None:
+    print(f"{facts['plan']}: {facts['sequences']:,} sequences in {facts['steps']:,} steps")
 
 
 def _weights(text: str) -> dict[str, float]:

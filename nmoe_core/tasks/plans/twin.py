@@ -1,0 +1,25 @@
+"""`nmoe twin`: the plan of a run over the same text in another tokenizer, as a file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loader.plan.records import LoaderPlan
+from loader.twin import twin
+from nmoe_core.base.atomic import write_bytes
+
+
+def write_twin(
+    plan: LoaderPlan, sources: Mapping[str, Path], seq_len: int, output: Path
+) -> dict[str, Any]:
+    """Commit the twin of a plan; returns `plan`, its path, `plan_id`, `sequences` and `steps`.
+    Raises as `loader.twin`."""
+    output = output.absolute()
+    other = twin(plan, sources, seq_len).placed_in(output.parent)
+    write_bytes(output, other.to_json().encode())
+    return {
+        "plan": str(output),
+        "plan_id": other.plan_id,
+        "sequences": other.num_sequences,
+        "steps": other.num_sequences // other.batch_size,
+    }
