@@ -18,12 +18,12 @@ from nmoe_core.engine.block import Block, Runtime
 from nmoe_core.engine.kernels.contexts import KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_product import (
     DECODE,
-    PREFILL,
     DenseExperts,
     ExpertWeights,
     alternate_halves,
     grouped_product,
     tile_experts,
+    tile_for,
 )
 from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
 from nmoe_core.engine.kernels.mode import round_to, widen
@@ -56,7 +56,7 @@ class FusedExperts:
         that a token's bits do not depend on how many others there are; large batches are slower.
         """
         num_rows, num_experts = len(logits) * self.experts_per_token, logits.shape[1]
-        shape = DECODE if batch_invariant or num_rows <= 32 * num_experts else PREFILL
+        shape = DECODE if batch_invariant else tile_for(num_rows, num_experts)
         routing = route(logits, self.experts_per_token, shape.rows)
         swiglu = self.swiglu_limit, self.swiglu_alpha
         inner = grouped_product(x, self.gate_up, routing, shape, swiglu)

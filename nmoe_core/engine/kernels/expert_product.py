@@ -109,9 +109,19 @@ class TileShape:
     num_stages: int
 
 
-# Many rows per expert; or a few, where reading and decoding the weights is most of the work.
-PREFILL = TileShape(rows=128, columns=128, num_warps=8, num_stages=3)
-DECODE = TileShape(rows=16, columns=128, num_warps=4, num_stages=4)
+# From few rows per expert, where reading and decoding the weights is most of the work, to many.
+TILES = (
+    TileShape(rows=16, columns=128, num_warps=4, num_stages=4),
+    TileShape(rows=32, columns=128, num_warps=4, num_stages=4),
+    TileShape(rows=64, columns=128, num_warps=8, num_stages=3),
+    TileShape(rows=128, columns=128, num_warps=8, num_stages=3),
+)
+DECODE, PREFILL = TILES[0], TILES[-1]
+
+
+def tile_for(num_rows: int, num_experts: int) -> TileShape:
+    """The smallest tile that holds an expert's rows, if all have as many; else the largest."""
+    return next((tile for tile in TILES if num_rows <= tile.rows * num_experts), PREFILL)
 
 
 @on_its_device

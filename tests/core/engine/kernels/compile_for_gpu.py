@@ -29,7 +29,7 @@ from nmoe_core.engine.kernels.attention import (
     query_blocks,
 )
 from nmoe_core.engine.kernels.block import FusedExperts
-from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL, DenseExperts, tile_experts
+from nmoe_core.engine.kernels.expert_product import TILES, DenseExperts, tile_experts
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.weights import mxfp4
 
@@ -91,12 +91,13 @@ def product_loop(sass: str) -> dict[str, Any]:
 def mixtures() -> None:
     bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
-    many = 32 * EXPERTS + 1  # with one choice per token, the other tile shape
+    # With one choice per token, each tile shape; the smallest and the largest first.
+    counts = [tile.rows * EXPERTS for tile in (TILES[0], TILES[-1], *TILES[1:-1])]
     for dtype in (torch.bfloat16, torch.float32):
         packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
         dense = [DenseExperts(torch.zeros(s, dtype=dtype), b) for s, b in zip(sizes, bias)]
         for up, down in (packed, dense):
-            for rows in (1, many):
+            for rows in counts:
                 x = torch.zeros(rows, HIDDEN, dtype=dtype)
                 FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
 
@@ -127,7 +128,6 @@ if __name__ == "__main__":
         get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
     )
     driver.set_active(device)  # pyright: ignore[reportArgumentType]
-    assert DECODE.rows != PREFILL.rows
     mixtures()
     attention()
     rows = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)

@@ -62,11 +62,14 @@ def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch)
     route = Mock(side_effect=LookupError)
     monkeypatch.setattr(block, "route", route)
     experts = Transformer.from_checkpoint(checkpoint, use_kernels=True).blocks[0].experts
-    for count, batch_invariant in itertools.product((1, 140), (False, True)):
+    per_token = experts.experts_per_token
+    counts = [4 * rows // per_token for rows in (1, 16, 32, 64, 128, 1000)]
+    for batch_invariant, count in itertools.product((False, True), [*counts, counts[1] + 1]):
         x = torch.randn(count, 64)
         with pytest.raises(LookupError):
             experts(x, torch.zeros(count, 4), x, batch_invariant)
-    assert [call.args[2] for call in route.call_args_list] == [16, 16, 128, 16]
+    rows = [call.args[2] for call in route.call_args_list]
+    assert rows == [16, 16, 32, 64, 128, 128, 32] + 7 * [16]
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])

@@ -14,8 +14,9 @@ from tests.project import output_of
 LARGEST_SHARED_BYTES = 227 * 1024
 TRITON = importlib.util.find_spec("triton")
 TOOL = Path(TRITON.origin or "").parent / "backends/nvidia/bin/cuobjdump" if TRITON else Path()
-# Of a warp, for 128 x 64 weights: read, decoded and multiplied by a tile of 16 or 128 rows.
-MOST_INSTRUCTIONS = {16: 240, 128: 200}
+# Of a warp, for 128 x 64 weights: read, decoded and multiplied by a tile of so many rows. Tiles of
+# 64 and 128 rows have twice the warps.
+MOST_INSTRUCTIONS = {16: 240, 32: 270, 64: 200, 128: 200}
 # Of a warp, for 64 keys that 16 queries see whole.
 MOST_OF_ATTENTION = 380
 
