@@ -1,8 +1,8 @@
 """Source kind `huggingface`: a `datasets` repository, or a local directory of the same shape.
 
-A local directory written by `save_to_disk` is memory-mapped; any other local directory or hub id
-is streamed, so nothing is copied into a cache. A hub id is resolved to a commit once, and what is
-read is that commit.
+A local directory written by `save_to_disk` is memory-mapped; any other local directory is streamed.
+A hub id is resolved to a commit once, and what is read is that commit: its files are downloaded one
+by one as they are reached, and kept (`hub_files`), or streamed where they are not plain files.
 """
 
 import re
@@ -23,6 +23,7 @@ from nmoe_core.sources.columns import (
     field_names,
     find_field,
 )
+from nmoe_core.sources.hub_files import HubFiles
 from nmoe_core.sources.records import START, Position, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
@@ -63,8 +64,8 @@ class DatasetsSource(Source):
         return sorted(p for p in self.directory.rglob("*") if p.is_file())
 
     def check(self) -> None:
-        """Open the split and check the fields on its first rows."""
-        next(self.blocks(), None)
+        """Open the split and check the fields on its first rows, without keeping its files."""
+        next(self._blocks(START, self._streamed(0)), None)
 
     def field_names(self) -> list[str]:
         """Names of the columns of the first rows."""
@@ -87,20 +88,30 @@ class DatasetsSource(Source):
 
     def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
         """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the batch's row."""
+        tables = None
+        if self.directory is None:
+            files = HubFiles(self.dataset, self._commit, self.split)
+            tables = files.tables(self._builder, self._rows, start.offset, _BATCH_ROWS)
+        yield from self._blocks(start, tables or self._streamed(start.offset))
+
+    def _blocks(self, start: Position, tables: Iterator[Any]) -> Iterator[ColumnsBlock]:
         subset = f"/{self.spec.hf_subset}" if self.spec.hf_subset else ""
         where = f"{self.dataset}{subset} {self.split}"
         place = Place(where, f"{self.reading.source}{subset}/{self.split}")
-        yield from column_blocks(self.reading, place, self._groups(start.offset), start)
+        yield from column_blocks(self.reading, place, self._groups(start.offset, tables), start)
 
-    def _groups(self, row: int) -> Iterator[Group]:
-        """Record batches of the columns from a row on, 512 rows each but the last."""
+    def _streamed(self, row: int) -> Iterator[Any]:
+        """Tables from a row on, 512 rows each but the last."""
         rows = self._rows
         if row:
             saved = hasattr(rows, "__len__")
             if saved and row >= len(rows):
                 return  # `select` refuses an empty range behind the last row
             rows = rows.select(range(row, len(rows))) if saved else rows.skip(row)
-        tables = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+        yield from rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+
+    def _groups(self, row: int, tables: Iterator[Any]) -> Iterator[Group]:
+        """Record batches of the columns of tables, which start at a row."""
         while (table := self._next(tables, row)) is not None:
             check_fields(table.schema, self.reading, f"{self.dataset} ({self.reading.source})")
             fields = [find_field(table.schema, name) for name in self.reading.columns]
@@ -134,21 +145,28 @@ class DatasetsSource(Source):
 
     @cached_property
     def _rows(self) -> Any:
-        datasets, directory, files = self._import(), self.directory, self.spec.hf_data_files
+        datasets, directory = self._import(), self.directory
         try:
             if directory is not None and any((directory / name).is_file() for name in _SAVED):
                 return self._split_of(datasets.load_from_disk(str(directory)))
-            return datasets.load_dataset(
-                str(directory or self.dataset),
-                name=self.spec.hf_subset,
-                split=self.split,
-                data_files=list(files) if isinstance(files, tuple) else files,
-                revision=None if directory else self._commit,
-                streaming=True,
-            )
+            return self._builder.as_streaming_dataset(self.split)
         except _errors() as error:
             what = f"cannot open split {self.split!r}"
             raise self._error(what, error, "E-SOURCE-NOTFOUND") from error
+
+    @cached_property
+    def _builder(self) -> Any:
+        """What the library reads the files of a directory or of the hub with."""
+        datasets, files = self._import(), self.spec.hf_data_files
+        try:
+            return datasets.load_dataset_builder(
+                str(self.directory or self.dataset),
+                name=self.spec.hf_subset,
+                data_files=list(files) if isinstance(files, tuple) else files,
+                revision=None if self.directory else self._commit,
+            )
+        except _errors() as error:
+            raise self._error("cannot open it", error, "E-SOURCE-NOTFOUND") from error
 
     def _split_of(self, saved: Any) -> Any:
         # A dataset saved without a dictionary holds one split, which may have no name.
@@ -181,7 +199,9 @@ class DatasetsSource(Source):
 
         do = None
         absences = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-        if isinstance(error, (FileNotFoundError, *absences)):
+        # What is neither in the cache nor to be had from the hub, which did not answer.
+        is_unanswered = isinstance(error, errors.LocalEntryNotFoundError)
+        if isinstance(error, (FileNotFoundError, *absences)) and not is_unanswered:
             code = "E-SOURCE-NOTFOUND"
         elif self.directory is None and isinstance(error, _network_errors()):
             code, do = "E-SOURCE-NETWORK", "check the network and the hub's token, and run again"

@@ -16,6 +16,7 @@ from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Split
+from tests.core.sources.read import builder_of
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -188,7 +189,7 @@ def test_a_commit_of_the_hub_needs_no_look_up(
         return SimpleNamespace(sha=COMMIT)
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: builder_of(rows))
     streams = []
     for named in ({"revision": COMMIT}, {"revision": "v1"}, {}):
         streams.append(stream_of(cfg | {"configs": {"t": {"id": "org/name"} | named}}))
@@ -237,7 +238,7 @@ def test_what_cannot_be_fetched_is_refused_in_one_line(
         raise OSError("Max retries exceeded\nwith url: /encodings")
 
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets, "load_dataset", no_network)
+    monkeypatch.setattr(datasets, "load_dataset_builder", no_network)
     hub = {"configs": {"t": {"id": "org/name", "revision": COMMIT}}}
     assert "[E-SOURCE-NETWORK]" in refused_line(cfg | hub)
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)

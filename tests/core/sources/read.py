@@ -1,6 +1,7 @@
 """Sources in tests: opened from a table, and read to their end."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -47,3 +48,9 @@ def spans(source: Source, start: Position = START) -> list[tuple[Position, Posit
 def outcome(record: Record | BadRecord) -> str:
     """The text, or why there is none."""
     return record.text if isinstance(record, Record) else record.reason
+
+
+def builder_of(rows: Any) -> Any:
+    """A stand-in for what the `datasets` library opens a dataset of the hub with, without files."""
+    config = SimpleNamespace(data_files=None, name="default")
+    return SimpleNamespace(config=config, as_streaming_dataset=lambda split: rows)

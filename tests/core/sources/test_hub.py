@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from nmoe_core.sources.hub import DatasetsSource
+from nmoe_core.sources.records import Position
 from nmoe_core.sources.spec import SourceSpec
-from tests.core.sources.read import good, opened, records, spans, texts
+from tests.core.sources.read import builder_of, good, opened, records, spans, texts
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets")
@@ -18,6 +19,52 @@ def _source(
     base: Path, split: str = "train", dataset: str = "./hub", **keys: Any
 ) -> DatasetsSource:
     return DatasetsSource(SourceSpec(id="hub", hf_dataset=dataset, **keys), base, split)
+
+
+class Hub:
+    """A repository of the hub at its commit: what is downloaded lies in a cache, and is noted."""
+
+    def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.repository, self.cache, self.commit = base / "repository", base / "cache", "c1"
+        self.downloaded: list[str] = []
+        self.scheme = "hf"
+        self.repository.mkdir()
+        load = datasets.load_dataset_builder
+
+        def load_dataset_builder(dataset: str, revision: str | None = None, **options: Any) -> Any:
+            if dataset != "org/name":
+                return load(dataset, revision=revision, **options)
+            builder = load(str(self.repository), **options)
+            found = {
+                split: [
+                    f"{self.scheme}://datasets/{dataset}@{revision}/{Path(file).relative_to(self.repository)}"
+                    for file in files
+                ]
+                for split, files in builder.config.data_files.items()
+            }
+            return SimpleNamespace(
+                config=SimpleNamespace(data_files=found, name=builder.config.name),
+                as_streaming_dataset=builder.as_streaming_dataset,
+            )
+
+        monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", self.download)
+        monkeypatch.setattr(
+            "huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha=self.commit)
+        )
+
+    def download(self, dataset: str, name: str, *, repo_type: str, revision: str) -> str:
+        assert (dataset, repo_type, revision) == ("org/name", "dataset", self.commit)
+        from huggingface_hub.errors import EntryNotFoundError
+
+        path, original = self.cache / revision / name, self.repository / name
+        if not original.exists():
+            raise EntryNotFoundError("no such file")
+        if not path.exists():
+            self.downloaded.append(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(original.read_bytes())
+        return str(path)
 
 
 def _save(base: Path, columns: dict[str, Any], split: Any = None) -> None:
@@ -116,12 +163,12 @@ def test_what_is_read_from_the_hub_is_the_commit_that_is_recorded(
         asked.append((dataset, revision))
         return SimpleNamespace(sha=next(commits))
 
-    def load_dataset(dataset: str, **options: Any) -> Any:
+    def load_dataset_builder(dataset: str, **options: Any) -> Any:
         asked.append((dataset, options["revision"]))
-        return datasets.Dataset.from_dict({"text": ["a"]})
+        return builder_of(datasets.Dataset.from_dict({"text": ["a"]}))
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
     source = _source(tmp_path, dataset="org/name", hf_revision="main")
     before = source.revision()
     assert len(records(source)) == 1
@@ -148,3 +195,84 @@ def test_a_hub_that_does_not_answer_is_a_network_error(
     for read in (source.revision, source.check):
         with refused("E-SOURCE-NETWORK", "org/name"):
             read()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_files_of_the_hub_are_downloaded_as_they_are_reached_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.hub._BATCH_ROWS", 16)
+    hub = Hub(tmp_path, monkeypatch)
+    names = [f"data/train-{k}.{form}" for k in range(3)]
+    for k, name in enumerate(names):
+        rows = datasets.Dataset.from_dict({"text": [f"{k} {i}" for i in range(20 + k)]})
+        (hub.repository / "data").mkdir(exist_ok=True)
+        (rows.to_parquet if form == "parquet" else rows.to_json)(str(hub.repository / name))
+    _source(tmp_path, dataset="org/name").check()
+    assert hub.downloaded == []
+    blocks = spans(_source(tmp_path, dataset="org/name"))
+    assert hub.downloaded == names
+    expected = [f"{k} {i}" for k in range(3) for i in range(20 + k)]
+    assert [record.text for _, _, found in blocks for record in found] == expected
+    chosen = _source(tmp_path, dataset="org/name", hf_data_files=names[1])
+    assert texts(chosen) == expected[20:41]
+    for i, (_, end, _) in enumerate(blocks):
+        assert spans(_source(tmp_path, dataset="org/name"), end) == blocks[i + 1 :]
+    assert hub.downloaded == names
+    later = _source(tmp_path, dataset="org/name").blocks(Position(offset=25, row=25))
+    assert [record.text for block in later for record in block.records()] == expected[25:]
+    assert hub.downloaded == names
+    hub.commit = "c2"
+    source = _source(tmp_path, dataset="org/name")
+    next(source.blocks())
+    assert hub.downloaded[3:] == names[:1]
+
+
+def test_kept_files_are_read_as_the_card_of_the_dataset_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
+    (hub.repository / "README.md").write_text(
+        "---\nconfigs:\n- config_name: small\n  sep: ';'\n  data_files: s.csv\n"
+        "- config_name: other\n  data_files: o.csv\n---\n"
+    )
+    (hub.repository / "s.csv").write_text("text;key\na, b;1\nc;2\n")
+    (hub.repository / "o.csv").write_text("text\nother\n")
+    assert texts(_source(tmp_path, dataset="org/name", hf_subset="small")) == ["a, b", "c"]
+    assert hub.downloaded == ["README.md", "s.csv"]
+
+
+def test_a_file_that_the_hub_does_not_send_is_a_network_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    hub = Hub(tmp_path, monkeypatch)
+    (hub.repository / "a.jsonl").write_text('{"text": "a"}\n')
+
+    def download(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("no answer")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with refused("E-SOURCE-NETWORK", "org/name"):
+        records(_source(tmp_path, dataset="org/name"))
+
+
+def test_a_kept_file_is_read_with_the_types_of_the_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
+    (hub.repository / "a.jsonl").write_text('{"text": "a", "key": "x"}\n')
+    (hub.repository / "b.jsonl").write_text('{"text": "b"}\n')
+    (hub.repository / "c.jsonl").write_text('{"text": null, "key": null}\n')
+    assert texts(_source(tmp_path, dataset="org/name", id_field="key")) == ["a", "b", ""]
+
+
+def test_files_that_are_not_of_the_commit_are_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
+    hub.scheme = "zip"
+    (hub.repository / "a.jsonl").write_text('{"text": "a"}\n')
+    assert texts(_source(tmp_path, dataset="org/name")) == ["a"]
+    assert hub.downloaded == []
