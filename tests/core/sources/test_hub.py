@@ -213,14 +213,15 @@ def test_files_of_the_hub_are_downloaded_as_they_are_reached_and_only_once(
     blocks = spans(_source(tmp_path, dataset="org/name"))
     assert hub.downloaded == names
     expected = [f"{k} {i}" for k in range(3) for i in range(20 + k)]
-    assert [record.text for _, _, found in blocks for record in found] == expected
+    found = records(_source(tmp_path, dataset="org/name"))
+    assert [record.text for record in found] == expected
     chosen = _source(tmp_path, dataset="org/name", hf_data_files=names[1])
     assert texts(chosen) == expected[20:41]
     for i, (_, end, _) in enumerate(blocks):
         assert spans(_source(tmp_path, dataset="org/name"), end) == blocks[i + 1 :]
     assert hub.downloaded == names
-    later = _source(tmp_path, dataset="org/name").blocks(Position(offset=25, row=25))
-    assert [record.text for block in later for record in block.records()] == expected[25:]
+    later = records(_source(tmp_path, dataset="org/name"), Position(offset=25, row=25))
+    assert [record.text for record in later] == expected[25:]
     assert hub.downloaded == names
     hub.commit = "c2"
     source = _source(tmp_path, dataset="org/name")
