@@ -49,7 +49,7 @@ crash: setup  ## kill and resume; every place with FULL=1, others with CRASH_SEE
 	$(PYTEST) $(if $(FULL),-m 'not gpu') tests/crash
 
 ui: setup  ## Dagster in the browser
-	$(BIN)/dagster dev -w workspace.yaml
+	$(BIN)/dagster dev -h 127.0.0.1 -w workspace.yaml
 
 fuzz: setup  ## N changed files of each format, from SEED on
 	$(BIN)/python -m tests.fuzz -n $(or $(N),1000) $(if $(SEED),--seed $(SEED))

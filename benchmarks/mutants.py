@@ -25,7 +25,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Directories or files of the product, and the tests of each; those that end in seconds come first.
 AREAS: dict[str, tuple[str, ...]] = {
-    "loader/order": ("tests/loader/test_schedule.py", "tests/loader/test_policies.py"),
+    "loader/order": (
+        "tests/loader/test_schedule.py",
+        "tests/loader/test_policies.py",
+        "tests/loader/test_packed.py",
+    ),
     "loader/state.py": ("tests/loader/test_state.py", "tests/loader/test_continuations.py"),
     "loader/files": ("tests/loader/test_format.py", "tests/core/shards"),
     "loader/plan": ("tests/loader/test_plan.py", "tests/loader/test_mixture.py"),
@@ -35,7 +39,10 @@ AREAS: dict[str, tuple[str, ...]] = {
     "nmoe_core/sources": ("tests/core/sources",),
     "nmoe_core/calibration": ("tests/core/calibration", "tests/core/grading"),
     "nmoe_core/labels": ("tests/core/labels",),
-    "nmoe_core/curate/order": ("tests/core/curate/test_order.py",),
+    "nmoe_core/curate/order": (
+        "tests/core/curate/test_order.py",
+        "tests/core/curate/test_curated.py",
+    ),
     "nmoe_core/curate/diversity": ("tests/core/curate/test_diversity.py",),
     "nmoe_core/takedown": ("tests/core/takedown",),
     "nmoe_core/seen": ("tests/core/seen",),

@@ -23,6 +23,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 
+_HOST = "127.0.0.1"
 # Fewer commits, and no call home; a value of the user's environment stands.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",
@@ -123,7 +124,7 @@ def serve(run: Run, port: int) -> int:
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            tried.bind((_HOST, port))
         except OSError as error:
             do = f"stop what listens there, or take another one: --port {port + 1}"
             what = "the port is taken"
@@ -132,9 +133,10 @@ def serve(run: Run, port: int) -> int:
             ) from error
     _set_up(run)
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
-    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", "-p", str(port)]
+    served = ["-h", _HOST, "-p", str(port)]  # the UI asks for no password
+    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *served]
     arguments = [*quiet, *arguments, "--log-level", "warning"]
-    print(f"http://127.0.0.1:{port} in some seconds; Ctrl-C ends it", flush=True)
+    print(f"http://{_HOST}:{port} in some seconds; Ctrl-C ends it", flush=True)
     os.chdir(run.base)
     # A shell starts what runs in its background with SIGINT ignored; Dagster then ignores SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

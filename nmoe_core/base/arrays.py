@@ -11,5 +11,5 @@ def map_npy(path: Path) -> np.ndarray:
     memory. Raises FileNotFoundError; ValueError: the file is no such array."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except (EOFError, TokenError) as error:  # of headers that are cut, or no Python
+    except (EOFError, OverflowError, TokenError) as error:  # of headers alone
         raise ValueError(f"not a .npy file: {error}") from None
