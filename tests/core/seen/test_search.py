@@ -136,6 +136,16 @@ def test_a_text_of_common_tokens_is_found_in_large_ranges(
         assert len(np.unique(found, axis=0)) == len(found)
 
 
+def test_the_last_suffix_of_a_large_range_is_found(
+    tokenizer: Tokenizer, spellings: Spellings
+) -> None:
+    one, few, last = (int(row[0]) for row in tokenizer.rows([" type", " the", " self"]))
+    assert few < last
+    tokens = [one, few] * 12_000 + [last] * 30_000 + [one, last, few, tokenizer.eos_token_id]
+    found = Sentence(spellings, b" type self").find(part_of(np.array(tokens, "<u4")))
+    assert found.tolist() == [[54_000, 54_002]]
+
+
 @pytest.mark.parametrize(("dtype", "largest"), [("<u2", 2**16 - 1), ("<u4", 2**24 - 1)])
 def test_suffixes_are_in_the_order_of_the_ids_from_their_place_on(dtype: str, largest: int) -> None:
     rng = np.random.default_rng(4)

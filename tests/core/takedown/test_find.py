@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nmoe_core.base.atomic import write_json
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
-from nmoe_core.takedown.items import read_items
+from nmoe_core.config.tree import Tree
+from nmoe_core.shards.manifest import ShardFormat, combine_shards
+from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.takedown.find import find
+from nmoe_core.takedown.items import Item, read_items
 from tests.project import Project, contents, jsonl_source, said, write_project
 from tests.refusals import refused, refused_line
 
@@ -143,3 +150,16 @@ def test_items_without_a_prefix_are_what_they_can_only_be(tmp_path: Path) -> Non
     path.write_text("\n \n")
     with refused("E-TAKEDOWN-ITEM"):
         read_items(path)
+
+
+def test_tokens_of_a_document_are_those_of_its_text_without_bos_and_eos(tmp_path: Path) -> None:
+    tree, form = Tree.below(tmp_path), ShardFormat("web", "v1", "t", 100, 99, "f", bos_token_id=98)
+    split = tree.split("web")
+    writer = ShardWriter(split / "shard_0000", form)
+    for name, tokens in (("a", [98, 1, 2, 98]), ("b", [3, 4])):
+        writer.add_document(np.array(tokens, np.uint32), name, f"hash of {name}")
+    writer.finish({"made": "here"}, {"source": "web"})
+    write_json(split / "manifest.json", combine_shards(split, form, 1, {"source": "web"}))
+    items = [Item("id", "a", 1), Item("id", "b", 2)]
+    found = {one.ingest_id: one.tokens.tolist() for one in find(tree, items, TokenizerSettings())}
+    assert found == {"a": [1, 2, 98], "b": [3, 4]}

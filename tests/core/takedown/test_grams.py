@@ -52,3 +52,19 @@ def test_a_hit_is_that_of_its_digest() -> None:
     grams = grams_of(text, 0)
     grams["sha256"] = grams_of(text[::-1].copy(), 0)["sha256"]
     assert _found(GramIndex(grams), text) == {}
+
+
+def test_a_text_behind_another_one_of_the_same_hash_is_found() -> None:
+    base, size = 0x9E3779B97F4A7C15, 2**64  # of the hash: sum of token i times base^i
+    rest, factor, last, before = base, 1, size, 0
+    while rest >= 2**32:  # Euclid's algorithm: rest = factor * base modulo 2^64, both small
+        many = last // rest
+        last, rest, before, factor = rest, last - many * rest, factor, before - many * factor
+    text = np.array([rest, max(0, -factor)], np.int64)
+    other = text + np.array([-rest, factor])
+    text, other = text.astype(np.uint32), other.astype(np.uint32)
+    firsts = [grams_of(one, 0)["first"][0] for one in (text, other)]
+    assert firsts[0] == firsts[1]
+    between = np.array([7], np.uint32)
+    tokens = np.concatenate([other, between, other, between, text, between, text])
+    assert _found(GramIndex(grams_of(text, 0)), tokens) == {0: [6, 9]}

@@ -27,10 +27,11 @@ from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
+from nmoe_core.tasks.takedown import report
 from nmoe_core.tasks.takedown.readings import Readings, readings_of
 from tests.core.curate.corpus import Corpus
 from tests.project import contents, failing, said
-from tests.refusals import refused_line
+from tests.refusals import refused, refused_line
 
 BUCKETS = 4
 GRAM = 50
@@ -474,6 +475,44 @@ def test_a_damaged_record_is_refused(
     raw[-3] ^= 1
     file.write_bytes(raw)
     refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-RECORD")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows[1:],
+        lambda rows: [rows[0].replace(b'"text_sha256": "', b'"text_sha256": "0'), *rows[1:]],
+        lambda rows: rows[:-1],
+    ],
+)
+def test_a_record_that_lost_or_changed_a_row_lets_no_document_come_back(
+    change: Any, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    file = run.tree.takedown
+    file.write_bytes(b"".join(change(file.read_bytes().splitlines(keepends=True))))
+    with refused("E-TAKEDOWN-RECORD", "seal"):
+        _curate(run)
+
+
+def test_grams_of_another_tokenizer_prove_nothing(
+    made: tuple[Corpus, Run, Texts],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    corpus, run, _ = made
+    path = _list(corpus, "id:doc-0001")
+    found = report.add_rows
+    with monkeypatch.context() as patch:
+        others = lambda tree, rows, tokens: found(  # noqa: E731
+            tree, [dict(row) | {"tokenizer": "another"} for row in rows], tokens
+        )
+        patch.setattr(report, "add_rows", others)
+        said(capsys, *_command(run, path, "--apply"))
+    _curate(run)
+    line = refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-TOKENIZER")
+    assert "another" in line
 
 
 def test_consumed_documents_stay_where_they_are_and_the_proof_says_so(
