@@ -6,7 +6,7 @@ are downloaded. The cache is that of `huggingface_hub` (`HF_HUB_CACHE`), whose c
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 
 class HubFiles(NamedTuple):
@@ -51,8 +51,8 @@ class HubFiles(NamedTuple):
                 streaming=True,
                 **options,
             )
-            tables: Iterator[Any] = rows.with_format("arrow").iter(batch_size=batch_rows)
-            for table in tables:
+            tables = rows.with_format("arrow").iter(batch_size=batch_rows)
+            for table in cast("Iterator[Any]", tables):  # the library declares another format's
                 if first + len(table) > row:
                     yield table.slice(max(0, row - first))
                 first += len(table)
