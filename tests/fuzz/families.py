@@ -98,7 +98,9 @@ def _planned(directory: Path) -> Path:
 
 def _plans(directory: Path) -> Family:
     name = _planned(directory).relative_to(directory)
-    return Family(contents(directory), ("plan.json",), lambda root: load_plan(root / name))
+    return Family(
+        contents(directory), ("plan.json",), lambda root: load_plan(root / name).plan_hash
+    )
 
 
 def _states(directory: Path) -> Family:
