@@ -27,7 +27,7 @@ def run_ptx(text: str, value: np.ndarray) -> list[np.ndarray]:
     registers: dict[str, np.ndarray] = {"$4": value}
 
     def read(name: str) -> np.ndarray:
-        return registers[name] if name in registers else np.uint32(int(name, 0))
+        return registers[name] if name in registers else np.array(int(name, 0), np.uint32)
 
     def lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
         out = np.zeros_like(a)
@@ -74,5 +74,5 @@ def test_the_assembly_gives_the_exact_values_of_both_words_of_a_register() -> No
 
 def test_the_interpreter_s_twin_gives_the_same_bits() -> None:
     out = torch.empty(4, 1 << 16, dtype=torch.int16)
-    _unpack_kernel[(1,)](torch.from_numpy(WORDS.view(np.int16)), out, SIZE=1 << 16)
+    _unpack_kernel[(1,)](torch.from_numpy(WORDS.view(np.int16)), out, SIZE=tl.constexpr(1 << 16))
     assert np.array_equal(out.numpy().view(np.uint16), expected_bits())
