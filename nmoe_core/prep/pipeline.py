@@ -40,7 +40,7 @@ class HuggingFaceSource:
     """A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`."""
     subset: str | None = None
     streaming: bool = True
-    """Has no effect: a hub dataset is always read as a stream."""
+    """False keeps the files of the hub in its cache, so that a later pass downloads none again."""
     data_files: str | Sequence[str] | None = None
     """Files of the repository, globs."""
     revision: str | None = None
@@ -51,7 +51,7 @@ class HuggingFaceSource:
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
-        of_hub = ("dataset", "split", "subset", "data_files", "revision")
+        of_hub = ("dataset", "split", "subset", "data_files", "revision", "streaming")
         table = {f"hf_{key}": getattr(self, key) for key in of_hub}
         fields = {"text_field": self.text_field, "id_field": self.id_field}
         return {"kind": "huggingface", **table, **fields}

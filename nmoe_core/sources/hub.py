@@ -2,7 +2,8 @@
 
 A local directory written by `save_to_disk` is memory-mapped; any other local directory is streamed.
 A hub id is resolved to a commit once, and what is read is that commit: its files are downloaded one
-by one as they are reached, and kept (`hub_files`), or streamed where they are not plain files.
+by one as they are reached, and kept (`hub_files`). They are streamed where they are not plain files
+or `hf_streaming` asks for it.
 """
 
 import re
@@ -89,7 +90,7 @@ class DatasetsSource(Source):
     def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
         """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the batch's row."""
         tables = None
-        if self.directory is None:
+        if self.directory is None and not self.spec.hf_streaming:
             files = HubFiles(self.dataset, self._commit, self.split)
             tables = files.tables(self._builder, self._rows, start.offset, _BATCH_ROWS)
         yield from self._blocks(start, tables or self._streamed(start.offset))

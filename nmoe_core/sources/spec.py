@@ -37,6 +37,7 @@ _NOT_OF_FILES = {
     "hf_valid_split": "valid_split",
     "hf_subset": None,
     "hf_revision": None,
+    "hf_streaming": None,
 }
 
 
@@ -96,6 +97,8 @@ class SourceSpec(StrictModel):
     """Files of the dataset, globs (huggingface)."""
     hf_revision: str | None = None
     """Commit, branch or tag of the dataset (huggingface)."""
+    hf_streaming: bool = False
+    """Keep no file of the hub: each pass streams all that it reads (huggingface)."""
     paths: tuple[str, ...] = ()
     """Files, globs or URLs."""
     exclude: tuple[str, ...] = ()
@@ -162,4 +165,5 @@ class SourceSpec(StrictModel):
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""
         others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
+        others |= {"hf_streaming"}
         return sha256_json([split, self.model_dump(exclude=others)])

@@ -107,7 +107,7 @@ def needed(
         if action is given:
             words += [*action.option_strings[:1], value]
         elif action.required or action in chosen:
-            found = "a=1" if action.dest == "weights" else "1"
+            found = "a=1" if "=" in str(action.metavar) else "1"
             found = str(next(iter(action.choices))) if action.choices else found
             words += [*action.option_strings[:1], *([found] if action.nargs != 0 else [])]
     return words

@@ -243,6 +243,16 @@ def test_kept_files_are_read_as_the_card_of_the_dataset_says(
     assert hub.downloaded == ["README.md", "s.csv"]
 
 
+def test_a_source_that_streams_keeps_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch)
+    (hub.repository / "a.jsonl").write_text('{"text": "a"}\n')
+    source = _source(tmp_path, dataset="org/name", hf_streaming=True)
+    assert texts(source) == ["a"]
+    assert hub.downloaded == []
+
+
 def test_a_file_that_the_hub_does_not_send_is_a_network_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
