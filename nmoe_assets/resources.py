@@ -8,6 +8,7 @@ import json
 import os
 import time
 import urllib.request
+from typing import Any
 
 import dagster as dg
 
@@ -49,8 +50,15 @@ class Notifier(dg.ConfigurableResource):
         return _post(request)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an HTTPError: a notice goes to the configured host alone."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
 def _post(request: urllib.request.Request) -> bool:
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+    with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_S):
         return True
 
 

@@ -165,6 +165,12 @@ class _Webhook(BaseHTTPRequestHandler):
         if status == 204:
             self.received.append(body)
         self.send_response(status)
+        self.send_header("Location", "/elsewhere")  # read where the status is a redirect's
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.received.append(b"redirected")
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
@@ -176,6 +182,7 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
 ) -> None:
     """Which does not take it at first."""
     monkeypatch.setattr(resources, "_PAUSES_S", (0, 0))
+    monkeypatch.setattr(_Webhook, "received", [])
     monkeypatch.setattr(_Webhook, "refusals", [503, 429])
     with serving(_Webhook) as (host, _):
         failed = _fail_labels(defs, in_memory)
@@ -195,6 +202,15 @@ def test_a_failed_run_is_told_in_one_line_to_the_webhook(
     assert "val-02" in text
     assert text.endswith(f"(run {failed.run_id})")
     assert "\n" not in text
+
+
+def test_a_notice_follows_no_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_PAUSES_S", ())
+    monkeypatch.setattr(_Webhook, "received", [])
+    monkeypatch.setattr(_Webhook, "refusals", [302])
+    with serving(_Webhook) as (host, _), pytest.raises(OSError, match="302"):
+        resources.Notifier(webhook_url=f"http://{host}/hook").send("a run failed")
+    assert _Webhook.received == []
 
 
 def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs_are_not(
