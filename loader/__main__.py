@@ -72,7 +72,11 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
             f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
         )
-    rows = [("stage", "source", "weight %", "sequences", "tokens", "epochs", f"in {steps} steps")]
+    # What the windows of a source are cut of; those of a twin of the other corpus.
+    cut = {source.name: (plan.stride, source.num_tokens) for source in plan.sources}
+    cut |= {twin.name: (twin.stride, twin.num_tokens) for twin in plan.twins}
+    read_as = "tokens with padding" if plan.twins else "tokens"
+    rows = [("stage", "source", "weight %", "sequences", read_as, "epochs", f"in {steps} steps")]
     seen: Counter[str] = Counter()
     for stage in plan.stages:
         total = sum(source.weight for source in stage.sources)
@@ -80,7 +84,8 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             taken, read = source.num_sequences, first[source.name]["sequences"]
             seen[source.name] += taken
             # Over all stages so far: the cursor of a source goes on from stage to stage.
-            epochs = f"{seen[source.name] * plan.stride / source.num_tokens:.3f}"
+            stride, num_tokens = cut[source.name]
+            epochs = f"{seen[source.name] * stride / num_tokens:.3f}"
             weight, tokens = f"{100 * source.weight / total:.4f}", taken * plan.seq_len
             rows.append(
                 (stage.name, source.name, weight, str(taken), str(tokens), epochs, str(read))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from loader import IGNORE_INDEX, load_plan, remix, resolve_plan, twin
+from loader.__main__ import main as look
 from loader.rows.origins import Place, origins, readings
 from loader.rows.stream import Stream
 from tests.loader.conftest import EOS, write_manifest, write_shard
@@ -229,6 +230,18 @@ def test_a_source_joins_a_pair_through_the_first_plan(corpora, tmp_path):
         loader.seek_step(20)
         loader.next()
         assert loader.metrics()["late"]["sequences"] > 0
+
+
+def test_peek_counts_the_epochs_of_a_twin_as_those_of_the_first_plan(corpora, tmp_path, capsys):
+    epochs = []
+    for number, plan in enumerate(plans(tmp_path, shuffle=True, on_exhaust="wrap", steps=150)):
+        path = tmp_path / f"{number}.json"
+        path.write_text(plan.placed_in(tmp_path).to_json())
+        assert look(["peek", str(path)]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        epochs.append([row[5] for row in rows if row[1:2] in ([name] for name in NAMES)])
+    assert epochs[0] == epochs[1]
+    assert len(epochs[0]) == len(NAMES)
 
 
 def test_the_command_writes_the_twin_of_a_plan(corpora, tmp_path, capsys):
