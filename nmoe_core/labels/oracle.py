@@ -24,7 +24,7 @@ SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 # A model that answers greedily would repeat its answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
 # Answers for texts that an oracle does not claim to judge: no failures of it.
-UNSUPPORTED = ("unsupported_script", "unsupported_language")
+UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE = "unsupported_script", "unsupported_language"
 
 
 class Scorer(NamedTuple):
@@ -149,7 +149,8 @@ def is_salvaged(record: Record) -> bool:
 
 def is_unsupported(record: Record) -> bool:
     """Whether the oracle does not judge documents such as this one."""
-    return not record["ok"] and record.get("finish_reason") in UNSUPPORTED
+    reason = record.get("finish_reason")
+    return not record["ok"] and reason in (UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE)
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -109,6 +109,7 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
     documents = sum(found.documents or 0 for found in good)
     judged = sum(found.judged for found in good)
     is_partly_judged = _is_partly_judged(documents, judged)
+    rule = _RULE_OF_JUDGED if is_partly_judged else _RULE
     least = min(sizes) * TRAINED_SHARE / _SEQUENCES
     seq_len = next((n for n in _SEQ_LENS if n <= least), _SEQ_LENS[-1])
     is_small = all(found.tokens is not None for found in good) and sum(sizes) <= _FIRST_TOKENS
@@ -124,13 +125,11 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "workers": workers,
         "pool": workers if sum(sizes) > _POOLED_TOKENS else 1,
         "attributes": _attributes() if columns else "",
-        "rule": _RULE_OF_JUDGED if is_partly_judged else _RULE,
+        "rule": rule if columns else _DECISIONS,
         "num_topics": min(_MOST_TOPICS, max(2, documents // 50)) if documents else _MOST_TOPICS,
         "parse_rate": _PARSE_RATE if is_partly_judged else "",
         "min_val": min(100, max(3, judged // 60)) if documents else 100,
     }
-    if not columns:
-        values["rule"] = _DECISIONS
     parts = [_HEAD.format(**values), *(_source(found) for found in surveys)]
     flow = _FLOW.format(name=values["name"], bare=NAME, scale=TRAINED_SHARE)
     return "".join([*parts, flow])

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.labels.oracle import UNSUPPORTED, OracleResult, Question, Scorer
+from nmoe_core.labels.oracle import (
+    UNSUPPORTED_LANGUAGE,
+    UNSUPPORTED_SCRIPT,
+    OracleResult,
+    Question,
+    Scorer,
+)
 from nmoe_core.labels.oracles import text_statistics
 from nmoe_core.labels.scores import QUALITY, Scale
 
@@ -109,9 +115,9 @@ def refusal(text: str) -> str | None:
     if not text.strip():
         return "empty_text"
     if text_statistics.latin_share(text) < MIN_LATIN_SHARE:
-        return UNSUPPORTED[0]
+        return UNSUPPORTED_SCRIPT
     is_other = text_statistics.other_language_share(text) > MAX_OTHER_SHARE
-    return UNSUPPORTED[1] if is_other else None
+    return UNSUPPORTED_LANGUAGE if is_other else None
 
 
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:
