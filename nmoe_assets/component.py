@@ -55,17 +55,13 @@ def _definitions(run: Run) -> dg.Definitions:
     # Jobs are compared by identity: a sensor has to name the very ones that are listed.
     jobs = {task.name: task.definition() for task in tasks}
     prep = [task for task in tasks if task.name.startswith(named(run, "prep"))]
-    verify = verify_job(run, plans)
+    verify, label = verify_job(run, plans), named(run, "label")
     retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
     made = dg.Definitions(
         assets=[
             *(asset for plan in plans for asset in _source_assets(run, plan)),
             hydra.backbone(run),
-            hydra.oracle_labels(run, plans),
-            hydra.student(run),
-            *(hydra.head(run, kind) for kind in ("probe", "judge") if hydra.heads(run)),
-            hydra.calibration(run, plans),
-            regrade.regrade_plan(run, plans),
+            *_graders(run, plans),
             *attributes.duplicates(run, plans),
             curation.topic_model(run, plans),
             curation.loader_plan(run, plans),
@@ -76,7 +72,7 @@ def _definitions(run: Run) -> dg.Definitions:
         sensors=[
             automation_sensor(run),
             sensors.source_watch(run, plans, prep, jobs),
-            sensors.label_retries(run, jobs[named(run, "label")]),
+            *([sensors.label_retries(run, jobs[label])] if label in jobs else []),
             *sensors.failure_notices(run),
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
@@ -86,13 +82,22 @@ def _definitions(run: Run) -> dg.Definitions:
     return made
 
 
+def _graders(run: Run, plans: list[SourcePlan]) -> list[dg.AssetsDefinition]:
+    """Labels, what is fitted on them, and what grading would change; none where no one grades."""
+    if run.config.grading.is_off:
+        return []
+    heads = [hydra.head(run, kind) for kind in ("probe", "judge") if hydra.heads(run)]
+    fitted = [hydra.student(run), *heads, hydra.calibration(run, plans)]
+    return [hydra.oracle_labels(run, plans), *fitted, regrade.regrade_plan(run, plans)]
+
+
 def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsDefinition]:
     assets: list[dg.AssetSpec | dg.AssetsDefinition] = [sources.documents(run, plan)]
     for split in ("train", "valid") if plan.has_valid else ("train",):
         assets += [sources.shards(run, plan, split), sources.manifest(run, plan, split)]
     return [
         *assets,
-        sources.docid_slices(run, plan),
+        *([] if run.config.grading.is_off else [sources.docid_slices(run, plan)]),
         hydra.quality_scores(run, plan),
         *attributes.attributes(run, plan),
         curation.topics(run, plan),

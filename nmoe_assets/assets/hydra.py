@@ -23,8 +23,8 @@ HEADS = ("probe_head", "judge_head")
 
 
 def heads(run: Run) -> list[str]:
-    """The heads' assets; none where the student grades alone."""
-    return [*HEADS] * (run.config.grading.grader != "student")
+    """The heads' assets; none where the student grades alone, or no one."""
+    return [*HEADS] * (run.config.grading.grader in ("hydra", "auto"))
 
 
 def backbone(run: Run) -> dg.AssetsDefinition:
@@ -163,7 +163,8 @@ def graded_by_language(run: Run, source: str) -> list[list[str]]:
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Scores and decision of every document of a source, one partition per shard."""
-    name, read = source.name, [*heads(run), "student", "calibration"]
+    name, is_off = source.name, run.config.grading.is_off
+    read = [] if is_off else [*heads(run), "student", "calibration"]
     read += ["backbone"] if heads(run) else []
     return Asset(
         run=run,
@@ -171,7 +172,9 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="grade",
         kind="json",
-        text="The grader's scores of every document, and the decision drop, band or keep.",
+        text="A row per document, whose decision is keep: no grader is named."
+        if is_off
+        else "The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         version=versions.grades(run),
         deps=[[name, "shards"], *graded_by_language(run, name), *([GROUP, made] for made in read)],
@@ -179,9 +182,9 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         rows=GRADE_ROWS,
         pool="gpu",
         partitions=shard_partitions(run.config.prep.num_shards),
-        checks=("counts", "keep_rate", "score_drift"),
+        checks=("counts",) if is_off else ("counts", "keep_rate", "score_drift"),
         check=lambda made: checks.check_grades(run, name, map(int, made)),
     ).partitioned(
         lambda keys: each_shard(run, "grade", name, keys),
-        lambda key, result: table(report.sample_grades(run, name, int(key))),
+        lambda key, result: {} if is_off else table(report.sample_grades(run, name, int(key))),
     )

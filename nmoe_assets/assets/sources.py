@@ -93,7 +93,8 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     name, prefix = source.name, _prefix(split)
     deps, leads_to = [[name, f"{prefix}shards"]], [["mixture", "loader_plan"]]
     if split == "train":
-        leads_to = [[name, "docid_slices"], ["curation", "topic_model"]]
+        leads_to = [] if run.config.grading.is_off else [[name, "docid_slices"]]
+        leads_to += [["curation", "topic_model"]]
         leads_to += [[name, "valid_manifest"]] if source.has_valid else []
     else:
         deps.append([name, "manifest"])  # the check `no_leak` reads both

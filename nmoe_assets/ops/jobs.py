@@ -69,13 +69,22 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     recorded = [tuple(key) for source in sources for key in attribute_keys(run, source.name)]
     curated = [key for key in recorded if key not in first]
     curated += of_sources("topics", *selected, "curated", *seen_names(run), "curated_manifest")
-    jobs = [
-        job("prep", [*of_sources("shards", "manifest", "docid_slices"), *first], shards),
-        job("label", [("hydra", "oracle_labels")], label_partitions),
-        job("train_heads", [("hydra", name) for name in trained]),
-        job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),
-        job("curate", [("curation", "topic_model"), *curated, ("mixture", "loader_plan")], shards),
-    ]
+    curated = [("curation", "topic_model"), *curated, ("mixture", "loader_plan")]
+    prepared = [*of_sources("shards", "manifest"), *first]
+    if run.config.grading.is_off:
+        jobs = [
+            job("prep", prepared, shards),
+            job("grade", of_sources("quality_scores"), shards),
+            job("curate", [("hydra", "backbone"), *curated], shards),
+        ]
+    else:
+        jobs = [
+            job("prep", [*prepared, *of_sources("docid_slices")], shards),
+            job("label", [("hydra", "oracle_labels")], label_partitions),
+            job("train_heads", [("hydra", name) for name in trained]),
+            job("grade", of_sources("quality_scores"), shards, what_it_would_change=regrade_plan),
+            job("curate", curated, shards),
+        ]
     if run.config.publish.url:
         jobs.append(job("publish", [("mixture", "published_plan")]))
     if valid:  # their number of partitions differs, and a job has one definition of partitions

@@ -16,6 +16,7 @@ from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, read_summary, sha256_file
 from nmoe_core.base.jsonl import read_objects
+from nmoe_core.base.result import Result
 from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.labels.agreement import upper_bound
@@ -192,3 +193,19 @@ class Tally:
 def _by_decision(decisions: Counter[str]) -> dict[str, int]:
     drop, band, keep = (decisions[decision] for decision in DECISIONS)
     return {"kept": keep, "dropped": drop, "band": band}
+
+
+def result_of(graded: Graded, num_run: int, tokens: int, *, changed: bool) -> Result:
+    """The result of a call that ran the grader on `num_run` documents and the backbone on
+    `tokens` tokens."""
+    summary = graded.summary
+    names = ("kept", "band", "dropped", "early_exits", "failed")
+    facts = {
+        "documents": summary["total"],
+        **{name: summary[name] for name in names},
+        "keep_rate": summary["kept"] / max(summary["total"], 1),
+        "backbone_documents": num_run,
+        "backbone_tokens": tokens,
+        "changed": changed,
+    }
+    return Result(graded.checksum, facts)

@@ -190,9 +190,22 @@ def _show_report(report: dict[str, Any]) -> None:
     summed = columns[1 : columns.index("sequences") + 1]
     totals = [sum(source[key] for source in report["sources"]) for key in summed]
     print_table(columns, [*rows, ["total", *totals, None, None, None]])
-    print("keep, band and drop are what the grader says; curated is what the rule keeps;")
+    if report["oracle"] is not None:
+        print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
     _show_left_out(report)
+    if report["oracle"] is not None:
+        _show_graders(report)
+    plan = report["plan"]
+    print(
+        f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "
+        f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
+    )
+    print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
+
+
+def _show_graders(report: dict[str, Any]) -> None:
+    """How well the graders rank documents, and the thresholds that decide."""
     show_scoreboard(report["heads"], report["cost"])
     if (choice := report["grader_choice"]) is not None:
         print(textwrap.fill(choice["sentence"], 112))
@@ -206,12 +219,6 @@ def _show_report(report: dict[str, Any]) -> None:
         print("(both stand in for large models: the figures show the machinery, not the text)")
     elif report["oracle"].startswith("heuristic/"):
         print("(the oracle stands in for a large model: the student learned text statistics)")
-    plan = report["plan"]
-    print(
-        f"\nloader: {plan['steps']} steps of {plan['batch_size']} x {plan['seq_len']} tokens; "
-        f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
-    )
-    print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
 
 
 def _show_left_out(report: dict[str, Any]) -> None:

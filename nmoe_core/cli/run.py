@@ -194,7 +194,8 @@ def _print_document(facts: dict[str, Any]) -> None:
             print(f"{name:12}{', '.join(f'{k} {v}' for k, v in facts[name].items())}")
     if facts["split"] != "train":
         return
-    print(f"label       {_label(facts)}")
+    if facts["grade"] is None or facts["grade"]["aggregated"] is not None:
+        print(f"label       {_label(facts)}")
     print(f"grade       {_grade(facts)}")
     if verdict := facts.get("selection"):
         print(f"selection   {'kept' if verdict['keep'] else 'left out: ' + verdict['why']}")
@@ -216,6 +217,8 @@ def _grade(facts: dict[str, Any]) -> str:
     grade, taus = facts["grade"], facts["thresholds"]
     if grade is None:
         return _NOT_YET
+    if grade["aggregated"] is None:
+        return f"{grade['decision']}: not scored, the run has no grader"
     names = [name for name in ("student", "probe") if grade.get(f"q_{name}") is not None]
     early = "".join(f"{name} {grade[f'q_{name}']:.3f}, " for name in names)
     by = "student" if facts.get("graded_by") == "student" else "judge"

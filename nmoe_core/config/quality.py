@@ -211,11 +211,17 @@ class CalibrationTable(StrictModel):
 class GradingTable(StrictModel):
     """`[grading]`: scoring of all documents."""
 
-    grader: Literal["hydra", "student", "auto"] = "hydra"
-    """Who scores: probe and judge (hydra), the student, or (auto) the better one on val."""
+    grader: Literal["hydra", "student", "auto", "none"] = "hydra"
+    """Who scores: probe and judge (hydra), the student, (auto) the better one on val, or none: no
+    document is labelled or scored, and each has the decision keep."""
     max_batch: int = Field(default=64, ge=1)
     """Documents at once; with 1, only documents that changed are scored again."""
     early_exit: bool = True
     """Let the student, then the probe, drop documents that they are sure of."""
     compat: bool = False
     """Accept a calibration that was not made from scores of known heads."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no document is scored."""
+        return self.grader == "none"

@@ -29,12 +29,12 @@ from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.graded import (
     SUMMARY_NAME,
-    Graded,
     PartialRows,
     Progress,
     Row,
     Tally,
     read_graded,
+    result_of,
 )
 from nmoe_core.calibration.targets import Languages, require_languages
 from nmoe_core.grading import GRADE_CODE
@@ -178,7 +178,7 @@ def grade_documents(
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
-            return _result(read_graded(out_dir), 0, 0, changed=False)
+            return result_of(read_graded(out_dir), 0, 0, changed=False)
     tokens_before = scorer.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
@@ -217,7 +217,7 @@ def grade_documents(
             note = {"scores_sha256": graded.checksum, "scored_by": scorer.scored_by}
             write_json(out_dir / NOTE_NAME, sealed(note | {"batches": batches}))
     num_tokens = scorer.tokens_processed - tokens_before
-    return _result(graded, num_run, num_tokens, changed=True)
+    return result_of(graded, num_run, num_tokens, changed=True)
 
 
 def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
@@ -241,17 +241,3 @@ def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
         if "failed" in row:
             scores.failed[i] = row["failed"]
     return scores
-
-
-def _result(graded: Graded, num_run: int, tokens: int, *, changed: bool) -> Result:
-    summary = graded.summary
-    names = ("kept", "band", "dropped", "early_exits", "failed")
-    facts = {
-        "documents": summary["total"],
-        **{name: summary[name] for name in names},
-        "keep_rate": summary["kept"] / max(summary["total"], 1),
-        "backbone_documents": num_run,
-        "backbone_tokens": tokens,
-        "changed": changed,
-    }
-    return Result(graded.checksum, facts)

@@ -31,6 +31,11 @@ _RULE_OF_JUDGED = """\
 # out of the rule, and ask for 'keep'. More clauses: n_words >= 50, dup_lines <= 0.3.
 where = "is_survivor and (decision in ('keep', 'band') or lang not in ('en', 'und'))"\
 """
+_RULE_OF_UNSCORED = """\
+# Kept is a document of which this is true: no copy of another. More clauses: n_words >= 50,
+# lang in ('de', 'fr'), dup_lines <= 0.3. With a grader: decision in ('keep', 'band').
+where = "is_survivor"\
+"""
 
 _HEAD = """\
 # A run from documents to a loader plan, in the order of its tasks. In this directory:
@@ -64,8 +69,9 @@ replace = true           # heuristic labels cost nothing: made again when the st
 
 # Who grades all documents. The student learns the oracle's scores from n-grams, without a GPU. With
 # "auto", probe and judge are trained over the backbone too, and the better grader on val is taken.
+# With "none" no document is labelled or scored, and only the rule below decides.
 [grading]
-grader = "student"
+grader = {grader}
 
 # A frozen model, for topics, probe and judge. `tiny` has random weights and stands in for one:
 #   checkpoint = "/data/checkpoints/gpt-oss-20b"   (or a Llama or Qwen3 directory), device = "cuda"
@@ -109,7 +115,9 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
     documents = sum(found.documents or 0 for found in good)
     judged = sum(found.judged for found in good)
     is_partly_judged = _is_partly_judged(documents, judged)
+    is_scored = not is_partly_judged or judged >= _FEW_JUDGED
     rule = _RULE_OF_JUDGED if is_partly_judged else _RULE
+    rule = rule if is_scored else _RULE_OF_UNSCORED
     least = min(sizes) * TRAINED_SHARE / _SEQUENCES
     seq_len = next((n for n in _SEQ_LENS if n <= least), _SEQ_LENS[-1])
     is_small = all(found.tokens is not None for found in good) and sum(sizes) <= _FIRST_TOKENS
@@ -127,6 +135,7 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "attributes": _attributes() if columns else "",
         "rule": rule if columns else _DECISIONS,
         "num_topics": min(_MOST_TOPICS, max(2, documents // 50)) if documents else _MOST_TOPICS,
+        "grader": json.dumps("student" if is_scored else "none"),
         "parse_rate": _PARSE_RATE if is_partly_judged else "",
         "min_val": min(100, max(3, judged // 60)) if documents else 100,
     }
@@ -148,8 +157,8 @@ def unjudged(documents: int, judged: int) -> str:
     said += f"{judged:,} of {documents:,} documents. "
     if judged < _FEW_JUDGED:
         return said + (
-            "These are too few to fit a grader. Name a model in [oracle] before `nmoe run`;"
-            " `nmoe run prep` makes token shards without one."
+            "These are too few to fit a grader, so none is named: the rule alone decides, and keeps"
+            " what is no copy. With a model in [oracle], set [grading] grader."
         )
     return said + "The others are kept unless they are copies, until [oracle] names a model."
 

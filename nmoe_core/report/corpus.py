@@ -87,7 +87,7 @@ Make = Callable[[Corpus], Iterable[object]]
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the page. `needs` are files without which `task` has not run yet; `attribute` is
-    one that the run must record."""
+    one that the run must record; without a grader there is nothing in one `is_of_graders`."""
 
     anchor: str
     title: str
@@ -95,11 +95,14 @@ class Section:
     needs: Callable[[Corpus], list[Path]]
     make: Make
     attribute: str = ""
+    is_of_graders: bool = False
 
     def content(self, corpus: Corpus) -> Html:
         """What it shows, or a line that says why it cannot be shown."""
         if self.attribute and self.attribute not in corpus.run.config.attributes.use:
             return note(f"Not recorded: add {self.attribute!r} to [attributes] use.")
+        if self.is_of_graders and corpus.run.config.grading.is_off:
+            return note("No document is scored: [grading] grader names no grader.")
         missing = sum(not path.is_file() for path in self.needs(corpus))
         if missing:
             return note("Not made yet: ", element("code", f"nmoe run {self.task}"), " makes it.")

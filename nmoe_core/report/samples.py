@@ -77,4 +77,6 @@ def _read(run: Run, shard: ShardPaths, chosen: Sequence[int]) -> list[Sample]:
 
 
 def _judged(row: dict[str, Any], judge: str) -> str:
+    if row["aggregated"] is None:
+        return "not scored"
     return f"{row['decision']}: {row['aggregated']:.2f} by the {scored_by(row, judge)}"

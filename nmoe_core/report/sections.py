@@ -246,15 +246,18 @@ SECTIONS = (
         _signals,
         "signals",
     ),
-    Section("quality", "Quality", "grade", Corpus.graded, _quality),
+    Section("quality", "Quality", "grade", Corpus.graded, _quality, is_of_graders=True),
     Section(
         "thresholds",
         "Thresholds",
         "train_heads",
         lambda corpus: [corpus.run.tree.calibration_summary],
         _thresholds,
+        is_of_graders=True,
     ),
-    Section("graders", "Scoreboard of graders", "train_heads", _heads, _scoreboard),
+    Section(
+        "graders", "Scoreboard of graders", "train_heads", _heads, _scoreboard, is_of_graders=True
+    ),
     Section(
         "duplicates",
         "Copies",

@@ -15,6 +15,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
+from nmoe_core.grading.unscored import asked_grader, keep_documents
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -112,16 +113,15 @@ def import_head(run: Run, path: Path) -> Result:
     """Convert a pickled head, read as tensors only, to the head file of its kind."""
     from nmoe_core.heads.convert import import_pickle
 
-    num_heads = run.config.heads.judge.num_heads
-    made = import_pickle(
-        path, run.tree.heads, load_backbone(run), run.config.heads.max_ctx, num_heads
-    )
+    sizes = run.config.heads.max_ctx, run.config.heads.judge.num_heads
+    made = import_pickle(path, run.tree.heads, load_backbone(run), *sizes)
     return Result(sha256_file(made), {"path": str(made)})
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit weights and thresholds on the scores that the grader gives to val documents; `labels` as
-    those of `train_student`, of which test is only reported on."""
+    those of `train_student`, of which test is only reported on. Raises as `asked_grader`."""
+    asked_grader(run)
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.targets import Targets
@@ -138,6 +138,8 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
 def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Grade shards of a source; current ones are left alone."""
+    if run.config.grading.is_off:
+        return {bucket: keep_documents(run.tree.shard(source, bucket)) for bucket in buckets}
     from nmoe_core.grading.grade import grade_documents
     from nmoe_core.grading.inputs import shard_input
     from nmoe_core.grading.languages import grouped_by
@@ -156,14 +158,14 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for it; raises as `load_calibration`,
-    `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
+    """The run's scorer with the thresholds that were fitted for it; raises as `asked_grader`,
+    `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.grading.grade import Grader
     from nmoe_core.grading.languages import shard_languages
 
     table, calibration = run.config.grading, None
-    if (kind := table.grader) == "auto":
+    if (kind := asked_grader(run)) == "auto":
         calibration = load_calibration(run.tree.calibration)
         kind = calibration.grader
     scorer = load_student_scorer(run) if kind == "student" else load_scorer(run)

@@ -198,11 +198,13 @@ class _GradingInputs(NamedTuple):
 
 def _grading_inputs(run: Run) -> _GradingInputs:
     from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+    from nmoe_core.grading.unscored import asked_grader
     from nmoe_core.heads.files import heads_digest, read_header
     from nmoe_core.tasks.hydra import ids_for_grader
 
-    calibration, table = load_calibration(run.tree.calibration), run.config.grading
-    kind = calibration.grader if table.grader == "auto" else table.grader
+    asked, table = asked_grader(run), run.config.grading
+    calibration = load_calibration(run.tree.calibration)
+    kind = calibration.grader if asked == "auto" else asked
     if kind == "student":
         path = run.tree.student
         settings = read_header(path)["max_ctx"], False

@@ -45,7 +45,8 @@ def run_report(run: Run) -> dict[str, Any]:
             do="make it with `nmoe run`",
             code="E-MANIFEST-MISSING",
         )
-    calibration = read_calibration(run.tree.calibration_summary)
+    is_off = run.config.grading.is_off
+    calibration = {} if is_off else read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
     names = [source.name for source in run_sources(run)]
@@ -55,12 +56,14 @@ def run_report(run: Run) -> dict[str, Any]:
         "sources": [_source(run, plan, name) for name in names],
         "left_out": left_out(run, names),
         "composition": {kind: most_moved(found) for kind, found in moved},
-        "oracle": f"{calibration['scorer_model']}/{calibration['scorer_version']}",
+        "oracle": None
+        if is_off
+        else f"{calibration['scorer_model']}/{calibration['scorer_version']}",
         "backbone": run.config.backbone.kind,
-        "grader": calibration.get("grader", "hydra"),
+        "grader": "none" if is_off else calibration.get("grader", "hydra"),
         "grader_choice": calibration.get("grader_choice"),
-        "heads": scoreboard(run),
-        "cost": grader_costs(run),
+        "heads": {} if is_off else scoreboard(run),
+        "cost": [] if is_off else grader_costs(run),
         "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {
             "path": str(run.tree.plan),
@@ -83,13 +86,14 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
         for shard in run.tree.shards(name, run.config.prep.num_shards)
     ]
     quotas = [s.num_sequences for stage in plan.stages for s in stage.sources if s.name == name]
+    decided = (
+        {} if run.config.grading.is_off else {"keep": "kept", "band": "band", "drop": "dropped"}
+    )
     return {
         "source": name,
         "documents": data.total_documents,
         "tokens": data.total_tokens,
-        "keep": sum(grade["kept"] for grade in grades),
-        "band": sum(grade["band"] for grade in grades),
-        "drop": sum(grade["dropped"] for grade in grades),
+        **{column: sum(grade[key] for grade in grades) for column, key in decided.items()},
         "curated": curated.total_documents,
         "curated_tokens": curated.total_tokens,
         "sequences": sum(quotas),

@@ -46,6 +46,24 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     assert checked == expected - external
 
 
+def test_without_a_grader_there_are_no_labels_no_heads_and_no_jobs_that_make_them() -> None:
+    defs = build_definitions(Run("demo", {"grading.grader": "none"}))
+    graph = defs.resolve_asset_graph()
+    names = {key.path[-1] for key in graph.get_all_asset_keys()}
+    assert names.isdisjoint({"docid_slices", "oracle_labels", "student", "probe_head"})
+    assert names.isdisjoint({"judge_head", "calibration", "regrade_plan"})
+    assert {"quality_scores", "backbone", "topic_model", "curated", "loader_plan"} <= names
+    assert {job.name for job in defs.jobs or []} == JOBS - {"label", "train_heads"}
+    made = {key for job in defs.jobs or [] for key in _selected(defs, job.name)}
+    assert made == graph.materializable_asset_keys
+    assert "keep_rate" not in {key.name for key in graph.asset_check_keys}
+    assert "label_retries" not in {sensor.name for sensor in defs.sensors or []}
+
+
+def _selected(defs: dg.Definitions, job: str) -> set[dg.AssetKey]:
+    return set(defs.resolve_job_def(job).asset_layer.selected_asset_keys)
+
+
 def test_the_documentation_gives_every_check_its_level() -> None:
     text = (REPOSITORY / "docs" / "operations" / "checks.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \|[^|]*\| (block|error|warn) \|", text, re.MULTILINE)

@@ -87,7 +87,7 @@ def test_documents_of_languages_that_the_stand_in_does_not_judge_are_kept_unjudg
     assert rule == "is_survivor and (decision in ('keep', 'band') or lang not in ('en', 'und'))"
 
 
-def test_of_a_corpus_that_the_stand_in_does_not_judge_init_says_what_to_do(
+def test_of_a_corpus_that_the_stand_in_does_not_judge_init_names_no_grader(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(here / "recht.jsonl", GERMAN)
@@ -95,7 +95,8 @@ def test_of_a_corpus_that_the_stand_in_does_not_judge_init_says_what_to_do(
     said = capsys.readouterr().out
     assert "judges 0 of 400 documents" in said
     assert "[oracle]" in said
-    assert "nmoe run prep" in said
+    config = Run("nmoe.toml").config
+    assert (config.grading.grader, config.curation.where) == ("none", "is_survivor")
 
 
 @pytest.mark.parametrize(

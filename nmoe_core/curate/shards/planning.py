@@ -130,7 +130,7 @@ def _scores(quality_rows: Sequence[bytes]) -> np.ndarray:
         raise CurationError(
             "a document without a score cannot be ordered by quality",
             found="aggregated is no number",
-            do="grade this shard again, or use another `by`",
+            do="name a grader and grade this shard again, or use another `by`",
             code="E-CURATION-QUALITY",
         )
     return np.asarray(scores, np.float64)

@@ -200,8 +200,8 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`counts`: every document of the shard as it is now has one decision; `keep_rate`; and
-    `score_drift`: scores are as those of the source's val documents."""
+    """`counts`: every document of the shard as it is now has one decision; where there is a grader,
+    `keep_rate`; and `score_drift`: scores are as those of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
     wrong, kept, total = [], 0, 0
@@ -220,13 +220,11 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         elif summary["fingerprints"]["shard"] != documents_digest(manifest):
             wrong.append(f"{shard.name}: grades are of other content")
         kept, total = kept + summary["kept"], total + summary["total"]
-    table = run.config.checks
-    return {
-        "counts": Verdict(
-            not wrong,
-            "; ".join(wrong) or f"{total} documents, a decision each",
-            {"documents": total, "kept": kept},
-        ),
+    table, found = run.config.checks, "; ".join(wrong) or f"{total} documents, a decision each"
+    counts = {"counts": Verdict(not wrong, found, {"documents": total, "kept": kept})}
+    if run.config.grading.is_off:
+        return counts
+    return counts | {
         "keep_rate": share_within(kept / total, table.min_keep_rate, table.max_keep_rate)
         if total
         else Verdict(True, "no documents"),

@@ -1,0 +1,65 @@
+"""A run without a grader: a row per document, without scores, whose decision is keep."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Literal
+
+from loader.files.format import Manifest, load_manifest
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.fingerprint import is_current
+from nmoe_core.base.result import Result
+from nmoe_core.base.settings import GraderKind
+from nmoe_core.calibration.graded import (
+    SUMMARY_NAME,
+    PartialRows,
+    Row,
+    Tally,
+    read_graded,
+    result_of,
+)
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.grading import GRADE_CODE
+from nmoe_core.shards.documents import document_ids
+from nmoe_core.shards.manifest import documents_digest
+
+_ROWS_AT_ONCE = 10_000
+
+
+def asked_grader(run: Run) -> GraderKind | Literal["auto"]:
+    """The grader that the run names. Raises ConfigError where it names none."""
+    if (asked := run.config.grading.grader) == "none":
+        raise ConfigError(
+            "this run scores no document",
+            where=run.path,
+            found='[grading] grader = "none"',
+            do="name a grader there: student, auto or hydra",
+        )
+    return asked
+
+
+def keep_documents(shard: ShardPaths) -> Result:
+    """Write the rows and the summary of a shard; current ones are left alone. The facts are those
+    of `grade_documents`."""
+    manifest, out_dir = load_manifest(shard.manifest), shard.graded
+    fingerprints = {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
+    if is_current(out_dir / SUMMARY_NAME, fingerprints):
+        with suppress(FormatError):  # rows that were edited since are made again
+            return result_of(read_graded(out_dir), 0, 0, changed=False)
+    with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
+        tally = Tally(0.0, None)
+        for rows in _batches(shard, manifest, partial.resume(tally)):
+            partial.append(rows)
+            tally.add(rows)
+        facts = {**tally.facts(), "grader": "none", "fingerprints": fingerprints}
+        return result_of(partial.commit(facts), 0, 0, changed=True)
+
+
+def _batches(shard: ShardPaths, manifest: Manifest, start: int) -> Iterator[list[Row]]:
+    ids = islice(document_ids(shard.tree.data, manifest), start, None)
+    unscored = {"scores": None, "aggregated": None, "decision": "keep"}
+    unscored |= {"q_probe": None, "early_exit": False, "probe_scores": None}
+    while batch := list(islice(ids, _ROWS_AT_ONCE)):
+        yield [{"doc_id": str(one), "source": shard.source, **unscored} for one in batch]
