@@ -77,10 +77,11 @@ class PathParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register("type", Path, _path_argument)
+        self.register("type", Path, path_argument)
 
 
-def _path_argument(text: str) -> Path:
+def path_argument(text: str) -> Path:
+    """The path that an argument names. Raises ArgumentTypeError where it is a URL."""
     try:
         return local_path(text)
     except ConfigError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.config import resolve_plan
+from loader.files.addresses import path_argument
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import add_verb, print_rows, print_table
@@ -178,7 +179,7 @@ def _source(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=PATH")
-    return name, Path(path)
+    return name, path_argument(path)
 
 
 def _phase(text: str) -> dict[str, Any]:
