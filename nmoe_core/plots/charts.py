@@ -176,7 +176,8 @@ def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
             axes.barh(places, shares, left=left, color=color, label=f"{kind} copies", height=0.7)
             left += shares
         axes.set_yticks(places, names, fontsize=8)
-        axes.set(xlabel="% of the source's documents")
+        most = max(1.0, 1.05 * float(left.max()))  # a corpus without copies has an axis too
+        axes.set(xlabel="% of the source's documents", xlim=(0, most))
         figure.legend(loc="outside upper right", ncols=2)
 
     return render(draw, 100 + 24 * max(4, len(rows)))

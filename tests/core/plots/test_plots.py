@@ -17,6 +17,7 @@ from nmoe_core.plots import (
     calibration_plot,
     cloud_plot,
     columns_plot,
+    copies_plot,
     half_size,
     head_tail_plot,
     k_plot,
@@ -149,6 +150,15 @@ def test_texts_in_any_script_are_drawn_with_letters_that_the_font_has(
     shown = "".join([*names, figure.axes[0].get_title("left"), figure.get_suptitle()])
     assert all(ord(letter) < 0x530 for letter in shown)
     assert all(name.strip() for name in names)
+
+
+@pytest.mark.parametrize(("exact", "most"), [(0, 1.0), (20, 52.5)])
+def test_shares_of_copies_begin_at_zero_also_where_there_are_none(
+    exact: int, most: float, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [{"source": "web", "documents": 40, "exact": exact, "near": 0}]
+    figure = drawn(monkeypatch, "charts", partial(copies_plot, rows))
+    assert figure.axes[0].get_xlim() == (0, most)
 
 
 def test_inline_pictures_are_halved_for_pages_that_do_not_scale_them():
