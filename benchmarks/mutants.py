@@ -46,6 +46,10 @@ AREAS: dict[str, tuple[str, ...]] = {
     "nmoe_core/curate/diversity": ("tests/core/curate/test_diversity.py",),
     "nmoe_core/takedown": ("tests/core/takedown",),
     "nmoe_core/seen": ("tests/core/seen",),
+    "nmoe_core/prep": ("tests/core/prep/test_run.py", "tests/core/prep"),
+    "nmoe_core/heads": ("tests/core/heads",),
+    "nmoe_core/engine/model.py": ("tests/core/engine/test_forward.py", "tests/core/engine"),
+    "nmoe_core/engine/weights": ("tests/core/engine/test_checkpoint.py", "tests/core/engine"),
     "nmoe_core/engine/generation": ("tests/core/engine",),
 }
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)]

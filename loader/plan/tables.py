@@ -14,6 +14,7 @@ from loader.errors import ConfigError
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
+_MAX_YAML_VALUES = 100_000  # each takes 0.7 kB while it is read
 PROJECT_FILE = "nmoe.toml"  # the run of a project that says so in one file
 _PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 
@@ -28,16 +29,33 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Parse a YAML file of at most 16 MiB; needs the extra `yaml`. Raises ConfigError where PyYAML
-    is not installed, the file is missing (E-CONFIG-MISSING) or no YAML mapping (E-CONFIG)."""
+    """Parse a YAML file of at most 16 MiB and 100,000 values, those of an alias counted wherever it
+    stands; needs the extra `yaml`. Raises ConfigError where PyYAML is not installed, the file is
+    missing (E-CONFIG-MISSING) or no YAML mapping (E-CONFIG)."""
     try:
         import yaml
     except ImportError:
         raise ConfigError(
             "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
         ) from None
+    sizes: dict[int, int] = {}
+
+    class Counted(yaml.SafeLoader):
+        """Counts values: aliases of aliases may stand for more of them than can be shown."""
+
+        num_values = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            is_alias, before = self.check_event(yaml.AliasEvent), self.num_values
+            node = super().compose_node(parent, index)
+            self.num_values += sizes.get(id(node), _MAX_YAML_VALUES) if is_alias else 1
+            sizes[id(node)] = self.num_values - before
+            if self.num_values > _MAX_YAML_VALUES:
+                raise yaml.YAMLError(f"more than {_MAX_YAML_VALUES} values")
+            return node
+
     try:
-        value = yaml.safe_load(_read_text(path))
+        value = yaml.load(_read_text(path), Counted)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError("not valid YAML", where=path, found=str(error)) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):

@@ -7,9 +7,17 @@ question; then each table of columns is answered by a table of one boolean per c
 import json
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+
+from nmoe_core.attributes.expression import Clause, Refused, parse
+from nmoe_core.base.errors import one_line
+
+REFUSED = (Refused, duckdb.Error, MemoryError, RecursionError, pa.ArrowException)
 _SETTINGS = {
     "enable_external_access": False,
     "python_enable_replacements": False,
@@ -24,27 +32,15 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     asked = json.loads(pipe.recv_bytes())
     resource.setrlimit(resource.RLIMIT_AS, (asked["memory_bytes"], asked["memory_bytes"]))
-    import duckdb
-    import pyarrow as pa
-
-    from nmoe_core.attributes.expression import Refused, parse
-    from nmoe_core.base.errors import one_line
-
-    connection = duckdb.connect(":memory:", config=_SETTINGS)
-    connection.execute("set disabled_filesystems='LocalFileSystem'; set lock_configuration=true")
+    connection = opened()
     try:
-        clauses = parse(connection, asked["where"], asked["names"])
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
-        kinds = _run(connection, empty, clauses).description
-        for clause, (_, kind, *_) in zip(clauses, kinds):
-            kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))
-            if str(kind).upper() not in kinds_allowed:
-                raise Refused("a clause is no condition", f"{clause.text}: {kind}", "BOOLEAN")
+        clauses = conditions(connection, asked["where"], asked["names"], empty)
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
         _answer(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
         while True:
             table = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
-            found = _run(connection, table, clauses).to_arrow_table()
+            found = evaluated(connection, table, clauses).to_arrow_table()
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, found.schema) as stream:
                 stream.write_table(found)
@@ -53,15 +49,37 @@ def main() -> None:
         return
     except Refused as refusal:
         _answer(pipe, {"refused": refusal.args})
-    except (duckdb.Error, MemoryError, RecursionError, pa.ArrowException) as error:
+    except REFUSED as error:
         text = one_line(error)
         _answer(pipe, {"refused": [f"cannot be evaluated: {text}", "", ""]})
 
 
-def _run(connection: Any, table: Any, clauses: Any) -> Any:
+def opened() -> Any:
+    """A database in memory that reaches no file, no network and no setting of its own."""
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    return connection.execute(
+        "set disabled_filesystems='LocalFileSystem'; set lock_configuration=true"
+    )
+
+
+def conditions(
+    connection: Any, expression: str, names: Mapping[str, str], empty: pa.Table
+) -> list[Clause]:
+    """The clauses of an expression over the columns of a table, as `parse`. Raises one of `REFUSED`
+    where it may not be evaluated, or a clause is no condition."""
+    clauses = parse(connection, expression, names)
+    for clause, (_, kind, *_) in zip(clauses, evaluated(connection, empty, clauses).description):
+        kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))
+        if str(kind).upper() not in kinds_allowed:
+            raise Refused("a clause is no condition", f"{clause.text}: {kind}", "BOOLEAN")
+    return clauses
+
+
+def evaluated(connection: Any, table: pa.Table, clauses: Sequence[Clause]) -> Any:
+    """The truth of each clause, in order: a result of a row per document."""
     connection.register("documents", table)
     picked = ", ".join(f"({clause.sql}) as k{i}" for i, clause in enumerate(clauses))
-    return connection.execute(f"select {picked} from documents")
+    return connection.sql(f"select {picked} from documents")
 
 
 def _answer(pipe: Connection, value: Any) -> None:

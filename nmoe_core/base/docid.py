@@ -14,8 +14,12 @@ import numpy as np
 
 from nmoe_core.base.errors import FormatError
 
+# One spelling of an id: ASCII digits without leading zeros, no empty or `.` part of the path.
+_OFFSET = r"0|[1-9][0-9]{0,17}"
 _DOC_ID = re.compile(
-    r"(?P<source>[^/#]+)//(?P<rel>[^#]+)#s=(?P<start>\d{1,18}):e=(?P<end>\d{1,18})"
+    r"(?P<source>[^/#]+)//(?P<rel>(?!\./)(?!.*/\.?(?:/|#))[^#]+)"
+    rf"#s=(?P<start>{_OFFSET}):e=(?P<end>{_OFFSET})",
+    re.DOTALL,
 )
 
 

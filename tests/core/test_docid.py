@@ -66,7 +66,10 @@ def test_any_text_is_the_document_id_it_prints_as_or_is_refused(text: str) -> No
 @pytest.mark.parametrize(
     "text",
     ["", "web", "web//p", "//p#s=0:e=1", DOC_ID + "x"]
-    + [f"web//p#{span}" for span in ("s=1", "s=3:e=3", "s=-1:e=3", f"s=0:e={10**18}")],
+    + [f"web//p#{span}" for span in ("s=1", "s=3:e=3", "s=-1:e=3", f"s=0:e={10**18}")]
+    # Other spellings of an id.
+    + [f"web//p#{span}" for span in ("s=048:e=812", "s=00:e=1", "s=0:e=٣")]
+    + [f"web//{path}#s=0:e=1" for path in ("./p", "p//q", "p/./q", "p/", "p/.")],
 )
 def test_text_that_is_no_document_id_is_refused(text: str) -> None:
     with refused("E-DOCID"):

@@ -32,12 +32,14 @@ class Family:
         read: Reads the directory; its result is compared, so it is of plain values.
         is_right: Whether a result is that of the changed directory, by other means than the
             product's; None where each change must be noticed or change nothing.
+        make: Makes a new file, of which half are then changed too.
     """
 
     files: Mapping[str, bytes]
     changed: tuple[str, ...]
     read: Read
     is_right: Callable[[Path, object], bool] | None = None
+    make: Callable[[random.Random], bytes] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -77,8 +79,12 @@ class Fuzzer:
 
     def input(self, seed: int) -> tuple[str, bytes]:
         """The file that is changed, and its bytes."""
-        name = random.Random(seed).choice(self.family.names)
-        return name, changed(self.family.files[name], seed)
+        rng = random.Random(seed)
+        name = rng.choice(self.family.names)
+        if self.family.make is None:
+            return name, changed(self.family.files[name], seed)
+        made = self.family.make(rng)
+        return name, changed(made, seed) if rng.randrange(2) else made
 
     def outcome(self, name: str, payload: bytes) -> str:
         """`refused` or `right`; else what is wrong with the reader."""

@@ -129,10 +129,15 @@ def test_configs_and_weights_of_the_mixture_document_as_yaml_and_toml(cfg, tmp_p
 def test_yaml_that_is_no_settings_or_cannot_be_read_is_one_error(tmp_path, monkeypatch):
     pytest.importorskip("yaml")
     path = tmp_path / "run.yaml"
-    for text in ("a: [", "- 1", "1: 2", "&a [*a]", "!!python/object:os.x {}"):
+    bomb = "".join(f"  a{i + 1}: &a{i + 1} [{f'*a{i}, ' * 9}]\n" for i in range(30))
+    bomb = f"own:\n  a0: &a0 [x]\n{bomb}data_path: *a30"
+    for text in ("a: [", "- 1", "1: 2", "&a [*a]", "!!python/object:os.x {}", bomb):
         path.write_text(text)
         with refused("E-CONFIG"):
             resolve_plan(path)
+    path.write_text("data_path: []\nown: {a: &a [1, 2], b: *a, c: {<<: &d {e: 1}, f: 2}}")
+    with refused("E-CONFIG", match="data_path"):  # aliases are read
+        resolve_plan(path)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with refused("E-CONFIG", match=r"nmoe-loader\[yaml\]"):
         resolve_plan(path)

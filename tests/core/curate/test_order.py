@@ -107,6 +107,17 @@ def test_every_order_is_the_one_that_earlier_versions_made(name: str):
     assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()[:16] == DIGESTS[name]
 
 
+def test_tight_windows_are_filled_as_earlier_versions_filled_them():
+    digest = hashlib.sha256()
+    for i in range(30):
+        number = np.arange(60 + 11 * i)
+        clusters, tokens = number**2 % 97 % (2 + i % 7), 1 + (7 * number**3 + i) % (9 + 5 * i)
+        for loader in ("concat", "flush"):
+            options = {"seq_len": 100 + 40 * i, "loader": loader}
+            digest.update(arrange("window_fill", clusters, tokens, **options).astype("<i8"))
+    assert digest.hexdigest()[:16] == "5b2e7fe483bf25c4"
+
+
 @settings(max_examples=60)
 @given(documents, turns, turns, st.integers(1, 600), st.integers(0, 599))
 def test_every_order_is_a_permutation_for_all_types(rows, seed, epoch, seq_len, offset):
@@ -231,6 +242,18 @@ def test_related_chains_each_document_to_its_nearest_one_left():
         nearest = max(left, key=lambda d: (float(rows[d] @ rows[previous]), -d))
         assert rows[document] @ rows[previous] == pytest.approx(rows[nearest] @ rows[previous])
         left.remove(int(document))
+
+
+def test_related_cuts_a_topic_that_is_longer_than_a_block_along_its_main_direction():
+    angles = np.random.default_rng(0).permutation(np.linspace(0, 1.2, 40))
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    clusters, tokens = np.zeros(40, np.int64), np.ones(40, np.int64)
+    above, exact, cut = (
+        arrange("related", clusters, tokens, embeddings=rows, block=block) for block in (41, 40, 10)
+    )
+    assert exact.tolist() == above.tolist()
+    quarter = angles.argsort().argsort()[cut] // 10
+    assert [len(set(part)) for part in np.split(quarter, 4)] == [1, 1, 1, 1]
 
 
 def test_related_puts_neighbours_together_in_blocks_of_bounded_size():
