@@ -22,9 +22,10 @@ _PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Parse a TOML file of at most 16 MiB. Raises ConfigError where it is missing
     (E-CONFIG-MISSING), or not valid TOML (E-CONFIG)."""
+    content = _read(path)
     try:
-        return tomllib.loads(_read_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits
         raise ConfigError("not valid TOML", where=path, found=str(error)) from None
 
 
@@ -38,7 +39,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(
             "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
         ) from None
-    sizes: dict[int, int] = {}
+    content, sizes = _read(path), dict[int, int]()
 
     class Counted(yaml.SafeLoader):
         """Counts values: aliases of aliases may stand for more of them than can be shown."""
@@ -55,7 +56,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             return node
 
     try:
-        value = yaml.load(_read_text(path), Counted)
+        value = yaml.load(content.decode(), Counted)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError("not valid YAML", where=path, found=str(error)) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -63,7 +64,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return value
 
 
-def _read_text(path: str | Path) -> str:
+def _read(path: str | Path) -> bytes:
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -71,7 +72,7 @@ def _read_text(path: str | Path) -> str:
         raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None
     if len(content) > _MAX_BYTES:
         raise ConfigError("file is too large", where=path, expected="at most 16 MiB")
-    return content.decode()
+    return content
 
 
 def project_dir(path: Path) -> Path:

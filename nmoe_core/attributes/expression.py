@@ -86,6 +86,8 @@ def parse(connection: Any, expression: str, names: Mapping[str, str]) -> list[Cl
     """The clauses of an expression; `names` gives the column of every spelling. Raises Refused."""
     if len(expression) > MAX_CHARS:
         raise Refused("the expression is too long", str(len(expression)), f"{MAX_CHARS} characters")
+    if "\0" in expression:  # DuckDB spells a text without what follows its NUL
+        raise Refused("not an SQL expression: it holds a NUL", repr(expression))
     asked = f"SELECT (\n{expression}\n)"
     ((text,),) = connection.execute("select json_serialize_sql(?)", [asked]).fetchall()
     parsed = json.loads(text)

@@ -60,7 +60,7 @@ class Key:
     def one(self, text: str) -> Any:
         """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
         if self.annotation is Any:
-            with contextlib.suppress(tomllib.TOMLDecodeError):
+            with contextlib.suppress(ValueError):  # of a number of 5,000 digits, no TOMLDecodeError
                 return tomllib.loads(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path:
             return text  # the run judges it, with an error of its own

@@ -22,6 +22,7 @@ from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, join
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
 PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # in the order of their speed
+_MAX_GAPS = 8  # ids for each token; engines take memory for each id, or end the process
 _BLANK = "\u2581"  # how SentencePiece writes a blank, which a text may spell too
 EncodeBytes = Callable[[Sequence[bytes]], Encoded]
 
@@ -54,6 +55,11 @@ def load_engine(name: str, reference: Reference) -> Fast:
     """An engine for a tokenizer. Raises Unfit: it is not installed, or does not have this
     tokenizer."""
     engine_version(name)
+    if (
+        isinstance(reference, JsonReference)
+        and reference.vocab_size > _MAX_GAPS * reference.num_ids
+    ):
+        raise Unfit(f"{reference.num_ids} tokens have ids up to {reference.vocab_size - 1}")
     with panics_as_unfit(name):
         return {"gigatoken": _gigatoken, "quicktok": _quicktok}[name](reference)
 

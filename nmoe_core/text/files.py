@@ -47,15 +47,15 @@ class JsonReference(Reference):
             ids = {token["content"]: int(token["id"]) for token in added}
             self._special = {t["content"]: int(t["id"]) for t in added if t.get("special")}
             self._ids = _vocabulary(self.data["model"]) | ids
-            self.vocab_size = max(self._ids.values()) + 1
+            self.vocab_size, self.num_ids = max(self._ids.values()) + 1, len(self._ids)
+            if pairs := self.data["model"].get("merges"):  # each a list, or a text with a blank
+                pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs]
+                self.data["model"]["merges"] = pairs
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, repr(error)) from error
         self.added = tuple(token for token in ids if token not in self._special)
         self.specials = tuple(self._special)
         self.whole_texts = self.data["model"].get("type") == "Unigram"
-        if any(isinstance(merge, str) for merge in self.data["model"].get("merges") or []):
-            merges = self.data["model"]["merges"]
-            self.data["model"]["merges"] = [merge.split(" ", 1) for merge in merges]
         deciding = {key: self.data.get(key) for key in _DECIDING} | {"ordinary": True}
         self.fingerprint = sha256_json(deciding)
         self.name = f"tokenizer-{self.fingerprint[:16]}"

@@ -152,6 +152,9 @@ def _servers() -> _Servers:
     return servers
 
 
+_ANNOUNCEMENTS = re.compile(rb"\A(HTTP/1\.1 1(?!01)\d\d[^\r\n]*\r\n([^\r\n]+\r\n)*\r\n)+")
+
+
 class _Bytes:
     """What `http.client` takes for a socket."""
 
@@ -164,6 +167,7 @@ class _Bytes:
 
 def _scores_in(payload: bytes) -> object:
     """The scores of a reply as the standard library reads it; None where it holds none."""
+    payload = _ANNOUNCEMENTS.sub(b"", payload)  # `http.client` passes over those of 100 alone
     try:
         reply = http.client.HTTPResponse(_Bytes(payload))  # pyright: ignore[reportArgumentType]
         reply.begin()

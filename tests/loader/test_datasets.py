@@ -129,6 +129,8 @@ def test_configs_and_weights_of_the_mixture_document_as_yaml_and_toml(cfg, tmp_p
 def test_yaml_that_is_no_settings_or_cannot_be_read_is_one_error(tmp_path, monkeypatch):
     pytest.importorskip("yaml")
     path = tmp_path / "run.yaml"
+    with refused("E-CONFIG-MISSING"):
+        resolve_plan(path)
     bomb = "".join(f"  a{i + 1}: &a{i + 1} [{f'*a{i}, ' * 9}]\n" for i in range(30))
     bomb = f"own:\n  a0: &a0 [x]\n{bomb}data_path: *a30"
     for text in ("a: [", "- 1", "1: 2", "&a [*a]", "!!python/object:os.x {}", bomb):

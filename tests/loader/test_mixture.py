@@ -218,7 +218,7 @@ def test_ratio_needs_active_params(files):
 def test_missing_or_unreadable_file_is_one_error(files, tmp_path):
     with refused("E-CONFIG-MISSING"):
         resolve_stages(tmp_path / "nope.toml", files[1], "dev")
-    for text in (b"\xff\xfe", b"a = " + b"[" * 5000, b"a = 1\na = 2"):
+    for text in (b"\xff\xfe", b"a = " + b"[" * 5000, b"a = 1\na = 2", b"a = " + b"9" * 5000):
         files[0].write_bytes(text)
         with pytest.raises(ConfigError, match="not valid TOML"):
             resolve_stages(*files, "dev")

@@ -162,6 +162,7 @@ HOSTILE = [
     *("current_date > date '2020-01-01'", "current_user = 'a'", "getvariable('a')", "error('a')"),
     *("lang", "1", "null", "'true'", "n_words", "true and 1", "", "lang =", "and", ")", "--"),
     *("(" * 2000 + "true" + ")" * 2000, "true and " * 2000 + "true", "not " * 900 + "true"),
+    *("'en' in ('en\0')", "lang = 'en\0x'"),  # DuckDB spells them without what follows the NUL
     *("lang::int = 3", "lan = 'en'", "own.lang = 'a'", "language.lang.x = 'a'", "signals = 1"),
 ]
 

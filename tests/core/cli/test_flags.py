@@ -148,6 +148,7 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         ("hydra merge-labels --set prep.workers=0", "[E-CONFIG].*prep.workers"),
         ("hydra merge-labels --set prep.workers=many", "[E-CONFIG].*prep.workers"),
         ("hydra merge-labels --set prep.worker=4", "[E-CONFIG-KEY].*did you mean 'workers'"),
+        (f"hydra merge-labels --set weights={'9' * 5000}", "[E-"),
         ("hydra merge-labels --set root=s3://bucket/tree", "[E-PATH-URL].*root"),
         ("hydra merge-labels --set prep.workers", "[E-CONFIG].*not key=value"),
         ("hydra grade --text-field body", "--text-field is not used with"),

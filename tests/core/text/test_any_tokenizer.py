@@ -280,6 +280,17 @@ def test_a_file_that_is_missing_or_torn_is_refused(
         load_tokenizer(name)
 
 
+@pytest.mark.parametrize("merge", [["a"], 3, None])
+def test_a_merge_that_is_no_pair_is_refused(
+    files: dict[str, str], tmp_path: Path, merge: object
+) -> None:
+    made = json.loads(Path(files["byte-level"]).read_bytes())
+    made["model"]["merges"] = 3 if merge is None else ["a b", merge]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    with refused("E-TOKENIZER-FILE", str(tmp_path)):
+        load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>")).rows(["a b"])
+
+
 def test_a_token_that_stands_alone_is_not_for_gigatoken(
     files: dict[str, str], tmp_path: Path
 ) -> None:
@@ -290,3 +301,18 @@ def test_a_token_that_stands_alone_is_not_for_gigatoken(
     assert tokenizer.engine == "reference"
     assert 1500 in tokenizer.encode_batch(["a kilo"]).ids
     assert 1500 not in tokenizer.encode_batch(["kilos"]).ids
+
+
+@pytest.mark.parametrize("place", ["vocab", "added_tokens"])
+def test_ids_far_above_the_others_are_not_for_an_engine_which_would_take_memory_for_all_between(
+    files: dict[str, str], tmp_path: Path, place: str
+) -> None:
+    path, far = tmp_path / "tokenizer.json", 2**22
+    made = json.loads(Path(files["byte-level"]).read_bytes())
+    if place == "vocab":
+        made["model"]["vocab"]["far"] = far
+    else:
+        made["added_tokens"].append(made["added_tokens"][0] | {"id": far, "content": "far"})
+    path.write_text(json.dumps(made))
+    tokenizer = load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+    assert (tokenizer.engine, tokenizer.vocab_size) == ("reference", far + 1)
