@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.errors import FormatError
+from loader.files.bus_errors import report_bus_errors
 
 INDEX_MAGIC = b"NMOEIDX\0"
 INDEX_VERSION = 1
@@ -112,6 +113,7 @@ def open_shard(path: Path, dtype: str | None = None) -> np.ndarray:
     num_tokens, offset, integers = read_npy_header(path, dtype)
     if num_tokens == 0:
         return np.empty(0, integers)
+    report_bus_errors()
     mapped = np.memmap(path, integers, "r", offset, (num_tokens,))
     # A plain view: slicing np.memmap builds a subclass object each time, which costs as much as
     # copying a window of 2,048 tokens.

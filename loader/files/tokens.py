@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.errors import FormatError, PlanError
+from loader.files.bus_errors import report_bus_errors
 from loader.files.format import Manifest, ShardEntry
 from loader.files.shard import read_npy_header
 
@@ -39,6 +40,7 @@ class TokenFiles:
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
+        report_bus_errors()
         self._files = [_checked(m, entry) for m in manifests for entry in m.shards]
         self._max_mapped = max_mapped()
         self._lay_out(manifests, [file.num_tokens for file in self._files], wraps)

@@ -2,6 +2,9 @@
 
 import gc
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -64,6 +67,37 @@ def test_shard_that_changes_while_in_use_is_refused(tree):
     last.unlink()
     with pytest.raises(FormatError, match="no file"):
         list(loader)
+
+
+_TRUNCATED = """
+import faulthandler, os, sys
+data, shard, has_handler, prefetch = sys.argv[1:]
+if has_handler == "handler":
+    faulthandler.enable()
+from loader import build_loader
+cfg = {"data_path": data, "batch_size": 2, "seq_len": 512}
+loader, _ = build_loader(cfg, backend="numpy", prefetch=int(prefetch))
+next(loader)
+os.truncate(shard, 5000)
+print(sum(1 for _ in loader))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS is handled on Linux alone")
+@pytest.mark.parametrize(("has_handler", "prefetch"), [("none", 0), ("none", 2), ("handler", 0)])
+def test_a_shard_that_is_truncated_while_it_is_read_ends_the_process_with_a_line(
+    tree, has_handler, prefetch
+):
+    shard = next(tree.add("web", 100_000, num_files=1).parent.rglob("*.npy"))
+    data = tree.root / "web"
+    arguments = [sys.executable, "-c", _TRUNCATED, data, shard, has_handler, str(prefetch)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if has_handler == "handler":  # it stays
+        assert (ended.returncode, "E-SHARD" in ended.stderr) == (-signal.SIGBUS, False)
+    else:
+        assert ended.returncode == 1, ended.stderr
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith(f"ERROR [E-SHARD-CHANGED]: {shard}: ")
 
 
 def test_memory_of_a_batch_that_was_let_go_is_used_again(two_stages):
