@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 Kind = Literal["answer", "document", "overloaded", "refused", "failure"]
-_REFUSED = (301, 302, 307, 308, 401, 402, 403, 404, 405, 407, 410)
+_REFUSED = (301, 302, 303, 307, 308, 401, 402, 403, 404, 405, 407, 410)
 _KINDS: dict[int, Kind] = {
     **dict.fromkeys(_REFUSED, "refused"),
     408: "failure",

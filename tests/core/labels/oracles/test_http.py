@@ -280,6 +280,29 @@ def test_a_refused_document_gets_no_label(server: JudgeServer, tmp_path: Path, s
     assert server.asked.total() == 60
 
 
+@pytest.mark.parametrize("status", [200, 301, 302, 303, 307, 308])
+def test_no_server_but_the_configured_one_is_asked(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    asked: list[int] = []
+
+    async def note(client: Client) -> None:
+        asked.append(client.nth)
+
+    with closing(Loopback(note)) as other:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, other.url)
+            monkeypatch.setenv(name.upper(), other.url)
+        headers = {"Location": other.url, "Refresh": f"0; url={other.url}", "Alt-Svc": "h2"}
+        server.always(Reply(completion(GOOD).body, status, headers))
+        if status == 200:
+            assert server.ask_one().scores is not None
+        else:
+            with refused("E-LABEL-ORACLE"):
+                server.ask_one()
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     ("status", "api", "advice"),
     [
