@@ -132,7 +132,7 @@ class PieceReference(Reference):
             self.data = path.read_bytes()
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:  # its messages may be no UTF-8
             raise unreadable(path, one_line(error)) from error
         pieces = range(self.vocab_size)
         is_control, is_unknown = self.library.is_control, self.library.is_unknown

@@ -363,14 +363,15 @@ def _decoded(text: bytes | None) -> str | None:
 
 
 def _text_in(line: bytes) -> str | None:
-    """The text of a JSON line whose id is a text or a whole number; None where it has none."""
+    """The text of a JSON line whose id is a text or a whole number of 64 bits; None without one."""
     try:
         row = json.loads(line.decode())
         text, name = row["text"], row.get("id")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     is_good = isinstance(text, str | None) and isinstance(name, str | int | None)
-    return (text or "") if is_good and not isinstance(name, bool) else None
+    is_long = isinstance(name, int) and not -(2**63) <= name < 2**64
+    return (text or "") if is_good and not is_long and not isinstance(name, bool) else None
 
 
 def _tokenizers(write: Callable[..., None], directory: Path) -> Family:

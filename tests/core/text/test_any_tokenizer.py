@@ -280,6 +280,15 @@ def test_a_file_that_is_missing_or_torn_is_refused(
         load_tokenizer(name)
 
 
+def test_a_piece_that_is_no_text_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    payload = Path(files["sentencepiece bpe"]).read_bytes()
+    damaged = payload.replace(b"<0x1A>", b"<0\xf11A>")
+    assert damaged != payload
+    (tmp_path / "a.model").write_bytes(damaged)
+    with refused("E-TOKENIZER-FILE", "a.model"):
+        load_tokenizer(TokenizerSettings(str(tmp_path / "a.model")))
+
+
 @pytest.mark.parametrize("merge", [["a"], 3, None])
 def test_a_merge_that_is_no_pair_is_refused(
     files: dict[str, str], tmp_path: Path, merge: object
