@@ -24,6 +24,7 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.engine import Transformer, tap_layers
 from nmoe_core.heads.features import device_of
+from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.models import Judge, Probe, arch_from_dict, arch_to_dict, head_of
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import Scale
@@ -37,12 +38,24 @@ _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 Header = dict[str, Any]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], key: str, header: Header) -> None:
-    """Commit tensors; their digest and the sealed header go into the metadata entry `key`."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], key: str, header: Header, card: Header | None = None
+) -> str:
+    """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
+    the file's SHA-256.
+
+    `card` is the header of a head whose card is written beside it: before the head, so that a head
+    that is current has its own.
+    """
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, save(stored, metadata={key: text}))
+    payload = save(stored, metadata={key: text})
+    digest = hashlib.sha256(payload).hexdigest()
+    if card is not None:
+        write_bytes(path.with_suffix(".md"), head_card(path.name, digest, card).encode())
+    write_bytes(path, payload)
+    return digest
 
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, dict[str, Tensor]]:
@@ -72,17 +85,19 @@ def save_head(
     head: Probe | Judge,
     header: Mapping[str, Any],
     train_contents: np.ndarray | None = None,
+    card: Header | None = None,
 ) -> str:
     """Commit a head with a header that says what it was made from; return its file's SHA-256.
 
-    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
+    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks;
+    `card` as for `write_tensors`.
     """
     tensors = {name: value.float() for name, value in head.state_dict().items()}
     if train_contents is not None:
         tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
     arch = {"kind": head.kind, **arch_to_dict(head.arch)}
-    write_tensors(path, tensors, HEADER_KEY, {"format": HEAD_FORMAT, "arch": arch, **header})
-    return sha256_file(path)
+    made_from = {"format": HEAD_FORMAT, "arch": arch, **header}
+    return write_tensors(path, tensors, HEADER_KEY, made_from, card)
 
 
 def header_of(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nmoe_core.base.atomic import replacing, write_bytes
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import HeadError
-from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import STUDENT_NAME
 from nmoe_core.heads import STUDENT_CODE
@@ -32,7 +32,6 @@ from nmoe_core.heads.files import (
     write_tensors,
 )
 from nmoe_core.heads.labelled import Labelled
-from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.ngrams import NUM_COLUMNS, NUM_SCALARS, TokenTable
 from nmoe_core.heads.student import Student, fit_student
 from nmoe_core.labels.files import Labels
@@ -113,8 +112,6 @@ def make_student(
             "fingerprints": fingerprints,
         }
         _write(path, student, header, reported.contents, scores)
-        card = head_card(path.name, sha256_file(path), header)
-        write_bytes(path.with_suffix(".md"), card.encode())
     return result_of(path, header)
 
 
@@ -173,4 +170,4 @@ def _write(
     arrays |= {CONTENTS_KEY: np.unique(contents)}
     arrays |= {f"scores/{split}": values for split, values in scores.items()}
     tensors = {n: torch.from_numpy(np.ascontiguousarray(v)) for n, v in arrays.items()}
-    write_tensors(path, tensors, HEADER_KEY, header)
+    write_tensors(path, tensors, HEADER_KEY, header, card=header)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nmoe_core.base.atomic import replacing, write_bytes
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
@@ -39,7 +39,6 @@ from nmoe_core.heads.fit import (
     thin_curve,
 )
 from nmoe_core.heads.labelled import REPORTED_ON, Labelled, Reported
-from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict
 from nmoe_core.heads.scoring import predict
 from nmoe_core.heads.student_file import student_beside
@@ -97,7 +96,9 @@ class HeadTraining:
         """
         path, model, train = self.path, self.model, self.labelled.train
         header = current_header(path, self.fingerprints)
+        state_path = path.with_name(f".{path.stem}.training.safetensors")
         if header is not None:
+            state_path.unlink(missing_ok=True)  # of a run that ended when it had written the head
             steps = header["training"]["num_steps"]
             return result_of(path, header, steps=steps, head_steps=0, backbone_tokens=0)
         tokens_before = model.tokens_processed
@@ -105,7 +106,7 @@ class HeadTraining:
         with replacing(path), seeded:
             # The labels of val and test do not affect the training.
             made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
-            state = TrainingState(path.with_name(f".{path.stem}.training.safetensors"), made_from)
+            state = TrainingState(state_path, made_from)
             documents = self.corpus.read(train.doc_ids)
             head, losses, states, num_failed = self._fit(documents, state)
             reported = self._report(head, documents)
@@ -124,8 +125,7 @@ class HeadTraining:
                 },
                 "fingerprints": self.fingerprints,
             }
-            digest = save_head(path, head, header, reported.contents)
-            write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
+            save_head(path, head, header, reported.contents, card=header)
             state.path.unlink(missing_ok=True)
         tokens = model.tokens_processed - tokens_before
         steps = len(losses)

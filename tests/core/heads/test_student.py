@@ -18,11 +18,13 @@ from nmoe_core.heads.student import PENALTIES, Student, fit_student
 from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.project import failing
 from tests.refusals import refused
 
 MASK = (1 << 64) - 1
 SPELLINGS = {i: f"t{i}".encode() if i > 9 else bytes([65 + i]) for i in range(5000)}
 TABLE = TokenTable.of(SPELLINGS, 5000)
+NO_TEST = {"test": None}
 
 
 def _mixed(value: int) -> int:
@@ -234,6 +236,18 @@ def test_its_file_has_all_that_scoring_needs_and_a_current_one_is_left_alone(
     assert "A student without a backbone" not in card
     _made(planted, tmp_path, test=None)  # other labels to report on: another card
     assert load_student(path).header["test_metrics"] == {}
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_file_that_is_current_has_its_own_card_whatever_failed_before(
+    tmp_path: Path, planted: SimpleNamespace, k: int
+) -> None:
+    cards = [_made(planted, tmp_path / name, **more) for name, more in (("a", {}), ("b", NO_TEST))]
+    old, new = (Path(made.facts["path"]).with_suffix(".md").read_text() for made in cards)
+    with failing(f"rename:{k}:ENOSPC"), pytest.raises(OSError, match="No space"):
+        _made(planted, tmp_path / "a", **NO_TEST)
+    path = Path(_made(planted, tmp_path / "a", **NO_TEST).facts["path"])
+    assert path.with_suffix(".md").read_text() == new != old
 
 
 def _ids(planted: SimpleNamespace, split: str) -> list[str]:
