@@ -3,14 +3,17 @@
 import dataclasses
 import platform
 import re
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nmoe_core.engine import ModelConfig, Residual, Transformer, attention
 from nmoe_core.engine.attention import attend
+from nmoe_core.engine.packing import linear
 from tests.refusals import refused
 
 # The same document in another batch; with MKL on x86 the difference was 0 wherever measured.
@@ -223,3 +226,26 @@ def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Tr
     assert model.config.sliding_window == 4
     assert not torch.equal(model(_ids(1, 20)), tiny_model(_ids(1, 20)))
     assert torch.equal(model(_ids(1, 4)), tiny_model(_ids(1, 4)))
+
+
+@pytest.mark.parametrize(("capability", "multiplied"), [("AVX2", "float32"), ("AVX512", "bfloat16")])
+def test_bfloat16_is_multiplied_in_float32_where_a_cpu_has_no_products_of_it(
+    monkeypatch: pytest.MonkeyPatch, capability: str, multiplied: str
+):
+    seen: set[torch.dtype] = set()
+    product = functional.linear
+
+    def watched(x: Tensor, *others: Any) -> Tensor:
+        seen.add(x.dtype)
+        return product(x, *others)
+
+    monkeypatch.setattr(functional, "linear", watched)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    x, weight, bias = torch.randn(20, 64), torch.randn(40_000, 64), torch.randn(40_000)
+    x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+    expected = product(x.float(), weight.float(), bias.float())
+    for rows in (4, 20):
+        found = linear(x[:rows], weight, bias, min_rows=1)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.float(), expected[:rows], rtol=2**-7, atol=1e-2)
+    assert seen == {getattr(torch, multiplied)}
