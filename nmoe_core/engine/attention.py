@@ -4,8 +4,6 @@ Each head has a learned sink: a logit that joins its softmax and whose probabili
 that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
 takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
 result does not depend on where a call begins. `attend_cached` takes one query per sequence.
-
-A model without sinks has sinks of minus infinity, which take no share of any softmax.
 """
 
 import functools
@@ -23,6 +21,8 @@ from nmoe_core.engine.weights.config import ModelConfig
 # Measured on one core at T = 512 and 2048: 64 is fastest or within 6 % of it, windowed or not.
 QUERY_BLOCK_SIZE = 64
 _NARROWEST_MASK = 1024
+# The operator behind scaled_dot_product_attention, which does not return the sum.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Context(Protocol):
@@ -38,10 +38,11 @@ class Context(Protocol):
         """Rows that a product is filled up to (`packing.linear`)."""
         ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Mixed values [N, heads, head_dim] of one block, of rotated q, k and plain v.
 
-        q is [N, heads, head_dim], k and v are [N, kv_heads, head_dim].
+        q is [N, heads, head_dim], k and v are [N, kv_heads, head_dim]; sinks is float32 [heads],
+        None for a model without.
         """
         ...
 
@@ -67,10 +68,7 @@ class Attention(nn.Module):
             norms = torch.cat([tensors.q_norm.expand(num_q, -1), tensors.k_norm.expand(num_k, -1)])
             norms = pair_halves(norms)
         self.head_norms = frozen(norms)  # [heads + kv_heads, head_dim], of queries and keys
-        sinks = tensors.sinks
-        if sinks is None:
-            sinks = weight.new_full((num_q,), -torch.inf, dtype=torch.float32)
-        self.sinks = frozen(sinks)
+        self.sinks = frozen(tensors.sinks)
         self.out_weight, self.out_bias = frozen(tensors.out_weight), frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
@@ -100,7 +98,7 @@ class PackedDocuments:
         self._packing = packing
         self.positions = packing.positions
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """As `Context.attend`."""
         packing = self._packing
         mixed = attend(
@@ -114,7 +112,7 @@ class PackedDocuments:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, start: int = 0
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, window: int | None, start: int = 0
 ) -> Tensor:
     """Causal attention of T positions over themselves and what came before; shaped as `q`.
 
@@ -123,7 +121,7 @@ def attend(
         k: [B, kv_heads, S, head_dim], the last S >= T of positions 0 .. start + T - 1; what a
             window does not reach may be left out.
         v: As `k`.
-        sinks: float32 [kv_heads * group].
+        sinks: float32 [kv_heads * group], None for none.
         window: Positions seen, the query's own included; None for all before it.
         start: Position of the first query.
     """
@@ -139,19 +137,21 @@ def attend(
         .expand(-1, group, -1, -1)
         for x in (k, v)
     )
-    sinks = sinks.view(1, num_kv, group, 1).expand(batch, -1, -1, -1).reshape(-1, group, 1)
-    mixed = torch.empty_like(q)
+    if sinks is not None:
+        sinks = sinks.view(1, num_kv, group, 1).expand(batch, -1, -1, -1).reshape(-1, group, 1)
+    mixed, has_masks = torch.empty_like(q), window is not None or q.device.type != "cpu"
     for row in range(0, q.shape[2], QUERY_BLOCK_SIZE):
         stop = start - lead + row + QUERY_BLOCK_SIZE
         first = 0 if window is None else max(0, stop - QUERY_BLOCK_SIZE - window + 1)
         keys = slice(first - origin, stop - origin)
-        block, mask = slice(row, row + QUERY_BLOCK_SIZE), _mask(stop - first, window, q.device)
+        block = slice(row, row + QUERY_BLOCK_SIZE)
+        mask = _mask(stop - first, window, q.device) if has_masks else None
         result = _attend_block(q[:, :, block], k[:, :, keys], v[:, :, keys], sinks, mask)
         mixed[:, :, block] = result
     return mixed.view(batch, num_kv, group, -1, head_dim)[:, :, :, lead : lead + length]
 
 
-def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
+def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor) -> Tensor:
     """Attention of one query per sequence over keys in any order: [B, heads, head_dim].
 
     q is [B, heads, head_dim], not yet scaled; k and v are [B, S, kv_heads, head_dim]. mask, float32
@@ -160,25 +160,49 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) 
     num_kv = k.shape[2]
     grouped = q.unflatten(1, (num_kv, -1))
     mask = mask.expand(-1, 1, grouped.shape[2], -1)
-    mixed = _attend_block(
-        grouped, k.transpose(1, 2), v.transpose(1, 2), sinks.view(num_kv, -1), mask
-    )
+    sinks = None if sinks is None else sinks.view(num_kv, -1)
+    mixed = _attend_block(grouped, k.transpose(1, 2), v.transpose(1, 2), sinks, mask)
     return mixed.flatten(1, 2)
 
 
-def _attend_block(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
-    """Attention of q [X, Y, Q, D] over k and v [X, Y, S, D], mask [..., Q, S] added to scores."""
-    if q.device.type == "cpu":
-        # The operator behind scaled_dot_product_attention, which does not return the sum.
-        mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=mask
-        )
+def _attend_block(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    """Attention of q [X, Y, Q, D] over k and v [X, Y, S, D].
+
+    mask, [..., Q, S], is added to scores. None, on a CPU: the last Q keys are the queries' own, all
+    before them are seen, and k and v are equal along Y.
+    """
+    if mask is None:
+        mixed, log_sum = _attend_causally(q, k, v)
+    elif q.device.type == "cpu":
+        mixed, log_sum = _flash(q, k, v, 0.0, False, attn_mask=mask)
     else:
         scores = torch.matmul(q, k.mT).float() * q.shape[-1] ** -0.5 + mask
         log_sum = scores.logsumexp(-1)
         mixed = torch.matmul((scores - log_sum[..., None]).exp().to(v.dtype), v)
+    if sinks is None:
+        return mixed
     # A head's sink takes its share of the softmax, whose sum is exp(log_sum).
     return mixed.mul_(torch.sigmoid(log_sum - sinks).unsqueeze(-1))
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixed values and log-sums of the softmax of `_attend_block` without a mask.
+
+    Keys before the block need none, and heads that share them are rows of one product: 5 % faster
+    at 2,048 keys than one call with a mask.
+    """
+    past = slice(0, k.shape[2] - q.shape[2])
+    own = slice(past.stop, None)
+    mixed, log_sum = _flash(q, k[:, :, own], v[:, :, own], 0.0, True)
+    if past.stop:
+        before, sum_before = _flash(q.flatten(1, 2)[:, None], k[:, :1, past], v[:, :1, past])
+        before, sum_before = before.view(q.shape), sum_before.view_as(log_sum)
+        share = torch.sigmoid(log_sum - sum_before).unsqueeze(-1)
+        mixed = torch.lerp(before.float(), mixed.float(), share).to(q.dtype)
+        log_sum = torch.logaddexp(log_sum, sum_before)
+    return mixed, log_sum
 
 
 def _mask(num_keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -150,7 +150,11 @@ class Transformer(nn.Module):
             x = block(x, context, rotation)
             if number in taps:
                 states[number] = packing.unpack_ordinary(x)
-        logits = None if no_logits else packing.unpack_ordinary(self._logits(x))
+        logits = None
+        if not no_logits:
+            # What is made outside inference mode need not be copied for autograd.
+            with torch.inference_mode(False), torch.no_grad():
+                logits = packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
 
     @torch.inference_mode()

@@ -83,9 +83,12 @@ class Packing:
 
     def unpack_ordinary(self, packed: Tensor) -> Tensor:
         """As `unpack`, into a tensor that autograd accepts although inference mode is on."""
+        if self.rows is None and not packed.is_inference():
+            return self.unpack(packed)
         shape = (self.batch_size, self.length, *packed.shape[1:])
+        make = torch.empty if self.rows is None else torch.zeros
         with torch.inference_mode(False):
-            padded = torch.zeros(shape, dtype=packed.dtype, device=packed.device)
+            padded = make(shape, dtype=packed.dtype, device=packed.device)
         padded.flatten(0, 1)[slice(None) if self.rows is None else self.rows] = packed
         return padded
 
@@ -108,12 +111,11 @@ def linear(
         x = F.pad(x, (0, 0, 0, min_rows - num_rows))
         result = linear(x, weight, bias, min_rows)[:num_rows]
         return result if out is None else out.copy_(result)
-    if x.dtype == torch.bfloat16 and num_rows >= MIN_WIDENED_ROWS and x.device.type == "cpu":
-        # A core with AVX2 alone has no products of bfloat16: the library is seven times slower.
-        if torch.backends.cpu.get_cpu_capability() == "AVX2":
-            return _widened_product(x, weight, bias, out)
+    is_cpu = x.device.type == "cpu"
+    if is_cpu and x.dtype == torch.bfloat16 and num_rows >= MIN_WIDENED_ROWS and _has_only_avx2():
+        return _widened_product(x, weight, bias, out)
     is_thin = 0 < num_rows <= 8 and x.numel() <= THIN_SIZE and _is_amd()
-    if is_thin and x.dtype == torch.float32 and x.device.type == "cpu":
+    if is_thin and x.dtype == torch.float32 and is_cpu:
         return _thin_product(x, weight, bias, out)
     if out is None:
         return F.linear(x, weight, bias)
@@ -121,9 +123,13 @@ def linear(
     return torch.mm(x, columns, out=out) if bias is None else torch.addmm(bias, x, columns, out=out)
 
 
-def _widened_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None
-) -> Tensor:
+def _has_only_avx2() -> bool:
+    """Whether the CPU is one of x86 without products of bfloat16: the library's run there at a
+    seventh of the speed of float32."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def _widened_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """F.linear of bfloat16 in float32, rounded once, some outputs at a time."""
     out = x.new_empty(len(x), len(weight)) if out is None else out
     wide, step = x.float(), max(1, WIDENED_SIZE // weight.shape[1])

@@ -92,7 +92,7 @@ class StepBatch:
             slots = np.asarray([chunk.slot for chunk in singles])
             self._find_keys(slots, np.asarray([chunk.stop for chunk in singles]))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """As `attention.Context.attend`; also writes the rows' keys and values."""
         window = self.cache.windows[layer]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -141,7 +141,7 @@ class StepBatch:
         kept = new if places.kept is None else new[places.kept]
         pages.flatten(0, 1).index_copy_(0, places.written, kept)
 
-    def _attend_singles(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
+    def _attend_singles(self, layer: int, q: Tensor, sinks: Tensor | None) -> Tensor:
         window = self.cache.windows[layer]
         places = self._places(window)
         assert places.taken is not None

@@ -148,6 +148,13 @@ def test_going_on_from_a_hidden_state_is_the_same_as_not_stopping(tiny_dir, dtyp
     assert model.tokens_processed - before == 33 + 17
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, None])
+def test_logits_may_be_used_under_autograd(tiny_model: Transformer, lengths: Tensor | None):
+    bias = torch.zeros(300, requires_grad=True)
+    (tiny_model(_ids(5, 80), lengths) + bias).square().mean().backward()
+    assert bias.grad is not None
+
+
 def test_hidden_states_train_a_head(tiny_model: Transformer):
     _, hidden = tiny_model(_ids(5, 80), LENGTHS, return_hidden_states=(4,), no_logits=True)
     head = nn.Linear(64, 1)
@@ -228,7 +235,9 @@ def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Tr
     assert torch.equal(model(_ids(1, 4)), tiny_model(_ids(1, 4)))
 
 
-@pytest.mark.parametrize(("capability", "multiplied"), [("AVX2", "float32"), ("AVX512", "bfloat16")])
+@pytest.mark.parametrize(
+    ("capability", "multiplied"), [("AVX2", "float32"), ("AVX512", "bfloat16")]
+)
 def test_bfloat16_is_multiplied_in_float32_where_a_cpu_has_no_products_of_it(
     monkeypatch: pytest.MonkeyPatch, capability: str, multiplied: str
 ):
