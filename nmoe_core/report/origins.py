@@ -17,6 +17,7 @@ from nmoe_core.report.corpus import Corpus, readable_manifest
 from nmoe_core.report.html import Html, element, joined, note, paragraph, table
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.report import head_headers
 
 HASHED_BYTES = 4_000_000_000  # beyond these, sizes alone are compared
@@ -99,7 +100,7 @@ def facts(corpus: Corpus) -> dict[str, str]:
         "Python": platform.python_version(),
         "tokenizer": str(run.tokenizer.name),
         "seed": str(run.loader.seed),
-        "backbone": run.config.backbone.kind,
+        "backbone": backbone_kind(run),
     }
     if run.tree.calibration_summary.is_file():
         summary = read_calibration(run.tree.calibration_summary)

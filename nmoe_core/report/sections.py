@@ -18,6 +18,7 @@ from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.samples import Sample, samples
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
+from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report import grader_costs, scoreboard
@@ -143,7 +144,7 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
     choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None
     if choice is not None:
         yield paragraph(choice["sentence"])
-    if len(rows) > 1 and corpus.run.config.backbone.kind == "tiny":
+    if len(rows) > 1 and backbone_kind(corpus.run) == "tiny":
         yield note("The backbone has random weights and stands in for a real one.")
 
 

@@ -6,14 +6,24 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader.files.format import read_json_object
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
+from nmoe_core.engine.weights.families import RECIPE_KEY
 from nmoe_core.text.models import ModelIds, model_ids
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
+
+
+def backbone_kind(run: Run) -> str:
+    """`tiny` where the weights are random, made by the run or by `make-tiny-checkpoint`; else
+    `checkpoint`."""
+    path = run.tree.checkpoint / "config.json"
+    is_random = path.is_file() and RECIPE_KEY in read_json_object(path)
+    return "tiny" if is_random else run.config.backbone.kind
 
 
 def make_backbone(run: Run) -> Result:
@@ -27,8 +37,9 @@ def make_backbone(run: Run) -> Result:
         make_tiny_checkpoint(path, family=table.family, seed=table.seed)
     with open_checkpoint(path) as checkpoint:
         config = checkpoint.config
+    is_tiny = backbone_kind(run) == "tiny"
     facts = {
-        "kind": "tiny: seeded random weights, a stand-in" if table.kind == "tiny" else "checkpoint",
+        "kind": "tiny: seeded random weights, a stand-in" if is_tiny else "checkpoint",
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "experts": config.num_experts,

@@ -18,6 +18,7 @@ from nmoe_core.calibration.graded import read_graded, read_grading_summary, scor
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -59,7 +60,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "oracle": None
         if is_off
         else f"{calibration['scorer_model']}/{calibration['scorer_version']}",
-        "backbone": run.config.backbone.kind,
+        "backbone": backbone_kind(run),
         "grader": "none" if is_off else calibration.get("grader", "hydra"),
         "grader_choice": calibration.get("grader_choice"),
         "heads": {} if is_off else scoreboard(run),

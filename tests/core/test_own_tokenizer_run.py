@@ -1,4 +1,5 @@
-"""Whole runs with tokenizers of one's own, in uint32 and in uint16, over one text."""
+"""Whole runs with tokenizers of one's own, in uint32 and in uint16, over one text; the backbone of
+the last is a Llama that has another tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from loader import build_loader, load_manifest, load_plan
 from loader.__main__ import main as loader_main
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
+from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.curate import make_plan
+from nmoe_core.tasks.hydra import load_scorer
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.own_tokenizers import byte_level, pieces
-from tests.project import jsonl_source, write_project
+from tests.own_tokenizers import SIZE, byte_level, pieces
+from tests.project import json_lines, jsonl_source, read_rows, said, write_project
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -48,7 +52,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         ):
             settings = {**SETTINGS, "tokenizer": "own"}
             settings["prep"] = {**SETTINGS["prep"], "dtype": dtype}
+            if name == "pieces":
+                settings["backbone"] = {"checkpoint": "llama"}
             project = write_project(tmp_path_factory.mktemp(name), [source], settings)
+            if name == "pieces":
+                llama = project.directory / "llama"
+                make_tiny_checkpoint(llama, family="llama", vocab_size=SIZE, num_layers=4)
+                byte_level(llama, TEXTS)
             (project.directory / "own").mkdir()
             write(project.directory / "own", TEXTS)
             for words in STEPS:
@@ -122,3 +132,31 @@ def test_curated_uint16_shards_are_read_explained_and_exported_as_uint32(
     for other in streams[1:]:
         np.testing.assert_array_equal(streams[0], other)
     np.testing.assert_array_equal(*exports)
+
+
+def test_a_llama_grades_the_text_as_its_own_tokenizer_reads_it(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs["pieces"]
+    llama, scorer = load_tokenizer(str(run.tree.checkpoint)), load_scorer(run)
+    grades = read_rows(*sorted((run.tree.root / "quality").rglob("*.jsonl")))
+    names = [grade["doc_id"] for grade in grades]
+    rows = [llama.encode_batch([text]).ids[:16] for _, text in documents(run, "data")]
+    assert len(rows) == len(names) == len(TEXTS)
+    expected = scorer.score(DocumentTokens(names, rows)).probe
+    found = [list(grade["probe_scores"].values()) for grade in grades]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json_lines([{"id": "a", "text": TEXTS[0]}]))
+    command = ["generate", prompts, "-o", tmp_path / "out.jsonl", "--max-tokens", "3"]
+    assert said(capsys, *command, "--checkpoint", run.tree.checkpoint)["completions"] == 1
+    [completion] = read_rows(tmp_path / "out.jsonl")
+    assert completion["num_prompt_tokens"] == len(llama.encode_batch([TEXTS[0]]).ids)
+    assert completion["text"] == llama.decode(completion["tokens"])
+
+
+def test_random_weights_given_as_a_checkpoint_are_called_a_stand_in(
+    runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in runs.values():
+        assert said(capsys, "report", "--config", run.path)["backbone"] == "tiny"

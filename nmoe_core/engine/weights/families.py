@@ -10,6 +10,8 @@ from typing import Any
 
 from nmoe_core.base.errors import CheckpointError
 
+RECIPE_KEY = "nmoe_recipe"  # of a `config.json`, where weights are random (weights.tiny)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:

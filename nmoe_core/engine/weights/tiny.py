@@ -27,7 +27,7 @@ from nmoe_core.engine.weights.config_json import (
     PUBLISHED_PAD_TOKEN_ID,
     PUBLISHED_VOCAB_SIZE,
 )
-from nmoe_core.engine.weights.families import GPT_OSS, Family, family_of
+from nmoe_core.engine.weights.families import GPT_OSS, RECIPE_KEY, Family, family_of
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
     HUGGING_FACE,
@@ -36,7 +36,6 @@ from nmoe_core.engine.weights.layout import (
     part_shapes,
 )
 
-RECIPE_KEY = "nmoe_recipe"
 INDEX_NAME = "model.safetensors.index.json"
 # The published files count from 00000 and name the last number, not the number of files.
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
