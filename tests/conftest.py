@@ -1,6 +1,8 @@
 """Tests draw the same examples and weights at every run, so that a green suite stays green.
 
-`HYPOTHESIS_PROFILE=random` draws others, as `make test-all` does.
+`HYPOTHESIS_PROFILE=random` draws others, as `make test-all` does. Files are written into memory
+where it has room, since each run of Dagster syncs its database some thousand times. What a failing
+disk leaves is simulated by `tests/crash/disk.py`.
 """
 
 import copy
@@ -8,8 +10,10 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -21,6 +25,22 @@ settings.register_profile("fixed", deadline=None, derandomize=True, database=Non
 settings.register_profile("random", deadline=None, print_blob=True)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fixed")
 settings.load_profile(PROFILE)
+
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 6 * 2**30
+
+
+def pytest_configure() -> None:
+    """Set the directory of `tmp_path`; one of the user's environment stands."""
+    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _ROOM_BYTES:
+        return
+    if not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:  # compiled kernels are loaded from there
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test comes first: beside it another process makes the project that most share."""
+    items.sort(key=lambda item: item.path.name != "test_tutorial.py")
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,11 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     asked = json.loads(pipe.recv_bytes())
     resource.setrlimit(resource.RLIMIT_AS, (asked["memory_bytes"], asked["memory_bytes"]))
+    answer(pipe, asked)
+
+
+def answer(pipe: Connection, asked: dict[str, Any]) -> None:
+    """Answer what follows the question, without a limit of memory."""
     connection = opened()
     try:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()

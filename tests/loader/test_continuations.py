@@ -159,9 +159,11 @@ def random_run(rng: random.Random, base: Run | None, policy: str) -> Run:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))]
+)
 def test_any_edits_of_a_run_agree_with_the_model(world, policy, part):
-    """Eight random runs each: 320 in all, of one to three edits."""
+    """Eight random runs each, of one to three edits: 40, and 280 that are slow."""
     for seed in range(8 * part, 8 * part + 8):
         rng = random.Random(f"{policy}{seed}")
         run, step, state = random_run(rng, None, policy), 0, None

@@ -1,4 +1,7 @@
-"""Every policy with every packing, shuffle, phase and stop rule: resumed, traced back, ended."""
+"""Every policy with every packing, shuffle, phase and stop rule: resumed, traced back, ended.
+
+Of the product of a plan's settings, each run of the tests has ten cases, the slow tests all.
+"""
 
 import itertools
 import json
@@ -55,15 +58,34 @@ PHASES = [
 ]
 
 
+CASES = [
+    case
+    for case in itertools.product(POLICIES, ("concat", "best_fit"), (False, True), (False, True))
+    if case[:2] != ("least_consumed", "best_fit")
+]
+
+
+# Shuffle and phases of the case with `concat`; that with `best_fit` has the opposite of both.
+FLAGS = {
+    "swrr": (False, False),
+    "block": (True, False),
+    "epoch_weighted": (False, True),
+    "weighted_random": (True, True),
+}
+
+
+def is_slow(policy: str, packing: str, shuffle: bool, phased: bool) -> bool:
+    """Not one of two cases of its policy, in which both packings meet all of the other settings."""
+    if policy not in FLAGS:
+        return shuffle != phased
+    return FLAGS[policy] != (
+        (shuffle, phased) if packing == "concat" else (not shuffle, not phased)
+    )
+
+
 @pytest.fixture(
     scope="module",
-    params=[
-        case
-        for case in itertools.product(
-            POLICIES, ("concat", "best_fit"), (False, True), (False, True)
-        )
-        if case[:2] != ("least_consumed", "best_fit")
-    ],
+    params=[pytest.param(c, marks=pytest.mark.slow if is_slow(*c) else ()) for c in CASES],
     ids=lambda p: f"{p[0]}-{p[1]}{'-shuffle' * p[2]}{'-phases' * p[3]}",
 )
 def plan(small, request) -> LoaderPlan:

@@ -1,6 +1,11 @@
 """An expression keeps what it says in every order of rows, and nothing else may be asked of it."""
 
+import json
+import os
 import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ from tests.refusals import refused
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 module = pytest.importorskip("nmoe_core.attributes.where")
+sandbox = pytest.importorskip("nmoe_core.attributes.sandbox")
 
 TABLE = pa.table(
     {
@@ -33,6 +39,31 @@ SCHEMA = {field.name: field.type for field in TABLE.schema}
 
 def _where(expression: str) -> Any:
     return module.Where(expression, SCHEMA, "run.toml")
+
+
+class _Here:
+    """The process of an expression as a thread of this one, which starts at once."""
+
+    def __init__(self, command: object, pass_fds: Sequence[int], **options: object) -> None:
+        pipe = Connection(os.dup(pass_fds[0]))
+        self._thread = Thread(target=self._answer, args=(pipe,))
+        self._thread.start()
+
+    @staticmethod
+    def _answer(pipe: Connection) -> None:
+        with pipe:
+            sandbox.answer(pipe, json.loads(pipe.recv_bytes()))
+
+    def kill(self) -> None:
+        """It ends when its pipe is closed."""
+
+    def wait(self) -> None:
+        self._thread.join()
+
+
+@pytest.fixture
+def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.subprocess, "Popen", _Here)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +198,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.usefixtures("in_a_thread")
 @pytest.mark.parametrize("expression", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_plain_condition_is_refused_at_once(expression: str) -> None:
     started = time.process_time()
@@ -207,6 +239,7 @@ def test_an_expression_that_names_no_column_keeps_all_or_nothing() -> None:
     assert not _where("1 = 2 and null::boolean").evaluate(TABLE).any()
 
 
+@pytest.mark.usefixtures("in_a_thread")
 @pytest.mark.parametrize(
     ("clause", "said"),
     [

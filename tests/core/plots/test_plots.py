@@ -1,4 +1,5 @@
 import base64
+import functools
 import io
 from collections.abc import Callable
 from functools import partial
@@ -108,9 +109,25 @@ DRAWINGS = {
 }
 
 
+@functools.cache
+def first_drawn(name: str) -> tuple[bytes, Figure]:
+    """A picture, and the figure that was saved as it."""
+    figures, save = list[Figure](), Figure.savefig
+
+    def saved(figure: Figure, *arguments: object, **options: object) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", saved)
+        png = DRAWINGS[name]()
+    (figure,) = figures
+    return png, figure
+
+
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_pictures_are_small_pngs_of_1600_pixels_with_the_same_bytes_each_time(name: str):
-    png = DRAWINGS[name]()
+    png, _ = first_drawn(name)
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     assert picture.width == 1600
     assert 600 <= picture.height <= 1100
@@ -120,16 +137,8 @@ def test_pictures_are_small_pngs_of_1600_pixels_with_the_same_bytes_each_time(na
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_no_legend_lies_on_the_data(name: str, monkeypatch: pytest.MonkeyPatch):
-    figures, save = list[Figure](), Figure.savefig
-
-    def saved(figure: Figure, *arguments: object, **options: object) -> None:
-        figures.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", saved)
-    DRAWINGS[name]()
-    (figure,) = figures
+def test_no_legend_lies_on_the_data(name: str):
+    _, figure = first_drawn(name)
     for axes in figure.axes:
         if (legend := axes.get_legend()) is not None:
             box = legend.get_window_extent()
