@@ -21,7 +21,14 @@ import numpy as np
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
-from nmoe_core.labels.ranks import Interval, bootstrap, mean_ranks, spearman, spearman_interval
+from nmoe_core.labels.ranks import (
+    Interval,
+    mean_ranks,
+    spearman,
+    spearman_interval,
+    within_groups,
+    within_interval,
+)
 from nmoe_core.labels.scores import QUALITY, Scale, rounded
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
@@ -62,18 +69,6 @@ def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
     from scipy.special import bdtr
 
     return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
-
-
-def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
-    """Rank correlation inside each group, averaged by the size of the groups that have one."""
-    names = np.asarray(groups)
-    total = weight = 0.0
-    for name in np.unique(names):
-        member = names == name
-        if (value := spearman(a[member], b[member])) is not None:
-            total += value * member.sum()
-            weight += member.sum()
-    return float(total / weight) if weight else None
 
 
 def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
@@ -179,14 +174,11 @@ def _explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
 
 def _correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
     """`spearman` and `spearman_within_source`, each with a 95 % bootstrap interval."""
-    names = np.asarray(sources)
     return {
         "spearman": rounded(spearman(a, b)),
         "spearman_ci95": spearman_interval(a, b),
-        "spearman_within_source": rounded(within_groups(a, b, names)),
-        "spearman_within_source_ci95": bootstrap(
-            lambda rows: within_groups(a[rows], b[rows], names[rows]), len(a)
-        ),
+        "spearman_within_source": rounded(within_groups(a, b, sources)),
+        "spearman_within_source_ci95": within_interval(a, b, sources),
     }
 
 

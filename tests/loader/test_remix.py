@@ -138,7 +138,8 @@ def parts_of(edit: dict, step: int, steps: int, batch_size: int) -> list[tuple[i
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_edits_of_a_run_agree_with_the_twin(lib, tree, policy, half):
-    """A thousand edits in all, one to four of a run, each held against the whole run so far."""
+    """Five hundred edits, and as many slow ones, one to four of a run, each held against the whole
+    run so far."""
     orders, done, seed = {}, 0, 1000 * half
     while done < 100:
         seed += 1

@@ -21,9 +21,8 @@ from nmoe_core.labels.agreement import (
     regression_line,
     upper_bound,
     wilson,
-    within_groups,
 )
-from nmoe_core.labels.ranks import spearman
+from nmoe_core.labels.ranks import spearman, within_groups
 from nmoe_core.labels.scores import QUALITY
 
 TRIALS = settings(max_examples=60, derandomize=True)

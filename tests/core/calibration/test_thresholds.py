@@ -19,7 +19,8 @@ from nmoe_core.calibration.thresholds import (
     midpoint_above,
     would_keep,
 )
-from nmoe_core.labels.agreement import agreement, baselines, within_groups
+from nmoe_core.labels.agreement import agreement, baselines
+from nmoe_core.labels.ranks import within_groups
 from nmoe_core.labels.scores import QUALITY
 from tests.core.calibration.scored import fit, scored
 from tests.refusals import refused
