@@ -57,9 +57,16 @@ def prepared_data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def own(tmp_path: Path, shared_data: Path, backbone: Transformer) -> Grading:
-    """Heads and their calibration, to grade with and to change."""
-    made = Grading(tmp_path, shared_data, backbone)
+@pytest.fixture(scope="session")
+def own_once(
+    tmp_path_factory: pytest.TempPathFactory, shared_data: Path, backbone: Transformer
+) -> Grading:
+    made = Grading(tmp_path_factory.mktemp("own"), shared_data, backbone)
     made.calibrate()
     return made
+
+
+@pytest.fixture
+def own(tmp_path: Path, own_once: Grading) -> Grading:
+    """Heads and their calibration, to grade with and to change."""
+    return own_once.copied(tmp_path)

@@ -1,7 +1,9 @@
 """What tests of labels, heads, calibration and grading share: small shards, fakes, a grading."""
 
+import copy
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -262,6 +264,16 @@ class Grading:
         rng = np.random.default_rng(0)
         grades = rng.integers(0, 5, (len(self.rows), 5))
         self.labels = write_labels(base / "labels_val.jsonl", self.rows, grades)
+
+    def copied(self, base: Path) -> "Grading":
+        """The same in a directory of its own; shards elsewhere are shared."""
+        shutil.copytree(self.base, base, dirs_exist_ok=True)
+        made = copy.copy(self)
+        for name in ("base", "data", "heads", "calibration", "labels"):
+            path = getattr(self, name)
+            if path.is_relative_to(self.base):
+                setattr(made, name, base / path.relative_to(self.base))
+        return made
 
     def make_heads(self, seed: int) -> None:
         torch.manual_seed(seed)

@@ -21,16 +21,22 @@ CHANGED = 37
 DOCUMENTS = random_documents(1, 200)
 
 
-@pytest.fixture
-def small(tmp_path: Path, backbone: Transformer, monkeypatch: pytest.MonkeyPatch) -> Grading:
-    """One shard of 200 documents, graded in buffers of eight."""
-    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 2)
-    write_source(tmp_path / "data", "web", DOCUMENTS, num_shards=1)
-    write_source(tmp_path / "data", "books", random_documents(2, 20), num_shards=1)
-    made = Grading(tmp_path, tmp_path / "data", backbone)
+@pytest.fixture(scope="module")
+def small_once(tmp_path_factory: pytest.TempPathFactory, backbone: Transformer) -> Grading:
+    base = tmp_path_factory.mktemp("small")
+    write_source(base / "data", "web", DOCUMENTS, num_shards=1)
+    write_source(base / "data", "books", random_documents(2, 20), num_shards=1)
+    made = Grading(base, base / "data", backbone)
     made.calibrate()
     made.part_by_hand()
     return made
+
+
+@pytest.fixture
+def small(small_once: Grading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grading:
+    """One shard of 200 documents, graded in buffers of eight."""
+    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 2)
+    return small_once.copied(tmp_path)
 
 
 def files_of(graded: Any) -> list[bytes]:
