@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.prep.journal import Journal
+from nmoe_core.prep.progress import PrepProgress
+from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.hub import DatasetsSource
-from nmoe_core.sources.records import Position
+from nmoe_core.sources.records import Position, Split
 from nmoe_core.sources.spec import SourceSpec
+from tests.core.prep.conftest import tree_digest
 from tests.core.sources.read import builder_of, good, opened, records, spans, texts
 from tests.refusals import refused
 
@@ -227,6 +231,43 @@ def test_files_of_the_hub_are_downloaded_as_they_are_reached_and_only_once(
     source = _source(tmp_path, dataset="org/name")
     next(source.blocks())
     assert hub.downloaded[3:] == names[:1]
+
+
+def test_prep_of_a_hub_data_set_goes_on_and_grows_without_a_second_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.hub._BATCH_ROWS", 16)
+    monkeypatch.setattr(Journal, "commit_if_due", Journal.commit)
+    hub = Hub(tmp_path, monkeypatch)
+    names = [f"train-{k}.parquet" for k in range(3)]
+    for k, name in enumerate(names):
+        rows = {"text": [f"file {k}, row {i}, " + "and more words " * 20 for i in range(60)]}
+        datasets.Dataset.from_dict(rows).to_parquet(str(hub.repository / name))
+    budget = 8_000  # of 11,820 tokens
+
+    def prep(out: str, max_tokens: int | None, stop_at: int = 999) -> PrepReport:
+        def progress(state: PrepProgress) -> None:
+            if state.documents >= stop_at:
+                raise KeyboardInterrupt
+
+        settings = PrepSettings(name="web", num_shards=2, max_tokens=max_tokens)
+        split = Split(_source(tmp_path, dataset="org/name"))
+        report = prep_shards(split, settings, tmp_path / out, progress=progress)
+        write_manifest(settings, tmp_path / out)
+        return report
+
+    with pytest.raises(KeyboardInterrupt):
+        prep("grown", budget, stop_at=40)
+    assert hub.downloaded == names[:1]
+    first = prep("grown", budget)
+    assert first.documents_tokenized < first.num_documents < 180
+    grown = prep("grown", None)
+    assert grown.num_documents == 180
+    assert grown.documents_reused == first.num_documents
+    assert hub.downloaded == names
+    prep("fresh", None)
+    assert hub.downloaded == names
+    assert tree_digest(tmp_path / "grown") == tree_digest(tmp_path / "fresh")
 
 
 def test_kept_files_are_read_as_the_card_of_the_dataset_says(
