@@ -174,6 +174,7 @@ HOSTILE = [
     *("x>1) from documents; copy t to 'a'; select (1=1", "1) from x where (1=1", "true; select 1"),
     *("(select true)", "lang in (select 'a')", "exists(select 1)", "lang = any(select 'a')"),
     "true); select (true",
+    "tags = array['a']",
     *("true) union (select true", "true) limit (1", "*", "columns(*)", "$1", "lang = ?"),
     *(
         "random() < 2",
