@@ -95,6 +95,7 @@ def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_reco
     assert where.evaluate(TABLE.slice(0, 0)).shape == (4, 0)
 
 
+@pytest.mark.usefixtures("in_a_thread")
 @pytest.mark.parametrize(
     ("expression", "kept"),
     [
