@@ -60,6 +60,8 @@ def test_texts_of_every_arrow_type_are_read_and_numbered(
     assert [(r.row, r.text) for r in found] == list(enumerate([t or "" for t in texts] * 2))
     assert [r.id for r in found][34:38] == ["web/a:34", "web/a:35", "web/a:0", "web/a:1"]
     assert source.num_rows() == 72
+    shares = [block.size_bytes for block in source.blocks()]
+    assert 0 <= source.size_bytes() - sum(shares) < 2 * len(shares)  # each is rounded down
 
 
 @pytest.mark.parametrize("kind", KINDS)
