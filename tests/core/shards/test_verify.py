@@ -23,12 +23,13 @@ from loader.plan.settings import Vocabulary
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.cli import main
-from nmoe_core.shards.documents import document_ids
+from nmoe_core.shards.documents import document_ids, ingest_ids, ingest_ids_at
 from nmoe_core.shards.inspect import files_of_directory, files_of_manifest, inspect_file
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
+from tests.core.quality import write_source
 from tests.project import contents, json_lines
 from tests.refusals import refused
 
@@ -48,6 +49,17 @@ def _write(directory: Path, documents: list[list[int]], prefix: str = "d") -> No
 def tree(tmp_path: Path) -> Path:
     _write(tmp_path / "train", [[1, 2, 3], [4], [5, 6, EOS], [7, 8]])
     return tmp_path / "train"
+
+
+def test_ids_of_some_documents_are_found_in_every_file_of_a_shard(tmp_path: Path) -> None:
+    write_source(tmp_path, "web", [[i % 400, 1] for i in range(5000)], num_shards=2)
+    manifest = load_manifest(tmp_path / "web" / "train" / "manifest.json")
+    assert len(manifest.shards) > 2
+    every = [name for name, _ in ingest_ids(manifest)]
+    last = len(every) - 1
+    for rows in ([], [0, 1, 1334, 2700, last], [last], [*range(0, last, 7)]):
+        found = ingest_ids_at(manifest, np.array(rows, np.int64))
+        assert found == [every[row] for row in rows]
 
 
 def _codes(tree: Path, **tiers: bool) -> set[str]:
