@@ -246,12 +246,13 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[None]:
-    """Hold the file or directory `path` and delete what a killed writer of it left beside it;
-    raises as `output_lock`, which on the parent would clear the temporary files of all its
-    children."""
+def replacing(path: Path, *beside: Path) -> Iterator[None]:
+    """Hold the file or directory `path` and delete what a killed writer left beside it of `path`
+    and of `beside`, which are written under this lock too; raises as `output_lock`, which on the
+    parent would clear the temporary files of all its children."""
     with output_lock(path.parent / LOCKS_NAME / path.name):
-        for name in (path.name, f".{path.name}"):
-            for left in path.parent.glob(f"{name}{TMP_MARK}*"):
-                _remove(left)
+        for one in (path, *beside):
+            for name in (one.name, f".{one.name}"):
+                for left in one.parent.glob(f"{name}{TMP_MARK}*"):
+                    _remove(left)
         yield

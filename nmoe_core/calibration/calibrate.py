@@ -97,6 +97,8 @@ def calibrate(
     def score() -> list[Candidate]:
         with one_thread():
             found = [_scored(*grader, labels, test, costs) for grader in graders]
+        if costs:  # before the calibration, which is current once it is there
+            write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
     tokens_before = sum(scorer.tokens_processed for scorer, _ in graders)
@@ -105,7 +107,6 @@ def calibrate(
     done.facts["backbone_tokens"] = tokens
     if costs:
         done.facts["cost"] = costs
-        write_json(out_dir / COST_NAME, {"graders": costs})
     return done
 
 

@@ -84,7 +84,7 @@ def make_student(
     if header is not None:
         return result_of(path, header)
     train, table = labelled.train, token_table(tokenizer)
-    with replacing(path):
+    with replacing(path, path.with_suffix(".md")):
         documents = corpus.read(train.doc_ids)
         student = fit_student(documents.tokens, train.scores, table, train.scale)
         scores: dict[str, np.ndarray] = {}

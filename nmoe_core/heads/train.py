@@ -103,7 +103,7 @@ class HeadTraining:
             return result_of(path, header, steps=steps, head_steps=0, backbone_tokens=0)
         tokens_before = model.tokens_processed
         seeded = reproducible(self.recipe.seed, device_of(model))
-        with replacing(path), seeded:
+        with replacing(path, path.with_suffix(".md"), state_path), seeded:
             # The labels of val and test do not affect the training.
             made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
             state = TrainingState(state_path, made_from)

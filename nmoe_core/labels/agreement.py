@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from nmoe_core.base.atomic import replacing
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
@@ -229,7 +230,8 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
         found.values(), key=lambda one: math.inf if one["ceiling"] is None else one["ceiling"]
     )
     noise = lowest | {"kinds": found}
-    write_summary(path, noise)
+    with replacing(path):
+        write_summary(path, noise)
     return noise
 
 

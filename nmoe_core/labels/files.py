@@ -104,7 +104,7 @@ def merge_labels(tree: Tree, split: str) -> Result:
     records = [record for shard in shards for record in read_records(shard / SCORES_NAME)]
     scorer = one_scorer(records, where=tree.labels / split)
     merged = all_corrected(latest(records).values(), read_corrections(tree))
-    with replacing(path):
+    with replacing(path, summary):
         summary.unlink(missing_ok=True)
         write_jsonl(path, merged)
         digest = sha256_file(path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -130,7 +130,8 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
     payload = plan.placed_in(tree.plan.parent).to_json().encode()
     changed = not tree.plan.is_file() or tree.plan.read_bytes() != payload
     if changed:
-        write_bytes(tree.plan, payload)
+        with replacing(tree.plan):
+            write_bytes(tree.plan, payload)
     quotas = {f"sequences_{name}": count for name, count in plan.taken().items()}
     facts = {
         "steps": plan.num_sequences // plan.batch_size,

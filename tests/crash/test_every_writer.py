@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nmoe_core.base.atomic import TMP_MARK
 from nmoe_core.base.errors import NmoeError
 from tests.crash.disk import ERRORS, KILL, POWER_CUT, Change, Disk, Killed
 from tests.crash.other_writers import OTHER_WRITERS
@@ -66,6 +67,13 @@ def made_in(project: Path, writer: Writer) -> dict[str, bytes]:
     return {name: payload for name, payload in found if not name.endswith(writer.ignored)}
 
 
+def left_by_another_process(project: Path) -> None:
+    """Temporary files get the number of another process: this one would write over its own."""
+    own = f"{TMP_MARK}{os.getpid()}"
+    for path in project.rglob(f"*{own}*"):
+        path.rename(path.with_name(path.name.replace(own, f"{TMP_MARK}4194305")))
+
+
 class Writers:
     """Runs the writers of a project over and over."""
 
@@ -103,6 +111,8 @@ class Writers:
         self._last = name
         with Disk(work, k, how)(), suppress(Killed, OSError):
             writer.run(work)
+        if how in (KILL, POWER_CUT):
+            left_by_another_process(work)
         at = f"{name}: {how} at change {k}, {known.changes[k - 1]}"
         for part, view in views_of(writer, work).items():
             is_refused = writer.has_gap and str(view).startswith("refused: ")

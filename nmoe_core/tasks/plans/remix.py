@@ -15,7 +15,7 @@ from loader.loader import DeterministicLoader
 from loader.plan.records import LoaderPlan, PlanStage
 from loader.plan.tables import unknown_name
 from loader.remix import remix
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
@@ -67,8 +67,9 @@ def write_remix(
     after, certificate = remix(plan, step, weights=edit.weights, **given)
     output = output.absolute()
     proof = (proof or output.with_suffix(".certificate.json")).absolute()
-    write_bytes(proof, certificate.to_json(proof.parent).encode())
-    write_bytes(output, after.placed_in(output.parent).to_json().encode())
+    with replacing(output, proof):
+        write_bytes(proof, certificate.to_json(proof.parent).encode())
+        write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return shares(certificate) | {"plan": str(output), "certificate": str(proof)}
 
 
