@@ -67,6 +67,17 @@ def test_scores_inverted_by_hand_are_refused_by_every_reader_in_one_line(
     assert (read_labels(labelled.merged).scores == before).all()
 
 
+def test_what_a_killed_merge_left_goes_with_the_next_one(labelled: Labelling) -> None:
+    merged = labelled.merged
+    summary = merged.with_name(f"{merged.stem}.summary.json")
+    for path in (merged, summary, merged.with_name("noise_val.json")):
+        path.with_name(f"{path.name}.tmp.4194399").write_bytes(b"left by a killed merge")
+    summary.unlink()
+    merge_labels(labelled.tree, "val")
+    merge_noise(labelled.tree, "val")
+    assert list(merged.parent.glob("*.tmp.*")) == []
+
+
 def without(*keys: str) -> Callable[[dict[str, Any]], object]:
     return lambda row: [row.pop(key) for key in keys if key in row]
 
