@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader.files.format import read_json_object
-from nmoe_core.base.errors import CheckpointError
+from nmoe_core.base.errors import CheckpointError, TokenizerError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
 from nmoe_core.engine.weights.families import RECIPE_KEY
-from nmoe_core.text.models import ModelIds, model_ids
+from nmoe_core.text.models import ModelIds, model_ids, model_tokenizer
+from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
@@ -72,13 +73,27 @@ def load_backbone(run: Run) -> Transformer:
 
 
 def require_checkpoints(run: Run) -> None:
-    """Refuse a run that names a missing checkpoint (E-CHECKPOINT-MISSING), before anything is
-    made."""
-    oracle = run.config.oracle
-    if run.config.backbone.kind == "checkpoint":
-        _require(run.tree.checkpoint)
+    """Refuse a run whose checkpoint is missing (E-CHECKPOINT-MISSING), or whose backbone has no
+    tokenizer and cannot have read the run's ids (E-TOKENIZER-NAME), before anything is made."""
+    table, oracle, path = run.config.backbone, run.config.oracle, run.tree.checkpoint
+    if table.kind == "checkpoint":
+        _require(path)
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
         _require(run.resolve(oracle.engine.checkpoint))
+    if table.kind == "tiny":
+        return
+    from nmoe_core.curate.topics.embed import table_shape
+
+    num_rows, num_ids = table_shape(path)[0], load_tokenizer(run.tokenizer).vocab_size
+    if num_rows < num_ids and model_tokenizer(path, num_rows) is None:
+        raise TokenizerError(
+            "the backbone has no tokenizer, and fewer rows than the run's tokenizer has ids",
+            where=path,
+            found=f"{num_rows} rows",
+            expected=f"tokenizer.json or tokenizer.model beside the weights, or {num_ids} rows",
+            do="put the tokenizer of the model there",
+            code="E-TOKENIZER-NAME",
+        )
 
 
 def _require(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, console, innermost_error, pipeline_job
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
-from tests.assets.small_project import small_project
+from nmoe_core.engine import make_tiny_checkpoint
+from tests.assets.small_project import environment, small_project
+from tests.project import in_foreground
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
@@ -133,3 +136,24 @@ def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
     assert "absent: no checkpoint here" in innermost_error(failed)
     assert not run.tree.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "code"), [("absent", "E-CHECKPOINT-MISSING"), ("llama", "E-TOKENIZER-NAME")]
+)
+def test_nmoe_run_is_refused_before_any_task_where_the_backbone_cannot_read(
+    tmp_path: Path, backbone: str, code: str
+) -> None:
+    """The Llama has 300 rows and no tokenizer of its own."""
+    project = small_project(tmp_path / "project", backbone={"checkpoint": backbone})
+    make_tiny_checkpoint(project.directory / "llama", family="llama", vocab_size=300, num_layers=1)
+    done = subprocess.run(
+        in_foreground("run", "--config", project.config),
+        env=environment(project.directory),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ERROR [{code}]")
+    assert not project.run.tree.root.exists()
