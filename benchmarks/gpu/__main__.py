@@ -3,9 +3,10 @@
 Makes a checkpoint of the shape asked for with random weights (gpt-oss-120b: in memory alone, as it
 is packed), loads it as any caller does, and measures: prefill as scoring does it (taps, no logits,
 documents of 4,096 tokens), decoding at a context of 1,024, the library's routes beside the kernels,
-transformers and the compiled plain path on the same weights. The device's own copy bandwidth and
-matrix rate, measured first, stand beside, and every figure has its share of them. The file is
-written anew after each figure, so that a call that is cut short keeps what it has.
+transformers, vLLM and the compiled plain path on the same weights (see `peers`). The device's own
+copy bandwidth and matrix rate, measured first, stand beside, and every figure has its share of
+them. The file is written anew after each figure, so that a call that is cut short keeps what it
+has.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.gpu.figures import FULL_SIZES, TINY_SIZES
 from benchmarks.gpu.random_model import SHAPES, model_config, random_model, write_checkpoint
 from nmoe_core.engine.model import Transformer
 
-PARTS = ("scoring", "steps", "generating", "libraries", "transformers", "plain")
+PARTS = ("scoring", "steps", "generating", "libraries", "transformers", "vllm", "plain")
 
 
 class Report:
@@ -128,11 +129,13 @@ def _measure_all(
         return
     if "transformers" in only:
         few = {batch: rates[batch] for batch in list(rates)[:2]}
-        for setting in peers.EXPERT_SETTINGS:
+        for name, setting in peers.SETTINGS.items():
             report.measure(
-                f"transformers {setting}",
+                f"transformers {name}",
                 lambda setting=setting: peers.transformers_peer(path, setting, model, few, sizes),
             )
+    if "vllm" in only:
+        report.measure("vllm", lambda: peers.vllm_peer(path, rates, sizes))
     if "plain" in only:
         report.measure("plain path", lambda: peers.plain(path, model, sizes))
 

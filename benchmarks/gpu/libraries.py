@@ -31,7 +31,7 @@ Run = Callable[[], Tensor]
 def mixtures(
     config: ModelConfig, device: torch.device, limits: Limits, sizes: Sizes
 ) -> list[Figure]:
-    """Packed and dense kernels, and `torch._grouped_mm`, over one block's experts."""
+    """Packed and dense kernels, and `F.grouped_mm`, over one block's experts."""
     hidden, inner, num_experts = config.hidden_size, config.intermediate_size, config.num_experts
     gate_up, down = (
         _random_mxfp4(num_experts, *size, device) for size in ((2 * inner, hidden), (hidden, inner))
@@ -53,7 +53,7 @@ def mixtures(
             name: lambda experts=experts: experts(x, logits, residual)
             for name, experts in kernels.items()
         }
-        runs["torch._grouped_mm"] = lambda: _grouped(x, logits, residual, dense, biases, config)
+        runs["F.grouped_mm"] = lambda: _grouped(x, logits, residual, dense, biases, config)
         flop = 2 * rows * config.experts_per_token * 3 * hidden * inner
         num_bytes = num_experts * 3 * hidden * inner * 4.25 / 8
         bounds = {"flop": flop, "num_bytes": num_bytes}
@@ -139,12 +139,11 @@ def _grouped(
     order = experts.flatten().argsort(stable=True)
     sorted_experts = experts.flatten()[order]
     ends = sorted_experts.bincount(minlength=config.num_experts).cumsum(0).int()
-    product: Any = torch.ops.aten._grouped_mm
-    rows = product(x[order // k], dense[0].mT, offs=ends)
+    rows = F.grouped_mm(x[order // k], dense[0].mT, offs=ends)
     rows = rows + biases[0].to(rows.dtype)[sorted_experts]
     gate, up = rows[:, ::2], rows[:, 1::2]
     inner = swiglu(gate, up, config.swiglu_limit, config.swiglu_alpha)
-    rows = product(inner, dense[1].mT, offs=ends)
+    rows = F.grouped_mm(inner, dense[1].mT, offs=ends)
     rows = rows + biases[1].to(rows.dtype)[sorted_experts]
     in_order = torch.empty_like(rows)
     in_order[order] = rows

@@ -1,5 +1,6 @@
 """The benchmark for a GPU runs from end to end on a tiny shape, here without a GPU."""
 
+import importlib.util
 import json
 import math
 
@@ -8,7 +9,7 @@ import pytest
 from benchmarks.gpu.__main__ import PARTS, main
 
 OURS = ("scoring", "steps", "generating")
-PEERS = ("generating", "libraries", "transformers", "plain")
+PEERS = ("generating", "libraries", "transformers", "vllm", "plain")
 
 
 # FlexAttention is not compiled on a CPU, and says so; nor does Dynamo know of caches.
@@ -47,6 +48,9 @@ def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path
             figures = {figure["what"]: figure for figure in found[f"transformers {setting}"]}
             assert list(figures) == ["scoring", "decoding, batch 1", "decoding, batch 2"]
             assert all(figure["ours_over_it"] > 0 for figure in figures.values())
+        for name, package in (("transformers triton_kernels", "kernels"), ("vllm", "vllm")):
+            if importlib.util.find_spec(package) is None:
+                assert found[name] == {"skipped": f"not installed: {package}"}
         assert [f["what"] for f in found["plain path"]] == ["scoring", "scoring, compiled"]
     assert not [path for path in tmp_path.iterdir() if path != out]
     assert set(PARTS) == {*OURS, *PEERS}
