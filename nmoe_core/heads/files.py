@@ -22,7 +22,7 @@ from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
-from nmoe_core.engine import Transformer, tap_layers
+from nmoe_core.engine import Transformer
 from nmoe_core.heads.features import device_of
 from nmoe_core.heads.metrics import head_card
 from nmoe_core.heads.models import Judge, Probe, arch_from_dict, arch_to_dict, head_of
@@ -116,23 +116,6 @@ def header_of(
         "labels_digest": labels_digest,
         **scorer._asdict(),
     }
-
-
-def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """Number of the block that a head reads; by default the usual one of its kind. Raises
-    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
-    depth = model.config.num_hidden_layers
-    if tap is None:
-        return tap_layers(depth)[kind == "judge"]
-    if type(tap) is not int or not 1 <= tap <= depth:
-        raise HeadError(
-            "the backbone has no such block to read",
-            where=where,
-            found=f"tap {tap!r}"[:80],
-            expected=f"1 to {depth}",
-            code="E-HEAD-FORMAT",
-        )
-    return tap
 
 
 def read_header(path: Path) -> Header:

@@ -6,12 +6,15 @@ float32. Outputs are not clamped here. Parameter names are those of the first pu
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmoe_core.base.errors import HeadError
+from nmoe_core.engine import Transformer, tap_layers
 from nmoe_core.heads.features import pooled, position_mask
 from nmoe_core.labels.scores import QUALITY
 
@@ -204,3 +207,20 @@ def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe
     except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
         raise ValueError(str(error)) from None
     return head
+
+
+def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
+    """Number of the block that a head reads; by default the usual one of its kind. Raises
+    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
+    depth = model.config.num_hidden_layers
+    if tap is None:
+        return tap_layers(depth)[kind == "judge"]
+    if type(tap) is not int or not 1 <= tap <= depth:
+        raise HeadError(
+            "the backbone has no such block to read",
+            where=where,
+            found=f"tap {tap!r}"[:80],
+            expected=f"1 to {depth}",
+            code="E-HEAD-FORMAT",
+        )
+    return tap

@@ -29,8 +29,8 @@ from nmoe_core.heads.features import (
     device_of,
     finite_states,
 )
-from nmoe_core.heads.files import bad_format, heads_digest, load_head, tap_of
-from nmoe_core.heads.models import Judge, Probe
+from nmoe_core.heads.files import bad_format, heads_digest, load_head
+from nmoe_core.heads.models import Judge, Probe, tap_of
 from nmoe_core.heads.scores import ExitRule, ExitRules, HeadScores, Scorer
 from nmoe_core.labels.scores import QUALITY, Scale
 

@@ -29,7 +29,7 @@ from nmoe_core.heads.features import (
     device_of,
     pooled_features,
 )
-from nmoe_core.heads.files import current_header, header_of, result_of, save_head, tap_of
+from nmoe_core.heads.files import current_header, header_of, result_of, save_head
 from nmoe_core.heads.fit import (
     Recipe,
     TrainingState,
@@ -39,7 +39,7 @@ from nmoe_core.heads.fit import (
     thin_curve,
 )
 from nmoe_core.heads.labelled import REPORTED_ON, Labelled, Reported
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict
+from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict, tap_of
 from nmoe_core.heads.scoring import predict
 from nmoe_core.heads.student_file import student_beside
 from nmoe_core.labels.files import Labels
