@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import sha256_json
 
 _LOOK = 2  # a new number draws every kept picture again
@@ -22,5 +22,6 @@ def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:
         pass
     markdown = draw()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, f"{digest}\n{markdown}".encode())
+    with replacing(path):
+        write_bytes(path, f"{digest}\n{markdown}".encode())
     return markdown

@@ -78,6 +78,8 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
         return
     kept = _versions_dir(split_dir)
+    for left in kept.glob(f".*{TMP_MARK}old"):  # of a run that ended while it removed one
+        shutil.rmtree(left)
     if not (kept / current.id).exists() and most != 0:
         staged = kept / f".{current.id}{TMP_MARK}new"
         shutil.rmtree(staged, ignore_errors=True)
@@ -85,7 +87,9 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         os.replace(staged, kept / current.id)
         fsync_dir(kept)
     for path in _kept(split_dir)[most:] if most is not None else ():
-        shutil.rmtree(path)
+        old = path.with_name(f".{path.name}{TMP_MARK}old")  # a part of a version is none
+        os.replace(path, old)
+        shutil.rmtree(old)
     if kept.exists() and not any(kept.iterdir()):
         kept.rmdir()
 

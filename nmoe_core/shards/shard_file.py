@@ -13,7 +13,14 @@ import numpy as np
 import orjson
 
 from loader.files.shard import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
-from nmoe_core.base.atomic import atomic_file, failpoint, named_errors, start_writeback, write_bytes
+from nmoe_core.base.atomic import (
+    atomic_file,
+    failpoint,
+    named_errors,
+    replacing,
+    start_writeback,
+    write_bytes,
+)
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.verify import CHUNK_TOKENS
@@ -205,7 +212,7 @@ def regenerate_index(
     """
     path = shard.with_suffix(".idx")
     tokens = open_shard(shard)
-    with atomic_file(path) as file:
+    with replacing(path), atomic_file(path) as file:
         file.write(index_header(0))
         num_documents = num_indexed = 0
         for start in range(0, len(tokens), CHUNK_TOKENS):

@@ -12,6 +12,7 @@ from loader.files.blocks import BLOCKS_NAME, read_blocks, write_blocks
 from loader.files.format import load_manifest, read_json_object
 from loader.plan.file import load_plan
 from loader.plan.remote import fetch_plan
+from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from tests.crash.project import nmoe, rows_of, run_task
 from tests.crash.writers import Writer, shards, tree_of
@@ -177,6 +178,8 @@ def _other_seed(project: Path) -> None:
 
 
 def _weights(project: Path) -> object:
+    if not (project / "tiny" / "config.json").is_file():  # written last: without it, no checkpoint
+        raise FormatError("no checkpoint", where=project)
     return [sha256_file(path) for path in sorted((project / "tiny").glob("*.safetensors"))]
 
 
@@ -222,7 +225,7 @@ OTHER_WRITERS = {
     ),
     "generate": Writer(
         _generate,
-        _one("completions", lambda project: len(read_rows(project / "completions.jsonl")) > 3),
+        _one("completions", lambda p: (p / "completions.jsonl").read_bytes().count(b"\n") > 3),
         _some_completed,
         is_heavy=True,
     ),
