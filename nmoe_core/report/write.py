@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.report import origins
@@ -39,11 +39,11 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
             do="name a page in a directory of its own, such as report/index.html",
             code="E-REPORT-EXISTS",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, page_of(corpus, cost).encode("utf-8"))
-    write_bytes(card, data_card(corpus).encode("utf-8"))
     described = path.with_name(CROISSANT_NAME)
-    write_bytes(described, croissant(corpus, path.parent.absolute()).encode("utf-8"))
+    with replacing(path, card, described):
+        write_bytes(path, page_of(corpus, cost).encode("utf-8"))
+        write_bytes(card, data_card(corpus).encode("utf-8"))
+        write_bytes(described, croissant(corpus, path.parent.absolute()).encode("utf-8"))
     return [path, card, described]
 
 

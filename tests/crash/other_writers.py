@@ -232,7 +232,7 @@ OTHER_WRITERS = {
     "make-tiny-checkpoint": Writer(_tiny, _one("w", _weights), _other_seed, True, is_heavy=True),
     "report --html": Writer(
         _report,
-        _one("page", lambda project: [p.name for p in (project / "r").glob("*")]),
+        _one("page", lambda project: (project / "r" / "a.html").exists()),
         lambda project: None,
         is_heavy=True,
     ),
