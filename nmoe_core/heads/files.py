@@ -39,31 +39,24 @@ Header = dict[str, Any]
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], key: str, header: Header, card: Header | None = None
+    path: Path, tensors: Mapping[str, Tensor], key: str, header: Header, has_card: bool = False
 ) -> str:
     """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
-    the file's SHA-256.
-
-    `card` is the header of a head whose card is written beside it: before the head, so that a head
-    that is current has its own.
-    """
+    the file's SHA-256. A head's card is written before it, so that a current head has its own."""
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
     payload = save(stored, metadata={key: text})
     digest = hashlib.sha256(payload).hexdigest()
-    if card is not None:
-        write_bytes(path.with_suffix(".md"), head_card(path.name, digest, card).encode())
+    if has_card:
+        write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
     write_bytes(path, payload)
     return digest
 
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, dict[str, Tensor]]:
-    """Header and tensors of a file of `write_tensors`, unchecked; none without weights.
-
-    Raises:
-        OSError, SafetensorError, KeyError, ValueError, RecursionError: It is no such file.
-    """
+    """Header and tensors of a file of `write_tensors`, unchecked; none without weights. Raises
+    OSError, SafetensorError, KeyError, ValueError or RecursionError where it is no such file."""
     with safe_open(str(path), framework="pt") as file:
         header = json.loads((file.metadata() or {})[key])
         names = list(file.keys()) if with_weights else []
@@ -85,19 +78,18 @@ def save_head(
     head: Probe | Judge,
     header: Mapping[str, Any],
     train_contents: np.ndarray | None = None,
-    card: Header | None = None,
+    has_card: bool = False,
 ) -> str:
     """Commit a head with a header that says what it was made from; return its file's SHA-256.
 
-    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks;
-    `card` as for `write_tensors`.
+    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
     """
     tensors = {name: value.float() for name, value in head.state_dict().items()}
     if train_contents is not None:
         tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
     arch = {"kind": head.kind, **arch_to_dict(head.arch)}
-    made_from = {"format": HEAD_FORMAT, "arch": arch, **header}
-    return write_tensors(path, tensors, HEADER_KEY, made_from, card)
+    full = {"format": HEAD_FORMAT, "arch": arch, **header}
+    return write_tensors(path, tensors, HEADER_KEY, full, has_card)
 
 
 def header_of(

@@ -170,4 +170,4 @@ def _write(
     arrays |= {CONTENTS_KEY: np.unique(contents)}
     arrays |= {f"scores/{split}": values for split, values in scores.items()}
     tensors = {n: torch.from_numpy(np.ascontiguousarray(v)) for n, v in arrays.items()}
-    write_tensors(path, tensors, HEADER_KEY, header, card=header)
+    write_tensors(path, tensors, HEADER_KEY, header, has_card=True)

@@ -125,7 +125,7 @@ class HeadTraining:
                 },
                 "fingerprints": self.fingerprints,
             }
-            save_head(path, head, header, reported.contents, card=header)
+            save_head(path, head, header, reported.contents, has_card=True)
             state.path.unlink(missing_ok=True)
         tokens = model.tokens_processed - tokens_before
         steps = len(losses)
