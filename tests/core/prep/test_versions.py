@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +60,30 @@ def test_so_many_versions_are_kept_whole_and_unchanged_shards_are_on_the_disk_on
         assert verify_manifest(version.manifest, checksums=True, deep=True) == []
     web.prep()
     assert (web.out.parent / ".train.versions").exists() == (most > 0)
+
+
+def test_a_run_that_ends_while_it_prunes_leaves_no_part_of_a_version(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def stopped(path: Path, **options: Any) -> None:
+        if ".versions" not in path.parent.name or path.name.endswith("new"):
+            return remove(path, **options)
+        os.utime(path)  # as the removal of a part of it would
+        next(path.rglob("*.npy")).unlink()
+        raise OSError("stopped")
+
+    first, second = (grow(count, keep_versions=1) for count in (299, 250))
+    with monkeypatch.context() as patch:
+        patch.setattr("nmoe_core.prep.versions.shutil.rmtree", stopped)
+        with pytest.raises(OSError, match="stopped"):
+            grow(200, keep_versions=1)
+    assert first not in _ids(web)
+    third = grow(200, keep_versions=1)
+    assert _ids(web) == [third, second]
+    names = [path.name for path in (web.out.parent / ".train.versions").iterdir()]
+    assert names == [second]
 
 
 def test_files_that_two_versions_share_are_one_file(web: Web, grow: Callable[..., str]) -> None:
