@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation from a finished run, by default the demo's.
 
-`python docs/make_pictures.py [CONFIG]` writes docs/pictures. `nmoe report --html` shows such pictures
-of any corpus.
+`python docs/make_pictures.py [CONFIG]` writes docs/pictures. `nmoe report --html` shows the same of
+any corpus.
 """
 
 from __future__ import annotations
