@@ -29,6 +29,7 @@ from nmoe_core.attributes.where import Where
 from nmoe_core.cli.output import print_table
 
 _INSERTED = ("evaluation question", "e-mail address", "boilerplate")
+_SIMILARITIES = (0, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 _LANGUAGES = {"law_german": "de", "poetry_chinese": "zh", "books_english": "en"}
 
 
@@ -72,21 +73,35 @@ def _show_copies(documents: list[Document], sides: dict[str, set[str]]) -> None:
     for document in documents:
         if document.of:
             pairs.setdefault(document.kind, []).append(document)
-    table = []
+    table, edited = [], []
     for kind, copies in pairs.items():
         similarity = [_jaccard(texts[one.of], one.text) for one in copies]
         expected = sum(_found_by_theory(one) for one in similarity)
         found = [
-            sum(one.name not in kept or one.of not in kept for one in copies)
+            [one.name not in kept or one.of not in kept for one in copies]
             for kept in sides.values()
         ]
         row = [kind, len(copies), round(float(np.mean(similarity)), 2), round(expected)]
-        table.append([*row, *found])
+        table.append([*row, *map(sum, found)])
+        edited += [row for row in zip(similarity, *found) if row[0] < 1]
     paired = {name for one in documents if one.of for name in (one.name, one.of)}
     others = [one.name for one in documents if one.name not in paired]
     wrong = [sum(name not in kept for name in others) for kept in sides.values()]
     table.append(["dropped, but no copy was planted", len(others), "", "", *wrong])
     print_table(("copies", "planted", "Jaccard", "by theory", *sides), table)
+    _show_similarities(np.array(edited, float), list(sides))
+
+
+def _show_similarities(edited: np.ndarray, sides: list[str]) -> None:
+    """Edited pairs by their similarity; rows are the similarity, and whether each side found it."""
+    part = np.digitize(edited[:, 0], _SIMILARITIES) - 1
+    table = []
+    for i, least in enumerate(_SIMILARITIES):
+        if len(rows := edited[part == i]):
+            expected = sum(map(_found_by_theory, rows[:, 0]))
+            table.append([least, len(rows), round(expected), *rows[:, 1:].sum(0).astype(int)])
+    print()
+    print_table(("Jaccard from", "pairs", "by theory", *sides), table)
 
 
 def _found_by_theory(similarity: float) -> float:

@@ -1,5 +1,7 @@
 """What is recorded of each document besides its tokens: one Parquet file per shard."""
 
 _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatures")
-CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {"language": "language/2"}
+CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
+    name: f"{name}/2" for name in ("duplicates", "language", "signatures")
+}
 """Versions of the code that makes rows: another one makes all rows of its kind again."""

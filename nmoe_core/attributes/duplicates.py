@@ -7,15 +7,14 @@ chain of small edits. What is kept depends on the set of documents alone: after 
 deletion or a change of priority the same call is made again, and copies of a deleted survivor come
 back.
 
-Signatures take most of the time; this step takes about a second per million documents. Most keys
-occur once. Two bitmaps find the keys that may occur again, and only documents with these are sorted
-and compared.
+Signatures take most of the time; this step takes about a second per million documents. Two bitmaps
+find the few keys that may occur again, and only documents with these are sorted and compared.
 
-After a change, only documents that the change can reach are decided again. What is known of a
-document was decided by the documents that share keys with it, directly or by way of others. So a
-part of the documents that shares no key with the others is decided by itself. The part is grown
-from documents of shards that are new or changed, and from dropped ones whose survivor may be gone.
-Each round reads all keys once, in about 0.1 seconds per million documents.
+After a change, only documents that it can reach are decided again. What is known of a document
+follows from the kept ones that share a key with it. So new documents, and dropped ones whose
+survivor may be gone, are decided among the kept ones that they share keys with. If one of them is
+kept now and was not, or the other way round, those that share a key with it are decided again too,
+until no other changes. Each round reads all keys once, in about 0.04 seconds per million documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmoe_core.attributes.kernels.bloom import bloom
-from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, reached
+from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, sharing
 from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, jaccard, rows_of
 from nmoe_core.attributes.shared import Before, ShardRows
 
@@ -50,7 +49,7 @@ class Shard(NamedTuple):
     text_sha256: np.ndarray
     """uint8 `[num_documents, 32]`: of the normalised texts."""
     keys: np.ndarray
-    """uint64 `[num_documents, 14]`, as `minhash.signatures` made them."""
+    """uint64 `[num_documents, 16]`, as `minhash.signatures` made them."""
     ingest_ids: Callable[[np.ndarray], Sequence[str]]
     """Of rows, int64 `[num_rows]`."""
     sketches: Callable[[np.ndarray], np.ndarray]
@@ -69,7 +68,7 @@ class Shard(NamedTuple):
     @property
     def text_keys(self) -> np.ndarray:
         """uint64 `[num_documents]`: equal where texts are."""
-        return self.text_sha256[:, :8].copy().view(np.uint64)[:, 0]
+        return self.text_sha256.view(np.uint64)[:, 0]
 
 
 def open_shard(rows: ShardRows) -> Shard:
@@ -101,22 +100,32 @@ class _Candidates(NamedTuple):
 
 
 def resolve(
-    shards: Sequence[Shard], priority: Sequence[str] = (), threshold: float = JACCARD
+    shards: Sequence[Shard],
+    priority: Sequence[str] = (),
+    threshold: float = JACCARD,
+    settled: Sequence[np.ndarray] = (),
 ) -> list[pa.Table]:
     """What is kept, and what each dropped document is a copy of: a table by `SCHEMA` per shard.
 
-    Sources of `priority` come first, in its order, then the others by name.
+    Sources of `priority` come first, in its order, then the others by name. `settled` marks
+    documents that are kept in any case, bool `[num_documents]` per shard.
     """
     candidates = _candidates(shards, priority)
     sizes = np.bincount(candidates.buckets) if len(candidates.buckets) else np.zeros(0, np.int64)
     first_slots = np.cumsum(sizes) - sizes
     found = np.full(len(candidates.documents), -1)
     equal = np.zeros(len(candidates.documents), np.int64)
+    is_settled = (
+        np.concatenate(settled)
+        if settled
+        else np.zeros(sum(len(shard.keys) for shard in shards), bool)
+    )
     decide(
         candidates.sketches,
         candidates.digests.view(np.uint64),
         (candidates.bounds, candidates.buckets, first_slots),
         np.count_nonzero(jaccard(np.arange(NUM_HASHES + 1)) < threshold),
+        is_settled[candidates.documents],
         found,
         equal,
     )
@@ -128,18 +137,34 @@ def resolve_again(
 ) -> list[pa.Table]:
     """What `resolve` gives for the same shards, from what the last run with the same priority and
     threshold gave; a table of it that is still true is returned itself."""
-    touched = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
-    if 2 * sum(map(np.count_nonzero, touched)) >= sum(map(len, touched)):
-        return resolve(shards, priority, threshold)
-    _grow(shards, touched)
-    rows = [np.flatnonzero(one) for one in touched]
-    found = resolve([s.only(chosen) for s, chosen in zip(shards, rows)], priority, threshold)
-    return [_replaced(*each) for each in zip(known.tables, rows, found)]
+    was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
+    again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
+    near, new = [np.zeros(len(one), bool) for one in again], again
+    while True:
+        if 2 * sum(map(np.count_nonzero, again)) >= sum(len(shard.keys) for shard in shards):
+            return resolve(shards, priority, threshold)
+        near = list(map(np.logical_or, near, _sharing(shards, new)))
+        part = [one | seen & kept for one, seen, kept in zip(again, near, was_kept)]
+        settled = [~one[chosen] for one, chosen in zip(again, part)]
+        found = resolve(_only(shards, part), priority, threshold, settled)
+        flipped = [np.zeros(len(one), bool) for one in again]
+        for one, chosen, kept, table in zip(flipped, part, was_kept, found):
+            one[chosen] = table["is_survivor"].to_numpy() != kept[chosen]
+        new = _sharing(shards, flipped, [seen & ~one for seen, one in zip(near, again)])
+        if not any(map(np.any, new)):
+            break
+        again = list(map(np.logical_or, again, new))
+    decided = [table.filter(pa.array(~one)) for table, one in zip(found, settled)]
+    return [_replaced(*each) for each in zip(known.tables, map(np.flatnonzero, again), decided)]
+
+
+def _only(shards: Sequence[Shard], chosen: Sequence[np.ndarray]) -> list[Shard]:
+    return [shard.only(np.flatnonzero(one)) for shard, one in zip(shards, chosen)]
 
 
 def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates:
-    num_documents = sum(len(shard.keys) for shard in shards)
-    num_bits = max(10, int(num_documents * (NUM_BANDS + 1) * _BITS_PER_KEY - 1).bit_length())
+    num_keys = sum(len(shard.keys) for shard in shards) * (NUM_BANDS + 1)
+    num_bits = max(10, int(num_keys * _BITS_PER_KEY - 1).bit_length())
     once, twice = np.zeros((2, 2 ** (num_bits - 3)), np.uint8)
     for shard in shards:
         mark(shard.keys, shard.text_keys, once, twice, np.uint64(64 - num_bits))
@@ -233,32 +258,35 @@ def _tables(
         yield pa.table([*columns, similarity.take(near)], schema=SCHEMA)
 
 
+def _was_kept(shard: Shard, table: pa.Table | None) -> np.ndarray:
+    """Documents of a shard that the last run kept: bool `[num_documents]`."""
+    return np.zeros(len(shard.keys), bool) if table is None else table["is_survivor"].to_numpy()
+
+
 def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
     """Documents of a shard to decide again in any case: bool `[num_documents]`."""
     found = np.full(len(shard.keys), table is None)
-    if table is not None:
-        for column in (table["exact_of"], table["near_of"]):
-            rows = np.flatnonzero(column.is_valid())
-            names = column.drop_null()
-            for source in moved:
-                options = pc.MatchSubstringOptions(f"{source}//")
-                found[rows] |= pc.call_function("starts_with", [names], options).to_numpy()
+    for column in () if table is None else (table["exact_of"], table["near_of"]):
+        rows = np.flatnonzero(column.is_valid())
+        names = column.drop_null()
+        for source in moved:
+            options = pc.MatchSubstringOptions(f"{source}//")
+            found[rows] |= pc.call_function("starts_with", [names], options).to_numpy()
     return found
 
 
-def _grow(shards: Sequence[Shard], touched: Sequence[np.ndarray]) -> None:
-    """Add all documents that share a key with one of the part, until there are no more."""
-    new = [np.flatnonzero(one) for one in touched]
-    text_keys = [shard.text_keys for shard in shards]
-    while any(map(len, new)):
-        keys = [shard.keys[rows].ravel() for shard, rows in zip(shards, new)]
-        keys += [texts[rows] for texts, rows in zip(text_keys, new)]
-        keys = np.sort(np.concatenate(keys))
-        passes = bloom(keys)
-        new = [
-            reached((shard.keys, texts), keys, *passes, one)
-            for shard, texts, one in zip(shards, text_keys, touched)
-        ]
+def _sharing(
+    shards: Sequence[Shard], chosen: Sequence[np.ndarray], among: Sequence[np.ndarray] = ()
+) -> list[np.ndarray]:
+    """Documents, only those of `among` if it is given, that share a key with a chosen one: bool
+    `[num_documents]` per shard."""
+    keys = [(shard.keys.ravel(), shard.text_keys) for shard in _only(shards, chosen)]
+    wanted = np.sort(np.concatenate([part for pair in keys for part in pair]))
+    passes, found = bloom(wanted), [np.zeros(len(one), bool) for one in chosen]
+    for i, shard in enumerate(_only(shards, among) if among else shards):
+        rows = sharing(shard.keys, shard.text_keys, wanted, *passes) if len(wanted) else []
+        found[i][np.flatnonzero(among[i])[rows] if among else rows] = True
+    return found
 
 
 def _replaced(table: pa.Table | None, rows: np.ndarray, found: pa.Table) -> pa.Table:

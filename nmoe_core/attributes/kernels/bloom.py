@@ -1,13 +1,18 @@
-"""A Bloom filter over hashes of 64 bits that looks at one word of memory per hash.
+"""Which of many hashes of 64 bits are in a sorted set of them.
 
-The high bits of a hash choose the word, its low 18 bits choose three bits of it. With 16 bits per
-hash, about one in a hundred others passes by chance.
+A Bloom filter that looks at one word of memory per hash says no to most. The high bits of a hash
+choose the word, its low 18 bits choose three bits of it. With 16 bits per hash, about one in a
+hundred others passes by chance. For these, a table of where the hashes with equal high bits begin
+says where to look, which is one more access instead of the twenty of a binary search.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 _HASHES_PER_WORD = 4
+_HASHES_PER_PART = 4
 _ONE, _SIX, _12, _LOW = np.uint64(1), np.uint64(6), np.uint64(12), np.uint64(63)
 
 
@@ -15,6 +20,35 @@ def bloom(hashes: np.ndarray) -> tuple[np.ndarray, np.uint64]:
     """The words of the filter, uint64, and the shift that gives a hash its word."""
     shift = np.uint64(64 - max(4, (len(hashes) // _HASHES_PER_WORD).bit_length()))
     return _filled(hashes, shift), shift
+
+
+class Parts(NamedTuple):
+    """Where the hashes of a sorted set with equal high bits lie."""
+
+    hashes: np.ndarray
+    """uint64 `[num_hashes]`, ascending."""
+    begins: np.ndarray
+    """int64 `[num_parts + 1]`: those of part `i` are `begins[i]` to `begins[i + 1]`."""
+    shift: np.uint64
+    """Gives a hash its part."""
+
+
+def parts(hashes: np.ndarray) -> Parts:
+    """The parts of ascending hashes."""
+    num_bits = max(1, (len(hashes) // _HASHES_PER_PART).bit_length())
+    shift = np.uint64(64 - num_bits)
+    begins = np.searchsorted(hashes, np.arange(2**num_bits, dtype=np.uint64) << shift)
+    return Parts(hashes, np.append(begins, len(hashes)), shift)
+
+
+@njit(cache=True, inline="always")
+def place(value, hashes, begins, shift):
+    """Where a hash first stands among those of `Parts`, or -1."""
+    part = value >> shift
+    at, end = begins[part], begins[part + _ONE]
+    while at < end and hashes[at] < value:
+        at += 1
+    return at if at < end and hashes[at] == value else -1
 
 
 @njit(cache=True, inline="always")

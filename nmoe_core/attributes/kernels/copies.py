@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from nmoe_core.attributes.kernels.bloom import bits
-from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES
+from nmoe_core.attributes.minhash import NUM_HASHES
 
 EXACT = NUM_HASHES + 1  # "bytes that are equal" where the texts are
 _THREE, _SEVEN = np.uint64(3), np.uint64(7)
@@ -14,8 +14,8 @@ _THREE, _SEVEN = np.uint64(3), np.uint64(7)
 def mark(bands, exact, once, twice, shift):
     """Set the bit of each key in `once`, and in `twice` where it was set before."""
     for i in range(len(exact)):
-        for band in range(NUM_BANDS + 1):
-            key = bands[i, band] if band < NUM_BANDS else exact[i]
+        for band in range(bands.shape[1] + 1):
+            key = bands[i, band] if band < bands.shape[1] else exact[i]
             place = key >> shift
             bit = np.uint8(1 << (place & _SEVEN))
             byte = place >> _THREE
@@ -30,8 +30,8 @@ def marked(bands, exact, twice, shift):
     """Keys whose bit is set in `twice`, and the row of each."""
     keys, rows = [np.uint64(0) for _ in range(0)], [0 for _ in range(0)]
     for i in range(len(exact)):
-        for band in range(NUM_BANDS + 1):
-            key = bands[i, band] if band < NUM_BANDS else exact[i]
+        for band in range(bands.shape[1] + 1):
+            key = bands[i, band] if band < bands.shape[1] else exact[i]
             place = key >> shift
             if key and twice[place >> _THREE] >> (place & _SEVEN) & 1:
                 keys.append(key)
@@ -40,11 +40,11 @@ def marked(bands, exact, twice, shift):
 
 
 @njit(cache=True)
-def decide(sketches, digests, groups, least_equal, found, equal):
+def decide(sketches, digests, groups, least_equal, is_settled, found, equal):
     """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal.
 
     Of several, the most similar counts, and of equally similar ones the first. `kept` holds the
-    candidates of each bucket from its first slot on.
+    candidates of each bucket from its first slot on. Settled ones are kept without a look.
     """
     bounds, buckets, first_slots = groups
     kept = np.empty(len(buckets), np.int64)
@@ -52,6 +52,8 @@ def decide(sketches, digests, groups, least_equal, found, equal):
     for i in range(len(found)):
         best = np.int64(least_equal - 1)
         for bucket in buckets[bounds[i] : bounds[i + 1]]:
+            if is_settled[i]:
+                break
             start = first_slots[bucket]
             for other in kept[start : start + num_kept[bucket]]:
                 if (digests[i] == digests[other]).all():
@@ -70,20 +72,27 @@ def decide(sketches, digests, groups, least_equal, found, equal):
 
 
 @njit(cache=True)
-def reached(all_keys, wanted, passes, shift, touched):
-    """Mark the documents with a wanted key in `touched`; the rows of those that were not."""
-    bands, texts = all_keys
+def sharing(bands, exact, wanted, passes, shift):
+    """Rows of the documents with a wanted key."""
     rows = [0 for _ in range(0)]
-    for i in range(len(texts)):
-        if touched[i]:
-            continue
-        for band in range(NUM_BANDS + 1):
-            key = bands[i, band] if band < NUM_BANDS else texts[i]
-            its_bits = bits(key)
-            if key and passes[key >> shift] & its_bits == its_bits:
-                at = np.searchsorted(wanted, key)
-                if at < len(wanted) and wanted[at] == key:
-                    touched[i] = True
-                    rows.append(i)
-                    break
+    for i in range(len(exact)):
+        its_bits = bits(exact[i])
+        may_share = passes[exact[i] >> shift] & its_bits == its_bits
+        for band in range(bands.shape[1]):  # all of them: to stop early takes longer
+            its_bits = bits(bands[i, band])
+            may_share |= passes[bands[i, band] >> shift] & its_bits == its_bits
+        if may_share and _is_wanted(bands, exact, i, wanted, passes, shift):
+            rows.append(i)
     return np.array(rows, np.int64)
+
+
+@njit(cache=True)
+def _is_wanted(bands, exact, i, wanted, passes, shift):
+    for band in range(bands.shape[1] + 1):
+        key = bands[i, band] if band < bands.shape[1] else exact[i]
+        its_bits = bits(key)
+        if key and passes[key >> shift] & its_bits == its_bits:
+            at = np.searchsorted(wanted, key)
+            if at < len(wanted) and wanted[at] == key:
+                return True
+    return False

@@ -78,9 +78,9 @@ def survivors(documents: Sequence[tuple[int, str, str]]) -> dict[tuple[int, str]
 
 
 def similarity(first: list[int], second: list[int]) -> float | None:
-    """Estimated Jaccard similarity where a band of eight is equal."""
+    """Estimated Jaccard similarity where a band of seven is equal."""
     equal = [a == b for a, b in zip(first, second)]
-    if not any(all(equal[i : i + 8]) for i in range(0, len(equal), 8)):
+    if not any(all(equal[i : i + 7]) for i in range(0, len(equal), 7)):
         return None
     return (sum(a == b for a, b in zip(sketch(first), sketch(second))) / 112 - 1 / 256) * 256 / 255
 

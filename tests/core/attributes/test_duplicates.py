@@ -156,6 +156,33 @@ def test_after_changes_of_shards_the_rows_are_those_of_a_fresh_run(
     assert min(sizes[4:]) < sum(len(one.keys) for one in shards.values()) / 3
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_after_changes_of_documents_the_rows_are_those_of_a_fresh_run(seed: int) -> None:
+    rng, priority = random.Random(seed), ["web", "law"]
+    documents = {(rng.choice(SOURCES), str(i)): some_text(rng) for i in range(80)}
+    before, rows = dict[tuple[str, str], str](), dict[tuple[str, str], pa.Table]()
+    for _ in range(40):
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            kind, name = rng.random(), rng.choice(sorted(documents))
+            if kind < 0.3:
+                del documents[name]
+            elif kind < 0.5:
+                documents[name] = some_text(rng)
+            else:
+                documents[rng.choice(SOURCES), str(rng.randrange(1000))] = some_text(rng)
+        names = sorted(documents)
+        shards = [shard(source, [(i, documents[source, i])]) for source, i in names]
+        same = {name for name, text in before.items() if documents.get(name) == text}
+        known = Before(
+            [rows[name] if name in same else None for name in names],
+            {source for source, _ in before.keys() - same},
+        )
+        found = duplicates.resolve_again(shards, known, priority)
+        fresh = resolve(shards, priority)
+        assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
+        rows, before = dict(zip(names, found)), dict(documents)
+
+
 def test_an_addition_reaches_along_a_chain_of_copies() -> None:
     """Each text shares keys with its neighbours alone; the others are unlike all."""
     texts = [" ".join(f"w{i}" for i in range(2 * n, 2 * n + 30)) for n in range(24)]
@@ -189,8 +216,10 @@ def test_a_document_is_dropped_only_for_a_kept_one_that_is_near() -> None:
             assert similarity(chain[i], chain[int(name.removeprefix("web//"))])[1] >= 0.7
 
 
-@pytest.mark.parametrize(("edits", "shingles", "recall"), [(4, 180, 0.9), (4, 380, 0.99)])
-def test_pairs_of_similarity_8_and_9_tenths_are_found(
+@pytest.mark.parametrize(
+    ("edits", "shingles", "recall"), [(6, 250, 0.92), (4, 180, 0.95), (4, 380, 0.99)]
+)
+def test_pairs_of_similarity_79_80_and_90_hundredths_are_found(
     edits: int, shingles: int, recall: float
 ) -> None:
     rng = random.Random(0)
@@ -208,7 +237,7 @@ def test_pairs_of_similarity_8_and_9_tenths_are_found(
     assert (is_shared & (near >= 0.7)).mean() >= recall
 
 
-@pytest.mark.parametrize(("share", "recall"), [(0.005, 0.98), (0.015, 0.9)])
+@pytest.mark.parametrize(("share", "recall"), [(0.01, 0.98), (0.02, 0.95)])
 def test_chinese_with_edited_characters_is_found(share: float, recall: float) -> None:
     rng = random.Random(1)
     texts = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(400)) for _ in range(100)]
