@@ -15,13 +15,14 @@ import pytest
 
 from nmoe_core.base.atomic import atomic_file, output_lock
 from nmoe_core.base.errors import FormatError
+from nmoe_core.cli import main
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable, RayTable
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.spec import SourceSpec
-from tests.project import contents
+from tests.project import contents, jsonl_source, write_project
 from tests.refusals import refused
 
 pytestmark = [
@@ -136,6 +137,25 @@ def test_what_is_left_early_is_cancelled_and_cleans_up(
         time.sleep(0.05)
     running.close()
     assert not list(tmp_path.glob("*/*.tmp.*"))
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
+def test_attributes_on_ray_are_the_bytes_of_one_process(cluster: Any, tmp_path: Path) -> None:
+    rows = [{"id": f"d{i}", "text": f"Word {i} of {i % 7} texts. " * 20} for i in range(60)]
+    made = []
+    for place, compute in (
+        ("ray", {"backend": "ray", "ray": {"address": cluster.address}}),
+        ("here", {}),
+    ):
+        settings = {"attributes": {"use": ["signals", "duplicates"]}, "compute": compute}
+        settings["prep"] = {"num_shards": 5}
+        project = write_project(tmp_path / place, [jsonl_source("web", rows)], settings)
+        for verb in ("prep-mixture", "attributes"):
+            assert main([verb, "--config", str(project.config)]) == 0
+        made.append(contents(project.run.tree.attributes))
+    on_ray, here = made
+    assert on_ray == here
+    assert sum("signatures.parquet" in path for path in on_ray) == 5
 
 
 def test_prep_on_ray_writes_the_bytes_of_one_process(
