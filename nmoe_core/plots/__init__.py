@@ -6,6 +6,7 @@ from nmoe_core.plots.charts import (
     copies_plot,
     loss_plot,
     manifest_plot,
+    sources_plot,
 )
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.kept import kept_picture
@@ -27,4 +28,5 @@ __all__ = [
     "ordering_plot",
     "png_markdown",
     "share_plot",
+    "sources_plot",
 ]

@@ -158,6 +158,44 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     axes.tick_params(labelsize=8)
 
 
+def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) -> bytes:
+    """One chart for each of the first columns of numbers, the same in all sources: the share of
+    each source's documents over common bins. `name` stands above."""
+    columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
+    shown = [n for n, values in columns.items() if not _is_named(values)]
+    height = -(-max(1, len(shown[:_MAX_CHARTS])) // 3)
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
+        if not shown:
+            say_empty(figure.add_subplot(), "no number")
+            return
+        grid = figure.subplots(height, min(3, len(shown)), squeeze=False).ravel()
+        for axes, column in zip(grid, shown):
+            axes.set_title(drawable(column), fontsize=9)
+            found = {source: _finite(values[column]) for source, values in sources.items()}
+            edges = np.histogram_bin_edges(np.concatenate(list(found.values())), 30)
+            for source, values in found.items():
+                shares = 100 * np.histogram(values, edges)[0] / max(len(values), 1)
+                axes.stairs(shares, edges, label=drawable(source))
+            axes.set_ylabel("% of documents", fontsize=8)
+            axes.tick_params(labelsize=8)
+        for axes in grid[len(shown) :]:
+            axes.set_axis_off()
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
+
+    return render(draw, 60 + 200 * height)
+
+
+def _finite(values: Sequence[Any]) -> np.ndarray:
+    found = np.asarray([value for value in values if value is not None], float)
+    return found[np.isfinite(found)]
+
+
+def _is_named(values: Sequence[Any]) -> bool:
+    return isinstance(next(v for v in values if v is not None), bool | str)
+
+
 def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
     """A bar for each source: the shares of its documents that are exact and near copies of others.
     Rows have `source`, `documents`, `exact` and `near`."""

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import ShardPaths
-from nmoe_core.plots import columns_plot, kept_picture, png_markdown
+from nmoe_core.plots import columns_plot, kept_picture, png_markdown, sources_plot
 from nmoe_core.tasks.selection.view import shard_parts
 
 MOST_ROWS = 200_000
@@ -33,14 +32,28 @@ def columns_picture(
     """Markdown of the histograms of `source_columns`."""
     title = f"{source}: {attribute}"
 
-    def digest(shard: ShardPaths) -> str:
-        return shard_parts(run, shard, [attribute])[attribute].digest()
-
     def draw() -> str:
         return png_markdown(
             columns_plot(source_columns(run, source, attribute, names), title), title
         )
 
-    shards = run.tree.shards(source, run.config.prep.num_shards)
     kept = run.tree.picture(f"report/{source}_{attribute}")
-    return kept_picture(kept, [title, names, *map(digest, shards)], draw)
+    return kept_picture(kept, [title, names, *_digests(run, source, attribute)], draw)
+
+
+def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Sequence[str]) -> str:
+    """Markdown of the histograms of `source_columns`, those of all sources in one chart each."""
+    title = f"{attribute} of {len(sources)} sources"
+
+    def draw() -> str:
+        found = {source: source_columns(run, source, attribute, names) for source in sources}
+        return png_markdown(sources_plot(found, title), title)
+
+    digests = [digest for source in sources for digest in _digests(run, source, attribute)]
+    kept = run.tree.picture(f"report/sources_{attribute}")
+    return kept_picture(kept, [title, list(sources), list(names), *digests], draw)
+
+
+def _digests(run: Run, source: str, attribute: str) -> list[str]:
+    shards = run.tree.shards(source, run.config.prep.num_shards)
+    return [shard_parts(run, shard, [attribute])[attribute].digest() for shard in shards]

@@ -13,7 +13,7 @@ from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
 from nmoe_core.config.run import Run
 from nmoe_core.plots import calibration_plot, kept_picture, png_markdown
-from nmoe_core.report.columns import columns_picture, source_columns
+from nmoe_core.report.columns import columns_picture, source_columns, sources_picture
 from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.samples import Sample, samples
@@ -85,6 +85,8 @@ def _signals(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
         "Some of what rules compare; ", element("code", "nmoe sql"), " knows all of it."
     )
+    if len(corpus.drawn) > 1:
+        yield pictures(sources_picture(corpus.run, corpus.drawn, "signals", _SIGNALS))
     draw = partial(columns_picture, corpus.run, attribute="signals", names=_SIGNALS)
     yield _plots(pictures(draw(source=name)) for name in corpus.drawn)
 

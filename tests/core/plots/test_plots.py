@@ -27,6 +27,7 @@ from nmoe_core.plots import (
     manifest_plot,
     png_markdown,
     share_plot,
+    sources_plot,
 )
 from nmoe_core.plots.animation import OrderFilm, draw_bar, draw_plane, write_films
 from nmoe_core.plots.png import MAX_PNG_BYTES, cluster_colors, cluster_name, palette, short_count
@@ -168,6 +169,18 @@ def test_shares_of_copies_begin_at_zero_also_where_there_are_none(
     rows = [{"source": "web", "documents": 40, "exact": exact, "near": 0}]
     figure = drawn(monkeypatch, "charts", partial(copies_plot, rows))
     assert figure.axes[0].get_xlim() == (0, most)
+
+
+def test_sources_are_compared_over_common_bins_by_share(monkeypatch: pytest.MonkeyPatch):
+    sources = {"web": {"n": [1, 2, 2, None]}, "law": {"n": [9.0] * 50}, "none": {"n": []}}
+    figure = drawn(monkeypatch, "charts", lambda: sources_plot(sources, "signals"))
+    steps = [patch.get_data() for patch in figure.axes[0].patches]
+    assert [round(step.values.sum()) for step in steps] == [100, 100, 0]
+    assert all((step.edges == steps[0].edges).all() for step in steps)
+    assert (steps[0].edges.min(), steps[0].edges.max()) == (1, 9)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*sources]
+    empty = drawn(monkeypatch, "charts", lambda: sources_plot({"web": {"lang": ["en"]}}, ""))
+    assert empty.axes[0].texts[0].get_text() == "no number"
 
 
 def test_inline_pictures_are_halved_for_pages_that_do_not_scale_them():

@@ -206,3 +206,13 @@ def test_values_are_html_only_where_they_say_so() -> None:
 def test_the_packages_hold_the_style_of_the_page() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert "report/*.css" in project["tool"]["setuptools"]["package-data"]["nmoe_core"]
+
+
+def test_signals_of_several_sources_are_compared_in_one_picture(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    rows = [{"text": f"Words of text {i}. " * (i + 1)} for i in range(9)]
+    sources = [jsonl_source(name, rows) for name in ("law", "web")]
+    project = write_project(tmp_path, sources, {"attributes": {"use": ["signals"]}})
+    for verb in (["prep-mixture"], ["attributes"], ["report", "--html", str(tmp_path / "r.html")]):
+        assert main([verb[0], "--config", str(project.config), *verb[1:]]) == 0
+    assert "signals of 2 sources" in (tmp_path / "r.html").read_text()
