@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from nmoe_core.engine.block import Block, Runtime
 from nmoe_core.engine.kernels.contexts import KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_product import (
-    DECODE,
     DenseExperts,
     ExpertWeights,
     alternate_halves,
@@ -56,7 +55,7 @@ class FusedExperts:
         that a token's bits do not depend on how many others there are; large batches are slower.
         """
         num_rows, num_experts = len(logits) * self.experts_per_token, logits.shape[1]
-        shape = DECODE if batch_invariant else tile_for(num_rows, num_experts)
+        shape = tile_for(0 if batch_invariant else num_rows, num_experts, x.dtype)
         routing = route(logits, self.experts_per_token, shape.rows)
         swiglu = self.swiglu_limit, self.swiglu_alpha
         inner = grouped_product(x, self.gate_up, routing, shape, swiglu)

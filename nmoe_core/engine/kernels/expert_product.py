@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError
-from nmoe_core.engine.kernels.mode import dot, round_to
+from nmoe_core.engine.kernels.mode import INTERPRETED, dot, round_to
 from nmoe_core.engine.kernels.routing import Routing
 from nmoe_core.engine.kernels.words import CODES, decoded, words_of
 from nmoe_core.engine.transfers import on_its_device
@@ -117,10 +117,15 @@ TILES = (
     TileShape(rows=128, columns=128, num_warps=8, num_stages=3),
 )
 DECODE, PREFILL = TILES[0], TILES[-1]
+# Scalar instructions multiply float32, with a tile's inputs in registers: a larger one spills them.
+FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
 
-def tile_for(num_rows: int, num_experts: int) -> TileShape:
-    """The smallest tile that holds an expert's rows, if all have as many; else the largest."""
+def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
+    """The smallest tile that holds an expert's rows, if all have as many; else the largest. On a
+    GPU float32 has a tile of its own."""
+    if dtype == torch.float32 and not INTERPRETED.value:
+        return FLOAT32
     return next((tile for tile in TILES if num_rows <= tile.rows * num_experts), PREFILL)
 
 

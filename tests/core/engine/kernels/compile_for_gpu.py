@@ -97,7 +97,7 @@ def mixtures() -> None:
         packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
         dense = [DenseExperts(torch.zeros(s, dtype=dtype), b) for s, b in zip(sizes, bias)]
         for up, down in (packed, dense):
-            for rows in counts:
+            for rows in counts if dtype == torch.bfloat16 else counts[:1]:
                 x = torch.zeros(rows, HIDDEN, dtype=dtype)
                 FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
 
