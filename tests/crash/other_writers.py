@@ -15,7 +15,7 @@ from loader.plan.remote import fetch_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from tests.crash.project import nmoe, rows_of, run_task
-from tests.crash.writers import Writer, shards, tree_of
+from tests.crash.writers import Writer, grades, shards, tree_of
 from tests.project import json_lines, read_rows
 
 _MANIFEST = "out/data/web/train/manifest.json"
@@ -41,15 +41,17 @@ def _after(run: Callable[[Path], int | None], change: Callable[[Path], object]) 
     return begin
 
 
+def _grow_shards(project: Path) -> None:
+    """Add documents to the shards."""
+    _grow(project)
+    assert run_task(project, "prep-mixture") == 0
+
+
 def _export(form: str) -> Writer:
     flags = ["--seq-len", "32"] if form == "mds" else []
 
     def export(project: Path) -> int:
         return nmoe(f"export {form}", project / _MANIFEST, "--output", project / form, *flags)
-
-    def grow(project: Path) -> None:
-        _grow(project)
-        assert run_task(project, "prep-mixture") == 0
 
     def files(project: Path) -> object:
         value = read_json_object(project / form / "export.json")
@@ -57,7 +59,7 @@ def _export(form: str) -> Writer:
         return value["content_hash"]
 
     views = lambda project: {form: partial(files, project)}  # noqa: E731
-    return Writer(export, views, _after(export, grow), has_gap=True)
+    return Writer(export, views, _after(export, _grow_shards), has_gap=True)
 
 
 def _other_settings(project: Path) -> None:
@@ -191,7 +193,14 @@ def _one(name: str, read: Callable[[Path], object]) -> Callable:
     return lambda project: {name: partial(read, project)}
 
 
+def _keep_all(project: Path) -> int:
+    return run_task(project, "hydra grade --grader none")
+
+
 OTHER_WRITERS = {
+    "hydra grade --grader none": Writer(
+        _keep_all, grades, _after(_keep_all, _grow_shards), has_gap=True
+    ),
     "export megatron": _export("megatron"),
     "export olmo": _export("olmo"),
     "export mds": _export("mds"),

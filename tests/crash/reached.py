@@ -55,6 +55,7 @@ _BY_WRITER = {
         "nmoe_core.calibration.graded:PartialRows.commit",
         "nmoe_core.grading.grade:grade_documents",
     ),
+    "hydra grade --grader none": ("nmoe_core.grading.unscored:keep_documents",),
     "attributes": (
         "nmoe_core.attributes.attribute:make_attribute",
         "nmoe_core.attributes.attribute:replace_rows",

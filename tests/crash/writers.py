@@ -97,7 +97,7 @@ def _calibration(project: Path) -> Views:
     return {"summary": lambda: read_calibration(path)["content_hash"]}
 
 
-def _grades(project: Path) -> Views:
+def grades(project: Path) -> Views:
     shards = tree_of(project).shards("web", 2)
     return {s.name: lambda s=s: read_graded(s.graded).checksum for s in shards}
 
@@ -137,7 +137,7 @@ TASK_WRITERS = {
     "hydra calibrate": _task(
         "hydra calibrate", _calibration, is_heavy=True, ignored=("cost.json",)
     ),
-    "hydra grade": _task("hydra grade", _grades, has_gap=True, is_heavy=True),
+    "hydra grade": _task("hydra grade", grades, has_gap=True, is_heavy=True),
     "attributes": _task("attributes", _attributes),
     "curate shards": _task("curate shards", _curated, has_gap=True, is_heavy=True),
     "plan": _task("plan", _plan, is_heavy=True),
