@@ -97,11 +97,14 @@ def _show_plan(plan: RunPlan) -> None:
         for name, shards in curated.items():
             reasons = ", ".join(f"{why} ({n})" for why, n in Counter(shards.values()).items())
             print(f"  {name}: {len(shards)} shards: {reasons}")
-    elif plan.regrade.shards:
+    elif plan.regrade is not None and plan.regrade.shards:
         print("curated shards and the loader plan follow where scores change")
 
 
-def _print_regrade(regrade: RegradePlan) -> None:
+def _print_regrade(regrade: RegradePlan | None) -> None:
+    if regrade is None:
+        print("grades: no document is scored, the run has no grader")
+        return
     if regrade.problem:
         print(f"grades: cannot be given yet: {regrade.problem}")
         return

@@ -93,10 +93,11 @@ class SplitState:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The whole preview. `curated` has, per source, the shards to curate and the reason."""
+    """The whole preview. `regrade` is None where the run has no grader; `curated` has, per source,
+    the shards to curate and the reason."""
 
     splits: list[SplitState]
-    regrade: RegradePlan
+    regrade: RegradePlan | None
     curated: dict[str, dict[str, str]]
 
 
@@ -111,10 +112,10 @@ def plan_run(
     `require_selectable`."""
     require_selectable(run)
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
-    names = [source.name for source in sources]
+    names, is_off = [source.name for source in sources], run.config.grading.is_off
     return RunPlan(
         splits=[_split_state(run, *job, read_sources) for job in jobs],
-        regrade=plan_regrade(run, names, sample_documents),
+        regrade=None if is_off else plan_regrade(run, names, sample_documents),
         curated={name: _stale_curated(run, name) for name in names},
     )
 
