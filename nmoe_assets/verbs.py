@@ -22,8 +22,7 @@ from nmoe_assets.ops.pipeline import console, innermost_error
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.backbone import require_checkpoints
-from nmoe_core.tasks.shards import require_selectable
+from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
 # Fewer commits, and no call home; a value of the user's environment stands.
@@ -39,8 +38,8 @@ def run_tasks(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Execute the jobs of these tasks, or of all: the status, and of each task `task`, `run_id`,
     `is_good`, `seconds`, `cpu_seconds` and `last_seconds` of the last run that was good. Raises
-    ConfigError where there is no such task; for all tasks also as `require_checkpoints` and
-    `require_selectable`, before any has begun.
+    ConfigError where there is no such task; for all tasks also as `require_startable`, before any
+    has begun.
 
     The status is 1 where one failed, 130 after an interrupt, and 143 after SIGTERM.
     `show` is called for each task before it starts and when it has ended, with its number from 1
@@ -55,8 +54,7 @@ def run_tasks(
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])
             raise ConfigError("no such task", where=run.path, found=name, expected=expected)
     if not names:  # as the job of all tasks does
-        require_checkpoints(run)
-        require_selectable(run)
+        require_startable(run)
     done: list[dict[str, Any]] = []
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
         for i, name in enumerate(chosen, 1):

@@ -21,8 +21,7 @@ from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.backbone import require_checkpoints
-from nmoe_core.tasks.shards import require_selectable
+from nmoe_core.tasks.shards import require_startable
 
 PART_OF = "nmoe/part_of"
 
@@ -35,8 +34,7 @@ def pipeline_job(
 
     @dg.op(name=named(run, "run_pipeline"), out=dg.Out(dg.Nothing))
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
-        require_checkpoints(run)
-        require_selectable(run)
+        require_startable(run)
         if context.run.remote_job_origin is None:
             _execute_here(context, machine, jobs, definitions())
         else:

@@ -42,7 +42,7 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
         clauses = conditions(connection, asked["where"], asked["names"], empty)
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
-        _answer(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
+        _send(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
         while True:
             table = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
             found = evaluated(connection, table, clauses).to_arrow_table()
@@ -53,10 +53,10 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
     except EOFError:
         return
     except Refused as refusal:
-        _answer(pipe, {"refused": refusal.args})
+        _send(pipe, {"refused": refusal.args})
     except REFUSED as error:
         text = one_line(error)
-        _answer(pipe, {"refused": [f"cannot be evaluated: {text}", "", ""]})
+        _send(pipe, {"refused": [f"cannot be evaluated: {text}", "", ""]})
 
 
 def opened() -> Any:
@@ -87,7 +87,7 @@ def evaluated(connection: Any, table: pa.Table, clauses: Sequence[Clause]) -> An
     return connection.sql(f"select {picked} from documents")
 
 
-def _answer(pipe: Connection, value: Any) -> None:
+def _send(pipe: Connection, value: Any) -> None:
     pipe.send_bytes(json.dumps(value).encode())
 
 

@@ -120,20 +120,30 @@ def columns_plot(columns: Mapping[str, Sequence[Any]], name: str) -> bytes:
     texts or booleans with their shares; nulls are counted in the title. `name` stands above."""
     shown = {n: values for n, values in columns.items() if _is_drawn(values)}
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
-    height = -(-max(1, len(shown)) // 3)
 
     def draw(figure: Figure) -> None:
-        figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
-        if not shown:
-            say_empty(figure.add_subplot(), "no number, text or boolean")
-            return
-        grid = figure.subplots(height, min(3, len(shown)), squeeze=False).ravel()
+        grid = _grid(figure, name, len(shown), "no number, text or boolean")
         for axes, (column, values) in zip(grid, shown.items()):
             _column(axes, column, [value for value in values if value is not None], len(values))
-        for axes in grid[len(shown) :]:
-            axes.set_axis_off()
 
-    return render(draw, 40 + 200 * height)
+    return render(draw, 40 + 200 * _num_rows(len(shown)))
+
+
+def _grid(figure: Figure, name: str, num_charts: int, nothing: str) -> Sequence[Axes]:
+    """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts."""
+    figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
+    if not num_charts:
+        say_empty(figure.add_subplot(), nothing)
+        return ()
+    rows = _num_rows(num_charts)
+    grid = figure.subplots(rows, min(3, num_charts), squeeze=False).ravel().tolist()
+    for axes in grid[num_charts:]:
+        axes.set_axis_off()
+    return grid[:num_charts]
+
+
+def _num_rows(num_charts: int) -> int:
+    return -(-max(1, num_charts) // 3)
 
 
 def _is_drawn(values: Sequence[Any]) -> bool:
@@ -143,7 +153,7 @@ def _is_drawn(values: Sequence[Any]) -> bool:
 def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     nulls = f", {count - len(values):,} null" if len(values) < count else ""
     axes.set_title(f"{drawable(name)}{nulls}", fontsize=9)
-    if isinstance(values[0], bool | str):
+    if _is_named(values):
         common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
         shares = [100 * times / count for _, times in common]
         places = range(len(common))  # by number: two texts may be written alike
@@ -151,8 +161,7 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
         axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
         axes.set_xlabel("% of documents", fontsize=8)
     else:
-        finite = np.asarray(values, float)
-        axes.hist(finite[np.isfinite(finite)], bins=30, color=BLUE)
+        axes.hist(_finite(values), bins=30, color=BLUE)
         count_axis(axes.yaxis)
         axes.set_ylabel("documents", fontsize=8)
     axes.tick_params(labelsize=8)
@@ -162,15 +171,10 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
     """One chart for each of the first columns of numbers, the same in all sources: the share of
     each source's documents over common bins. `name` stands above."""
     columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
-    shown = [n for n, values in columns.items() if not _is_named(values)]
-    height = -(-max(1, len(shown[:_MAX_CHARTS])) // 3)
+    shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
 
     def draw(figure: Figure) -> None:
-        figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
-        if not shown:
-            say_empty(figure.add_subplot(), "no number")
-            return
-        grid = figure.subplots(height, min(3, len(shown)), squeeze=False).ravel()
+        grid = _grid(figure, name, len(shown), "no number")
         for axes, column in zip(grid, shown):
             axes.set_title(drawable(column), fontsize=9)
             found = {source: _finite(values[column]) for source, values in sources.items()}
@@ -180,11 +184,10 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
                 axes.stairs(shares, edges, label=drawable(source))
             axes.set_ylabel("% of documents", fontsize=8)
             axes.tick_params(labelsize=8)
-        for axes in grid[len(shown) :]:
-            axes.set_axis_off()
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
+        for axes in grid[:1]:  # one legend for all
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4)
 
-    return render(draw, 60 + 200 * height)
+    return render(draw, 60 + 200 * _num_rows(len(shown)))
 
 
 def _finite(values: Sequence[Any]) -> np.ndarray:

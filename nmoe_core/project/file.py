@@ -115,7 +115,7 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
     documents = sum(found.documents or 0 for found in good)
     judged = sum(found.judged for found in good)
     is_partly_judged = _is_partly_judged(documents, judged)
-    is_scored = not is_partly_judged or judged >= _FEW_JUDGED
+    is_scored = _is_scored(documents, judged)
     rule = _RULE_OF_JUDGED if is_partly_judged else _RULE
     rule = rule if is_scored else _RULE_OF_UNSCORED
     least = min(sizes) * TRAINED_SHARE / _SEQUENCES
@@ -149,13 +149,18 @@ def _is_partly_judged(documents: int, judged: int) -> bool:
     return judged < 0.98 * documents
 
 
+def _is_scored(documents: int, judged: int) -> bool:
+    """Whether enough documents are judged to fit a grader, as far as that is known."""
+    return judged >= _FEW_JUDGED or not _is_partly_judged(documents, judged)
+
+
 def unjudged(documents: int, judged: int) -> str:
     """What to know of documents that the heuristic does not judge; empty where there are few."""
     if not _is_partly_judged(documents, judged):
         return ""
     said = "The stand-in for an oracle knows English and source code: it judges "
     said += f"{judged:,} of {documents:,} documents. "
-    if judged < _FEW_JUDGED:
+    if not _is_scored(documents, judged):
         return said + (
             "These are too few to fit a grader, so none is named: the rule alone decides, and keeps"
             " what is no copy. With a model in [oracle], set [grading] grader."

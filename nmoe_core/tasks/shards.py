@@ -19,6 +19,7 @@ from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
+from nmoe_core.tasks.backbone import require_checkpoints
 
 ShardTask = str
 """`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/` and the name of an attribute."""
@@ -58,6 +59,13 @@ def _metered(
         for done in attempts:
             meter.add()
             yield done
+
+
+def require_startable(run: Run) -> None:
+    """Refuse a whole run before anything is made; raises as `require_checkpoints` and
+    `require_selectable`."""
+    require_checkpoints(run)
+    require_selectable(run)
 
 
 def require_selectable(run: Run) -> None:
