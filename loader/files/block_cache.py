@@ -7,12 +7,13 @@ processes map it. A process that is killed leaves no lock, and at most one `.par
 writer deletes.
 """
 
-import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+from loader.files.locks import locked
 
 _CLAIMS = 256
 _KEEP = 0.9  # share of the limit that stays full when room is made, so that this is rare
@@ -85,8 +86,5 @@ class BlockCache:
             used -= size
         return used
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        with open(self._directory / "locks" / name, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _locked(self, name: str) -> AbstractContextManager[None]:
+        return locked(self._directory / "locks" / name)

@@ -86,7 +86,9 @@ class BlockFiles(TokenFiles):
 
     def read_ahead(self, blocks: Iterable[int]) -> None:
         """Fetch these blocks, in this order, ahead of their use; blocks asked for earlier are
-        forgotten."""
+        forgotten. Raises ConfigError as the class does: threads that wait without end in a forked
+        process would hold locks of the cache."""
+        check_not_forked()
         self._forget()
         self._needs = iter(blocks)
         self._fill()

@@ -7,7 +7,6 @@ checked is not asked for again while its size and time stand. A store that does 
 needed where the cache holds everything; a warning says so. Needs the extra `remote`.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ from loader.files.format import (
     load_manifest,
     resolve_inside,
 )
+from loader.files.locks import locked
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.records import SourceData
@@ -285,8 +285,7 @@ def _digest(url: str) -> str:
 def _locked(mirror: Path) -> Iterator[None]:
     """One process of a machine copies; the others find its copies."""
     mirror.mkdir(parents=True, exist_ok=True)
-    with open(mirror / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(mirror / ".lock"):
         yield
 
 

@@ -6,7 +6,6 @@ changed text gets another directory. The directory appears whole or not at all; 
 and the others on this machine wait. Prepare more than a few gigabytes with `nmoe prep` instead.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from loader.files.locks import locked
 from loader.plan.settings import RunSettings
 from loader.plan.text_sources import TextSource
 from nmoe_core.base.atomic import fsync_dir
@@ -55,14 +55,10 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     identity = [source.spec, revisions, repr(shard_format(settings)), settings.identity()]
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    handle = os.open(cache, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(cache / ".lock"):
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
         if not target.is_dir():
             _make(target, splits, settings)
-    finally:
-        os.close(handle)
     return target
 
 

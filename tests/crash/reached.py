@@ -78,14 +78,13 @@ _BY_WRITER = {
     "twin": ("nmoe_core.tasks.plans.twin:write_twin",),
     "blocks": ("loader.files.blocks:write_blocks",),
     "block cache": (
-        "loader.files.block_cache:BlockCache._locked",
         "loader.files.block_cache:BlockCache._make_room",
         "loader.files.block_cache:BlockCache._put",
     ),
     "mirror": (
         "loader.files.store:copy",
         "loader.plan.remote:_fetch_file",
-        "loader.plan.remote:_locked",
+        "loader.files.locks:locked",
         "loader.plan.remote:_write",
         "loader.plan.remote:fetch_whole",
     ),

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -415,6 +416,7 @@ def test_the_command_writes_blocks_beside_every_manifest(plan_file, bucket, tmp_
     assert len(stream(f"file://{plan}", tmp_path, cache_bytes=10**6)) > 0
 
 
+@pytest.mark.timeout(60)
 def test_a_forked_worker_is_refused_and_a_spawned_one_reads(bucket, two_stages, tmp_path):
     torch_data = pytest.importorskip("loader.torch_data", reason="torch is not installed")
     from torch.utils.data import DataLoader
@@ -422,10 +424,28 @@ def test_a_forked_worker_is_refused_and_a_spawned_one_reads(bucket, two_stages, 
     url = f"file://{bucket}/plans/plan.json"
     data = torch_data.StepDataset(url, cache_bytes=LIMIT, cache_dir=tmp_path / "cache")
     forked = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    batches = iter(forked)  # its worker lives as long as this, and must hold no lock of the cache
     with pytest.raises(ConfigError, match="spawn"):
-        next(iter(forked))
+        next(batches)
     spawned = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     check_equal(next(iter(spawned)), open_loader(two_stages.cfg).next())
+
+
+@pytest.mark.timeout(60)
+def test_a_process_forked_while_a_block_is_fetched_keeps_no_lock(tmp_path):
+    cache, end = BlockCache(tmp_path, 100), get_context("fork").Event()
+    child = get_context("fork").Process(target=end.wait, daemon=True)
+
+    def fetch() -> bytes:
+        child.start()
+        return b"x"
+
+    digest = hashlib.sha256(b"x").hexdigest()
+    cache.get(digest, fetch)
+    cache.path(digest).unlink()
+    assert cache.get(digest, lambda: b"x")
+    end.set()
+    child.join()
 
 
 def test_processes_that_want_one_block_fetch_it_once(tmp_path):
