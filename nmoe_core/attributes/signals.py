@@ -74,7 +74,10 @@ def signals(texts: pa.Array) -> pa.Table:
     shares = np.zeros((len(SHARES), len(texts)), np.float32)
     for start, stop in batches(texts):
         batch = texts.slice(start, stop - start)
-        _measure(*utf8(batch), _line_marks(batch), _tables(), counts[:, start:], shares[:, start:])
+        payload, offsets = utf8(batch)
+        most = int(np.diff(offsets).max(initial=0)) + 1  # in here: numba compiles it for seconds
+        marks, found = _line_marks(batch), (counts[:, start:], shares[:, start:])
+        _measure(payload, offsets, most, marks, _tables(), *found)
     flags = [_holds("match_substring", texts, phrase) for phrase in FLAGS.values()]
     return pa.table([*map(pa.array, counts), *map(pa.array, shares), *flags], schema=SCHEMA)
 
@@ -104,9 +107,8 @@ def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @njit(cache=True)
-def _measure(payload, offsets, marks, tables, counts, shares):
+def _measure(payload, offsets, most, marks, tables, counts, shares):
     table, kinds, stop_words = tables
-    most = int(np.diff(offsets).max()) + 1 if len(offsets) > 1 else 1
     word_hashes, word_ends = np.empty(most, np.uint64), np.zeros(most + 1, np.int64)
     line_hashes, line_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
     block_hashes, block_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
