@@ -62,8 +62,8 @@ class Pace:
         self._phases = [
             (key_of(key, i) * self._total >> 64) + own * self._period for i, own in enumerate(given)
         ]
-        self._number, self._block = -1, Arrangement([0] * count, 0)
-        self._before = [0] * count
+        # Replaced in one step: a thread that reads ahead and its consumer both ask.
+        self._opened = -1, [0] * count, Arrangement([0] * count, 0)
 
     def counts_at(self, n: int) -> list[int]:
         """Sequences of each source among the first `n`, where `n` is a block's end."""
@@ -80,15 +80,15 @@ class Pace:
         """Sequences of each source among the first `n`: int64 `[num_sources]`."""
         if n == 0:
             return np.zeros(len(self._rates), np.int64)
-        start, _ = self._open(n - 1)
-        return np.array(self._before, np.int64) + self._block.counts_before(n - start)
+        start, _, before, block = self._open(n - 1)
+        return np.array(before, np.int64) + block.counts_before(n - start)
 
     def sources(self, start: int, stop: int) -> np.ndarray:
         """Source of each sequence in `[start, stop)`: uint8 or uint16 `[stop - start]`."""
         parts = []
         while start < stop:
-            first, end = self._open(start)
-            parts.append(self._block.sources(start - first, min(stop, end) - first))
+            first, end, _, block = self._open(start)
+            parts.append(block.sources(start - first, min(stop, end) - first))
             start = end
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
@@ -121,15 +121,18 @@ class Pace:
         period, inside = divmod(number + 1, per_period)
         return period * self._period + inside * self._size
 
-    def _open(self, n: int) -> tuple[int, int]:
-        """Open the block that holds sequence `n`; its start and end."""
+    def _open(self, n: int) -> tuple[int, int, list[int], "Arrangement"]:
+        """Open the block that holds sequence `n`; its start and end, the sequences of each source
+        before it, and its order."""
         number = self._number_of(n)
         start, end = self._end(number - 1), self._end(number)
-        if number != self._number:
-            self._before = self.counts_at(start)
-            counts = [b - a for a, b in zip(self._before, self.counts_at(end))]
-            self._number, self._block = number, Arrangement(counts, key_of(self._key, -1, number))
-        return start, end
+        known, before, block = self._opened
+        if number != known:
+            before = self.counts_at(start)
+            counts = [b - a for a, b in zip(before, self.counts_at(end))]
+            block = Arrangement(counts, key_of(self._key, -1, number))
+            self._opened = number, before, block
+        return start, end, before, block
 
 
 def paced_until_met(
@@ -170,7 +173,7 @@ class Arrangement:
         self.size = sum(counts)
         self._dtype = np.uint8 if len(counts) <= 256 else np.uint16
         self._path = [_Node(0, self.size, key, list(counts), [0] * len(counts))]
-        self._leaf, self._leaf_sources = self._path[0], np.empty(0, self._dtype)
+        self._leaf = self._path[0], np.empty(0, self._dtype)
 
     def counts_before(self, n: int) -> np.ndarray:
         """Elements of each source among the first `n`: int64 `[num_sources]`."""
@@ -191,16 +194,17 @@ class Arrangement:
         return np.concatenate(parts)
 
     def _leaf_at(self, n: int) -> tuple[_Node, np.ndarray]:
-        if not (len(self._leaf_sources) and self._leaf.start <= n < self._leaf.stop):
-            while not self._path[-1].start <= n < self._path[-1].stop:
-                self._path.pop()
-            while self._path[-1].stop - self._path[-1].start > LEAF_SIZE:
-                self._path.append(_half(self._path[-1], n))
-            leaf = self._leaf = self._path[-1]
+        leaf, sources = self._leaf
+        if not (len(sources) and leaf.start <= n < leaf.stop):
+            path = [node for node in self._path if node.start <= n < node.stop]
+            while path[-1].stop - path[-1].start > LEAF_SIZE:
+                path.append(_half(path[-1], n))
+            leaf = path[-1]
             ordered = np.repeat(np.arange(len(leaf.counts), dtype=self._dtype), leaf.counts)
             shuffled = np.argsort(hashes(leaf.key, np.arange(len(ordered))), kind="stable")
-            self._leaf_sources = ordered[shuffled]
-        return self._leaf, self._leaf_sources
+            sources = ordered[shuffled]
+            self._path, self._leaf = path, (leaf, sources)
+        return leaf, sources
 
 
 def _half(node: _Node, n: int) -> _Node:

@@ -135,10 +135,10 @@ class UntilMet:
         """The stretch that holds sequence `n`; earlier ones are made on the way."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        found = self._stretches
+        found = self._stretches  # replaced, not changed: a thread that reads ahead asks too
         while not found or found[-1].stop <= n:
             start = found[-1].stop if found else 0
-            base = self.counts_before(start)
+            base = found[-1].counts_before(start) if found else np.zeros_like(self._quotas)
             left = self._quotas - base
             active = np.flatnonzero(left > 0)
             shares = Shares(
@@ -148,7 +148,7 @@ class UntilMet:
             )
             key = key_of(self._key, len(found))
             picks, length = self._open_stretch(shares, base[active].tolist(), key)
-            found.append(Stretch(start, start + length, base, active, picks))
+            self._stretches = found = [*found, Stretch(start, start + length, base, active, picks)]
         return found[bisect_right(found, n, key=lambda stretch: stretch.start) - 1]
 
 
