@@ -10,6 +10,7 @@ from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
 from loader.opening import data_rank
+from loader.plan.records import LoaderPlan
 from loader.rows.stream import Split
 
 # A sampler in order begins few passes: one at the start, and one where a run was resumed. A random
@@ -30,6 +31,10 @@ class PlanDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """State for another process: the plan and the position, without open files."""
         return self.__dict__ | {"_loader": None}
+
+    def read_plan(self, plan: LoaderPlan) -> None:
+        """Read another plan from now on."""
+        self.plan, self._loader = plan, None
 
     def _opened(self) -> DeterministicLoader:
         if self._loader is None:

@@ -175,6 +175,7 @@ class WorkerLoader(DeterministicLoader):
             self._workers["prefetch_factor"] = ahead
         self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
         self._batches: Iterator[Any] | None = None
+        self._ahead = 0  # the step of the batch that workers give next
         dtype = options.get("dtype", "int64")
         super().__init__(self._data.plan, rank, world_size, split, backend="numpy", dtype=dtype)
 
@@ -184,14 +185,18 @@ class WorkerLoader(DeterministicLoader):
         return batch.inputs, batch.targets
 
     def next_with_meta(self) -> Batch:
-        """The next batch and what it is made of. Raises StopIteration at the end."""
+        """The next batch and what it is made of. Raises StopIteration at the end. Workers start
+        again after an error, which loses what they read ahead."""
+        self._open_stream()
         if self.step >= self.num_steps:
             raise StopIteration
-        if self._batches is None:
+        if self._batches is None or self._ahead != self.step:
             self._data.start_at(self.step)
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
             self._batches = iter(loader)
+        self._ahead = -1  # where an error or an interrupt ends this
         batch = next(self._batches)
+        self._ahead = self.step + 1
         self.skip()
         return batch
 
@@ -209,7 +214,8 @@ class WorkerLoader(DeterministicLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved. Raises StateError."""
         super().load_state_dict(state)
-        self._data.plan, self._batches = self.plan, None
+        self._data.read_plan(self.plan)
+        self._batches = None
 
     def close(self) -> None:
         """End the workers."""

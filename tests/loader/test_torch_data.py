@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from loader import StateError, document_ids
+from loader import FormatError, StateError, document_ids
 from loader.plan import check
 from tests.loader.shared import open_loader, rows_of
 from tests.refusals import refused
@@ -113,6 +113,43 @@ def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
             loader.load_state_dict(json.loads(json.dumps(state)))
             assert loader.plan.plan_hash == plain.plan.plan_hash
             np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
+
+
+def test_a_worker_loader_goes_on_under_the_counts_of_another_run_after_it_has_read(tree):
+    tree.add("web", 3000)
+    cfg = {"datasets": tree.rows("web"), "batch_size": 6, "seq_len": 16, "steps": 20}
+    state, plain = {"datasets": [{"spec": "web", "row_offset": 31}]}, open_loader(cfg)
+    plain.load_state_dict(state)
+    whole = rows_of(plain)
+    for num_workers in (0, 2):
+        with WorkerLoader(cfg, num_workers=num_workers) as loader:
+            loader.next()
+            loader.load_state_dict(state)
+            np.testing.assert_array_equal(rows_of(loader), whole)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_worker_loader_gives_the_batch_of_its_position_after_a_skip_and_an_error(
+    tree, num_workers
+):
+    tree.add("web", 3000)
+    whole = rows_of(open_loader(tree.one())).reshape(-1, 2, 17)
+    last = sorted(tree.root.rglob("*.npy"))[-1]
+    away = last.with_suffix(".away")
+    with WorkerLoader(tree.one(), num_workers=num_workers) as loader:
+        np.testing.assert_array_equal(rows_of([loader.next()]), whole[0])
+        loader.skip()
+        np.testing.assert_array_equal(rows_of([loader.next()]), whole[2])
+        last.rename(away)
+        with pytest.raises(FormatError, match="changed while it was in use"):
+            rows_of(loader)
+        away.rename(last)
+        step = loader.step
+        assert 3 < step < len(whole)
+        np.testing.assert_array_equal(rows_of(loader), whole[step:].reshape(-1, 17))
+        loader.seek_step(1)
+    with refused("E-STATE-CLOSED"):
+        loader.next()
 
 
 def test_attention_stays_inside_documents_and_looks_back_only():
