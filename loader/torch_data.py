@@ -82,13 +82,21 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """This worker's share of the batches: of train from the current position on, of valid as
         `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) where the position is
-        another worker's, or, on valid, was loaded in the main process, which could not tell a first
-        pass of workers from a second."""
+        another worker's, or that of a pass which workers began and the caller left; or, on valid,
+        was loaded in the main process, which could not tell a first pass of workers from a
+        second."""
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()
         if self._is_valid and (not self._is_set or self._start >= len(loader)):
             self._start, self._worker = 0, None
+        if worker is not None and self._worker is not None and not self._is_set:
+            raise StateError(
+                "a worker has read further than the pass that was left",
+                where="persistent_workers",
+                do="use WorkerLoader, or set persistent_workers = False and load the position",
+                code="E-STATE-WORKER",
+            )
         self._check_place(place, worker is not None)
         step = self._start if self._worker == place else self._start + place[0]
         self._is_set = False

@@ -181,6 +181,16 @@ def test_dataset_and_worker_loader_give_every_pass_the_same_batches(
             loader.next()
 
 
+def test_a_pass_over_train_that_was_left_is_not_continued_by_persistent_workers(two_stages):
+    data, whole = TokenDataset(two_stages.cfg), rows_of(open_loader(two_stages.cfg))
+    batches = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        np.testing.assert_array_equal(rows_of(batches), whole)
+    list(itertools.islice(batches, 3))
+    with pytest.raises(StateError, match="persistent_workers"):
+        list(batches)
+
+
 def test_dataset_resumed_inside_a_pass_of_valid_ends_it_here_and_is_refused_in_workers(two_stages):
     data = TokenDataset(two_stages.cfg, split="valid")
     whole = rows_of(open_loader(two_stages.cfg, split="valid"))
