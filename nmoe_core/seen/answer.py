@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from loader.errors import StateError
 from loader.files.format import load_manifest
@@ -27,7 +24,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.seen.files import Part, open_index
+from nmoe_core.seen.files import open_index
+from nmoe_core.seen.places import Occurrence, Spans, occurrences
 from nmoe_core.seen.search import Sentence
 from nmoe_core.seen.spellings import Spellings
 from nmoe_core.text.normalise import normalize_text
@@ -37,24 +35,6 @@ MIN_BYTES = 4
 MAX_READINGS = 8
 _AROUND_TOKENS, _AROUND_CHARS = 24, 60
 _LOG = logging.getLogger(__name__)
-
-
-class Occurrence(NamedTuple):
-    """Tokens `[start, end)` of a token file that spell the sentence."""
-
-    part: Part
-    start: int
-    end: int
-
-    @property
-    def place(self) -> Place:
-        path = self.part.shard.tree.curated / self.part.file.rel
-        return Place(self.part.shard.source, path, self.start, self.end)
-
-    @property
-    def document(self) -> int:
-        """Number in the file of the document that it stands in."""
-        return int(np.searchsorted(self.part.file.spans[:, 1], self.start, "right"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +94,10 @@ class Index:
         self.parts = [part for shard in shards for part in open_index(shard, self.tokenizer)]
         _keep(run.tree.seen_digests, {part.path for part in self.parts})
 
-    def occurrences(self, text: str) -> list[Occurrence]:
-        """All of a normalised text, in the order of shards and tokens; raises as `checked`."""
+    def find(self, text: str) -> list[Spans]:
+        """Where a normalised text stands, by shard and token; raises as `checked`."""
         sentence = Sentence(_spellings(self.tokenizer), checked(text, self.tokenizer))
-        return [
-            Occurrence(part, part.start + first, part.start + end)
-            for part in self.parts
-            for first, end in sentence.find(part).tolist()
-        ]
+        return [Spans(part, part.start + sentence.find(part)) for part in self.parts]
 
 
 def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None) -> Answer:
@@ -136,15 +112,16 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
         PlanError: The data are not those of the plan (E-PLAN-DATA).
     """
     sentence, index = normalize_text(text), Index(run)
-    found = index.occurrences(sentence)
+    found = index.find(sentence)
+    first_found = occurrences(found, limit)
     hits = _Hits(sentence, index.tokenizer)
-    counts = len(found), len({(one.place.path, one.document) for one in found})
+    counts = sum(len(own.tokens) for own in found), sum(own.num_documents for own in found)
     plan = load_plan(run.tree.plan) if run.tree.plan.is_file() else None
     if plan is None:
         if before_step is not None:
             what, do = "there is no plan, so no step was read", "leave --step out"
             raise StateError(what, where=run.tree.plan, found=before_step, do=do, code="E-SEEK")
-        return Answer(sentence, *counts, None, None, None, [hits.of(one) for one in found[:limit]])
+        return Answer(sentence, *counts, None, None, None, list(map(hits.of, first_found)))
     with closing(Stream(plan, "train")) as stream:
         steps = stream.num_sequences // plan.batch_size
         if before_step is not None and not 0 <= before_step <= steps:
@@ -153,11 +130,11 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
         steps = steps if before_step is None else before_step
         _check_indexed(stream, index)
         read = set(stream.source_names)
-        places = [one.place for one in found if one.place.source in read]
+        places = [place for own in found if own.source in read for place in own.places()]
         stop = steps * plan.batch_size
         first = next(readings(stream, places, stop), None) if places else None
         listed = []
-        for one in found[:limit]:
+        for one in first_found:
             numbers = readings(stream, [one.place], stop) if one.place.source in read else ()
             rows = [
                 _reading(stream, n, plan.batch_size, one.place)
@@ -251,7 +228,7 @@ def _reading(stream: Stream, n: int, batch_size: int, place: Place) -> Reading:
 
 def _check_indexed(stream: Stream, index: Index) -> None:
     """Refuse a plan of which some documents were not looked at."""
-    known = {part.shard.tree.curated / part.file.rel for part in index.parts}
+    known = {part.token_file for part in index.parts}
     if others := sorted(set(stream.files.paths()) - known):
         raise FormatError(
             "the plan reads files that are not the run's curated shards, and have no index",

@@ -50,6 +50,10 @@ class Part:
     tokens: memoryview
     suffixes: memoryview
 
+    @property
+    def token_file(self) -> Path:
+        return self.shard.tree.curated / self.file.rel
+
 
 def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
     """Write the index of a curated shard; a current one is left alone, and so is the file of every

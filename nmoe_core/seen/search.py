@@ -9,9 +9,11 @@ else is found, by the bytes that tokens stand for. Of all `p` the one is taken w
 rarest in the first part that is searched, so that few places have to be read.
 """
 
+import heapq
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +24,12 @@ _MAX_ANCHOR = 48  # bytes
 _CHOICES, _SAMPLE = 12, 8192  # places `p` that are compared, by so many tokens of the part
 _MAX_TOKENS = 1000  # that cross a `p`; more only where every `p` has more
 _READ_AT_ONCE, _READ_PER_ID = 8000, 40  # places read in the time of a search, and of an id in it
+
+
+_Span: TypeAlias = tuple[int, int]
+"""Bytes `[start, stop)` of the sentence."""
+_Places: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The first token of each place, and the one after its last: int64 `[n]` each."""
 
 
 class _Token(NamedTuple):
@@ -59,6 +67,7 @@ class Sentence:
         for (low, high), count in zip(ranges, self._inside.values()):
             at = np.repeat(suffixes[low:high].astype(np.int64), count)
             found.append(np.stack([at, at + 1], axis=1))
+        spelled = defaultdict[_Span, list[_Places]](list)
         for (low, high), token in zip(ranges[len(self._inside) :], self._crossing):
             waiting = [(low, high, 1, token.end)] if low < high else []
             while waiting:
@@ -66,13 +75,13 @@ class Sentence:
                 tails = len(self._tails.get(place, ()))
                 if place >= size or high - low <= _READ_AT_ONCE + _READ_PER_ID * tails:
                     at = suffixes[low:high].astype(np.int64)
-                    found += self._read(part, at, at + depth, (token.start, place))
+                    spelled[token.start, place].append((at, at + depth))
                     continue
                 following = self._following(place)
                 more = _narrow(part, low, high, depth, list(following))
                 ends = zip(more, following.values())
                 waiting += [(a, b, depth + 1, end) for (a, b), end in ends if a < b]
-        every = np.concatenate(found)
+        every = np.concatenate([*found, *self._read(part, spelled)])
         return every[np.lexsort(every.T[::-1])]
 
     def _rarest(self, part: Part) -> list[_Token]:
@@ -130,6 +139,30 @@ class Sentence:
             self._before[place] = found
         return self._before[place]
 
+    def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
+        """Where each of these ids ends that stands at a place of the sentence or, where not
+        `is_next`, begins that stands before it; -1 where it cannot. A letter begins or ends more
+        ids than are read in most cases: then each id that is read is compared."""
+        cut = (self._tails if is_next else self._heads).get(place, ())
+        if len(cut) < len(ids):
+            known = self._following(place) if is_next else self._preceding(place)
+        else:
+            reach = self._stop if is_next else self._start
+            known = {i: reach(place, i) for i in set(ids.tolist())}
+        return _looked_up(known, ids, len(self._of))
+
+    def _stop(self, place: int, i: int) -> int:
+        text, spelled = self._text, self._of[i]
+        if spelled and text.startswith(spelled, place):
+            return place + len(spelled)
+        return len(text) if spelled.startswith(text[place:]) else -1
+
+    def _start(self, place: int, i: int) -> int:
+        text, spelled = self._text, self._of[i]
+        if spelled and text.endswith(spelled, 0, place):
+            return place - len(spelled)
+        return 0 if spelled.endswith(text[:place]) else -1
+
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
         """The ids that spell the sentence from a place on, by the place where they end."""
         if place not in self._known:
@@ -143,29 +176,33 @@ class Sentence:
             self._known[place] = found
         return self._known[place]
 
-    def _read(
-        self, part: Part, first: np.ndarray, end: np.ndarray, spelled: tuple[int, int]
-    ) -> Iterator[np.ndarray]:
+    def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
         """Of the places where tokens `[first, end)` spell these bytes of the sentence, those where
-        the tokens around them spell the rest. A document's EOS spells nothing, and is the last
-        token of a part: so nothing is read over the end of one, nor before its start."""
+        the tokens around them spell the rest. Spans that grow to the same one are read together. A
+        document's EOS spells nothing, and is the last token of a part: so nothing is read over the
+        end of one, nor before its start."""
         tokens, size = np.asarray(part.tokens), len(self._text)
-        waiting = [(first, end, *spelled)]
+        waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back
+        heapq.heapify(waiting)
         while waiting:
-            first, end, start, stop = waiting.pop()
+            stop, start = heapq.heappop(waiting)
+            own = spelled.pop((-start, stop))
+            start, first, end = -start, *map(np.concatenate, zip(*own))
             if stop >= size and start == 0:
                 yield np.stack([first, end], axis=1)
                 continue
             is_next = stop < size
             ids = tokens[end if is_next else first - 1]
-            known = self._following(stop) if is_next else self._preceding(start)
-            places = _looked_up(known, ids, len(self._of))
+            places = self._reached(stop if is_next else start, ids, is_next)
             for place in np.unique(places[places >= 0]).tolist():
                 own = places == place
                 if is_next:
-                    waiting.append((first[own], end[own] + 1, start, place))
+                    span, grown = (start, place), (first[own], end[own] + 1)
                 else:
-                    waiting.append((first[own] - 1, end[own], place, stop))
+                    span, grown = (place, stop), (first[own] - 1, end[own])
+                if span not in spelled:
+                    heapq.heappush(waiting, (span[1], -span[0]))
+                spelled[span].append(grown)
 
 
 def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.seen import suffixes
 from nmoe_core.seen.answer import Index, answer
 from nmoe_core.seen.files import index_shard
+from nmoe_core.seen.places import Spans, occurrences
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.checks import check_seen
 from nmoe_core.tasks.curate import make_plan
@@ -132,7 +133,7 @@ def test_every_sentence_of_the_texts_is_found_where_it_is_and_no_other(
     index, tokenizer = Index(run), load_tokenizer(run.tokenizer)
     assert len(index.parts) > 4, "several files of several parts"
     for sentence in sentences(1, 100):
-        found = index.occurrences(sentence)
+        found = occurrences(index.find(sentence))
         assert len(found) == sum(text.count(sentence) for text in TEXTS)
         for one in found:
             path = one.place.path
@@ -142,7 +143,18 @@ def test_every_sentence_of_the_texts_is_found_where_it_is_and_no_other(
         words = sentence.split(" ")
         other = " ".join(words[::-1])
         is_there = any(other in text for text in TEXTS)
-        assert bool(index.occurrences(other)) is is_there
+        assert bool(occurrences(index.find(other))) is is_there
+
+
+def test_places_that_overlap_or_touch_are_one_place_of_the_same_tokens(
+    runs: dict[str, Run],
+) -> None:
+    part = Index(runs["pieces"]).parts[0]
+    tokens = np.array([[2, 9], [3, 5], [4, 6], [9, 11], [12, 14], [30, 31]])
+    places = list(Spans(part, tokens).places())
+    assert [(one.start, one.end) for one in places] == [(2, 11), (12, 14), (30, 31)]
+    assert {(one.source, one.path) for one in places} == {("web", part.token_file)}
+    assert list(Spans(part, tokens[:0]).places()) == []
 
 
 def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -> None:
@@ -155,6 +167,7 @@ def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -
     for sentence in sentences(4, 25):
         found = answer(run, sentence, limit=1000)
         assert found.occurrences == len(found.hits) == sum(t.count(sentence) for t in TEXTS)
+        assert found.documents == sum(sentence in text for text in TEXTS)
         steps = set()
         for hit in found.hits:
             assert sentence in by_id[hit.ingest_id]
@@ -252,7 +265,7 @@ def test_a_damaged_index_is_refused_and_made_again(run: Run, name: str, mutation
 def test_a_build_that_fails_leaves_the_earlier_index_readable(run: Run, k: int) -> None:
     shard = run.tree.shard("web", 1)
     curated, earlier = contents(shard.curated), Index(run)
-    expected = len(earlier.occurrences("the cat"))
+    expected = len(occurrences(earlier.find("the cat")))
     corpus = Corpus(run.tree.root)
     corpus.grade(1, lambda number: "keep" if number % 2 else "drop")
     corpus.curate(1, seq_len=64, tokens_per_shard=12_000)
@@ -262,7 +275,7 @@ def test_a_build_that_fails_leaves_the_earlier_index_readable(run: Run, k: int) 
         path.unlink()
     for path, payload in curated.items():
         (shard.curated / path).write_bytes(payload)
-    assert len(Index(run).occurrences("the cat")) == expected
+    assert len(occurrences(Index(run).find("the cat"))) == expected
 
 
 def test_texts_that_cannot_be_looked_for_are_refused_in_one_line(
