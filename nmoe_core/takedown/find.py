@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -102,19 +101,19 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
     for root, manifest, files in _opened(tree) if texts else ():
         bos = manifest.extra.get("bos_token_id")
         of = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
-        numbers = count()
+        first = 0
         for file in files:
             where = root.name, file.source, file.rel.split("/")[1], manifest.path.parent.name
-            for (start, end), (ingest_id, text) in zip(file.spans.tolist(), file.ids()):
-                number = next(numbers)
-                if (its := texts.get(text)) is None:
-                    continue
+            ids = file.ids()
+            for i in [i for i, (_, text) in enumerate(ids) if text in texts]:
+                (start, end), (ingest_id, text) = file.spans[i].tolist(), ids[i]
                 is_named = (file.source, ingest_id, text) in named
                 doc_id = str(DocId(file.source, file.rel, start, end))
-                first = start + (bos is not None and file.tokens[start] == bos)
-                one = number, root / file.rel, doc_id, ingest_id, text
-                tokens = file.tokens[first : end - 1]
-                found.append(Found(tuple(its), not is_named, *where, *one, tokens, of))
+                begin = start + (bos is not None and file.tokens[start] == bos)
+                one = first + i, root / file.rel, doc_id, ingest_id, text
+                tokens = file.tokens[begin : end - 1]
+                found.append(Found(tuple(texts[text]), not is_named, *where, *one, tokens, of))
+            first += len(ids)
     return found
 
 
@@ -167,12 +166,15 @@ class _Matcher:
                 i = int(np.searchsorted(file.spans[:, 0], doc_id.start))
                 if i < len(file.spans) and file.spans[i].tolist() == [doc_id.start, doc_id.end]:
                     matched.setdefault(i, []).append(item)
-            for i, (ingest_id, text) in enumerate(file.ids()):
+            rows = file.ids()
+            chosen = {i for i, (own, text) in enumerate(rows) if own in ids or text in hashes}
+            chosen.update(matched, (number - first for number in urls))
+            for i in sorted(i for i in chosen if 0 <= i < len(rows)):
+                ingest_id, text = rows[i]
                 found = ids.get(ingest_id), hashes.get(text), urls.get(first + i)
-                if i in matched or found != (None, None, None):
-                    for item in (*found, *matched.get(i, ())):
-                        if item is not None:
-                            yield file.source, (ingest_id, text), item
+                for item in (*found, *matched.get(i, ())):
+                    if item is not None:
+                        yield file.source, (ingest_id, text), item
             first += len(file.spans)
 
     def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:
