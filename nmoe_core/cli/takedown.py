@@ -94,6 +94,7 @@ def _show(facts: dict[str, Any]) -> None:
         print_rows(near[:_MOST_ROWS])
         _more(near)
     _show_rebuild(facts)
+    _show_copies(facts)
     if facts["labelled"]:
         print(f"labels: {facts['labelled']:,} with the beginning of a text; heads learned from it")
     if facts["readings"]:
@@ -120,11 +121,21 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
         )
 
 
+def _show_copies(facts: dict[str, Any]) -> None:
+    """What the run cannot search: only the store of `[publish]` is known to it."""
+    store, send = facts["published"], "nmoe publish"
+    if store:
+        send += f" {facts['run_plan']} {store}"
+    stores = f"{store} and other stores" if store else "stores"
+    print(f"not covered: exports, {stores}; when the plan is made again: nmoe export, {send}")
+
+
 def _show_record(facts: dict[str, Any]) -> None:
     print_rows([row for row in facts["items"] if row["documents"] or row["copies"]][:_MOST_ROWS])
     _show_unmatched(facts)
     print(f"{facts['record']}: {facts['added']:,} added, {facts['recorded']:,} in all")
     _show_rebuild(facts)
+    _show_copies(facts)
     print("next: nmoe run curate, then nmoe takedown LIST --verify")
 
 
@@ -144,6 +155,7 @@ def _show_proof(facts: dict[str, Any]) -> None:
         f"{facts['grams']:,} grams of {facts['texts']:,} texts, looked for in "
         f"{facts['documents']:,} documents of {where}, {facts['tokens']:,} tokens"
     )
+    _show_copies(facts)
     print(f"{'nothing is left' if facts['holds'] else 'not proved'}: {facts['proof']}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.config import resolve_plan
-from loader.errors import PlanError
+from loader.errors import PlanError, without_credentials
 from loader.files.format import read_json_object
 from loader.masking import mask
 from loader.plan.records import LoaderPlan
@@ -65,6 +65,7 @@ def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path])
         "near_copies": near_copies(run, found),
         "labelled": _labelled(run, {one.doc_id for one in found if one.tree == "data"}),
         "rebuild": _rebuild(run, found),
+        **_copies(run),
     }
     return facts
 
@@ -94,6 +95,7 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
         "recorded": len(read_rows(run.tree)),
         "record": str(run.tree.takedown),
         "rebuild": _rebuild(run, found),
+        **_copies(run),
     }
 
 
@@ -112,7 +114,7 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     facts["unmatched"] = [
         item for item in _of_items(items, found)["unmatched"] if item not in names
     ]
-    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
+    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof), **_copies(run)}
 
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
@@ -134,6 +136,12 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     after = mask(plan, tokens, replace_text=True)
     write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
+
+
+def _copies(run: Run) -> Facts:
+    """The store of the run, which no step of a takedown searches, and the plan to send there."""
+    url = run.config.publish.url
+    return {"published": without_credentials(url) if url else None, "run_plan": str(run.tree.plan)}
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:

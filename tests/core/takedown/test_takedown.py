@@ -285,6 +285,24 @@ def test_later_shards_are_named_where_windows_are_filled(
     assert _curate(run) == [False] * BUCKETS
 
 
+@pytest.mark.parametrize("url", ["", "s3://me:secret@bucket/corpus"])
+def test_every_step_says_that_stores_and_exports_are_not_covered_and_what_to_do(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    corpus, run, _ = made
+    run.path.write_text(f'{run.path.read_text()}\n[publish]\nurl = "{url}"\n')
+    path = _list(corpus, "id:doc-0001")
+    store = "s3://[hidden]@bucket/corpus" if url else None
+    named = f"nmoe publish {run.tree.plan} {store}" if store else "nmoe export, nmoe publish"
+    for flags in ([], ["--apply"], ["--verify"]):
+        main(_command(run, path, *flags))
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("not covered")]
+        assert line.endswith(named)
+        assert "exports" in line
+        facts = said(capsys, *_command(run, path, *flags), status=int("--verify" in flags))
+        assert facts["published"] == store
+
+
 def test_a_reason_says_takedown_and_curated_shards_verify(
     made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
 ) -> None:
