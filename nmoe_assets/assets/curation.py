@@ -1,5 +1,7 @@
 """Assets of curation: topics, curated shards, their manifest, the loader plan, its publishing."""
 
+from dataclasses import replace
+
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
@@ -7,6 +9,8 @@ from nmoe_assets.assets.attributes import DUPLICATES, selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.events import shown_picture
 from nmoe_assets.assets.partitions import shard_partitions
+from nmoe_core.base.errors import one_line
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, curate, publish, versions
@@ -146,14 +150,36 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         kind="json",
         text="What a trainer's loader opens: sources, weights, quotas and digests, which make the "
         "training stream a pure function of the step.",
-        facts=("steps, sequences", "sequences_SOURCE", "remix_NNNN", "changed"),
+        facts=(
+            "steps, sequences",
+            "sequences_SOURCE",
+            "composition",
+            "remix_NNNN",
+            "not_shown",
+            "changed",
+        ),
         version=versions.loader_plan(run),
         deps=[
             *([name, "curated_manifest"] for name in names),
             *([name, "valid_manifest"] for name in valid),
         ],
         max_age_days=run.config.automation.plan_max_age_days,
-    ).unpartitioned(lambda: curate.make_plan(run, names, valid))
+    ).unpartitioned(lambda: _plan(run, names, valid), "signals_by_source")
+
+
+def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
+    """The loader plan. It is the first asset after all sources, so its page compares them; what
+    cannot be read for that, such as data that lie elsewhere by now, stops no plan."""
+    from nmoe_core.report.columns import signals_picture
+    from nmoe_core.report.corpus import UNREADABLE
+    from nmoe_core.tasks.selection.composition import changes
+
+    made = curate.make_plan(run, names, valid)
+    try:
+        facts = made.facts | {"composition": changes(run, names)}
+        return replace(made, facts=facts, picture=signals_picture(run, names))
+    except UNREADABLE as error:
+        return replace(made, facts=made.facts | {"not_shown": one_line(error)})
 
 
 def published_plan(run: Run) -> list[dg.AssetsDefinition]:

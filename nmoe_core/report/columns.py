@@ -5,9 +5,14 @@ from typing import Any
 
 from nmoe_core.config.run import Run
 from nmoe_core.plots import columns_plot, kept_picture, png_markdown, sources_plot
+from nmoe_core.tasks.attributes import shard_attribute_names
 from nmoe_core.tasks.selection.view import shard_parts
 
-MOST_ROWS = 200_000
+MOST_ROWS, MOST_DRAWN = 200_000, 8
+"""Documents of a source, and sources, that pictures show."""
+SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
+SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
+SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
 
 
 def source_columns(
@@ -52,6 +57,15 @@ def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Seq
     digests = [digest for source in sources for digest in _digests(run, source, attribute)]
     kept = run.tree.picture(f"report/sources_{attribute}")
     return kept_picture(kept, [title, list(sources), list(names), *digests], draw)
+
+
+def signals_picture(run: Run, sources: Sequence[str]) -> str:
+    """The `sources_picture` of signals; "" where the run does not record them, or no rule makes
+    selection wait for them, or there is one source alone."""
+    is_made = run.config.curation.where is not None and "signals" in shard_attribute_names(run)
+    if not is_made or len(sources) < 2:
+        return ""
+    return sources_picture(run, sources[:MOST_DRAWN], "signals", SIGNALS)
 
 
 def _digests(run: Run, source: str, attribute: str) -> list[str]:

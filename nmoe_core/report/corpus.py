@@ -12,9 +12,9 @@ from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.report.columns import MOST_DRAWN
 from nmoe_core.report.html import Html, element, joined, note
 
-_DRAWN = 8  # sources that have pictures; all stand in the tables
 # What a file that is damaged, or of another version, raises when it is read.
 UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
@@ -50,8 +50,8 @@ class Corpus:
 
     @property
     def drawn(self) -> list[str]:
-        """The sources that have pictures."""
-        return self.sources[:_DRAWN]
+        """The sources that have pictures; all stand in the tables."""
+        return self.sources[:MOST_DRAWN]
 
     def shards(self) -> Iterator[ShardPaths]:
         """Those of training, of every source."""

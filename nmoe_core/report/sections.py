@@ -13,7 +13,7 @@ from nmoe_core.calibration.files import read_calibration
 from nmoe_core.calibration.graded import read_grading_summary
 from nmoe_core.config.run import Run
 from nmoe_core.plots import calibration_plot, kept_picture, png_markdown
-from nmoe_core.report.columns import columns_picture, source_columns, sources_picture
+from nmoe_core.report.columns import SIGNALS, columns_picture, source_columns, sources_picture
 from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.samples import Sample, samples
@@ -27,9 +27,6 @@ from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 _SAMPLES = 5
 _PORTIONS = 12
-_SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
-_SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
-_SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
 
 
 def _composition(corpus: Corpus) -> Iterator[object]:
@@ -86,8 +83,8 @@ def _signals(corpus: Corpus) -> Iterator[object]:
         "Some of what rules compare; ", element("code", "nmoe sql"), " knows all of it."
     )
     if len(corpus.drawn) > 1:
-        yield pictures(sources_picture(corpus.run, corpus.drawn, "signals", _SIGNALS))
-    draw = partial(columns_picture, corpus.run, attribute="signals", names=_SIGNALS)
+        yield pictures(sources_picture(corpus.run, corpus.drawn, "signals", SIGNALS))
+    draw = partial(columns_picture, corpus.run, attribute="signals", names=SIGNALS)
     yield _plots(pictures(draw(source=name)) for name in corpus.drawn)
 
 

@@ -103,7 +103,7 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     result = combine_curated(run.tree, source, num_shards, settings)
     reasons = left_out(run, [source]).items()
     result.facts["left_out"] = [{"reason": why, "documents": of[source]} for why, of in reasons]
-    result.facts["composition"] = changes(run, source)
+    result.facts["composition"] = changes(run, [source])
     drawn = order_pictures(run, source, num_shards, settings.seq_len) if picture else ""
     return replace(result, picture=drawn)
 

@@ -1,6 +1,7 @@
 """Attributes as assets: a partition per shard, checked, and duplicates over all sources."""
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks import checks, report, versions
 from nmoe_core.tasks.attributes import make_attributes
-from nmoe_core.tasks.curate import make_plan
+from nmoe_core.tasks.curate import combine, make_plan
+from nmoe_core.tasks.shards import each_shard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, write_project
 from tests.refusals import refused
@@ -233,6 +235,31 @@ def test_newer_code_of_an_attribute_is_a_new_code_version_of_its_assets(
     before = found()
     monkeypatch.setitem(CODES, "signatures", "signatures/next")
     assert [now == then for now, then in zip(found(), before)] == [False, True]
+
+
+def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_project: Path) -> None:
+    plan, sources = dg.AssetKey(["mixture", "loader_plan"]), ("code", "docs", "notes")
+    rules = {"attributes.use": ["signals"], "curation.where": "n_words >= 40"}
+    run = Run(own_project / "run.toml").with_settings(rules)
+    (shown,) = _made(Run(own_project / "run.toml"), [plan]).get_asset_materialization_events()
+    assert "signals_by_source" not in shown.materialization.metadata, "no rule reads signals"
+    for source in sources:
+        make_attributes("signals", run, source, (0, 1))
+        for task in ("select", "curate"):
+            assert all(one.result for one in each_shard(run, task, source, ("0000", "0001")))
+        combine(run, source, picture=False)
+    (shown,) = _made(run, [plan]).get_asset_materialization_events()
+    page = shown.materialization.metadata
+    assert "data:image/png" in str(page["signals_by_source"].value)
+    assert "signals of 3 sources" in str(page["signals_by_source"].value)
+    rows = [record.data for record in page["composition"].records]
+    assert {row["name"] for row in rows if row["kind"] == "source"} == {*sources}
+    assert {row["kind"] for row in rows} >= {"source", "topic"}
+    shutil.rmtree(run.tree.shard("docs", 1).selection.parent)
+    (shown,) = _made(run, [plan]).get_asset_materialization_events()
+    page = shown.materialization.metadata
+    assert "selection.parquet: no attribute here" in str(page["not_shown"].value)
+    assert page.keys().isdisjoint({"signals_by_source", "composition"})
 
 
 def test_contamination_over_its_limit_stops_the_plan(own_project: Path) -> None:

@@ -52,13 +52,13 @@ def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, f
     return sorted(shares, key=lambda row: -abs(row[2] - row[1]))[:count]
 
 
-def changes(run: Run, source: str) -> list[dict[str, str | float]]:
-    """The languages and topics of a source whose shares of its tokens changed most, a row each: its
-    shares `before` and `after`, 0 to 1. Raises as `outcome_of`."""
+def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
+    """The languages and topics, and of several sources the sources, whose shares of the tokens
+    changed most, a row each: its shares `before` and `after`, 0 to 1. Raises as `outcome_of`."""
     return [
         {"kind": kind, "name": name, "before": before, "after": after}
-        for kind, portions in composition(run, [source]).items()
-        if kind != "source"
+        for kind, portions in composition(run, sources).items()
+        if kind != "source" or len(sources) > 1
         for name, before, after in most_moved(portions)
     ]
 
