@@ -29,7 +29,7 @@ from nmoe_core.config.tree import CALIBRATION_NAME, COST_NAME
 from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
 from nmoe_core.heads.scores import Scorer
-from nmoe_core.labels.files import MIN_PARSE_RATE, Labels, read_labels
+from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.slices import data_digest
 
 MIN_DOCUMENTS = 20
@@ -63,11 +63,11 @@ def calibrate(
     for targets by language.
 
     Raises:
-        CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), most labels failed
-            (E-CALIBRATION-COVERAGE), scores without spread (E-CALIBRATION-CONSTANT), or
-            `target_drop` breaks `max_false_drop` (E-CALIBRATION-BOUND).
+        CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), scores without spread
+            (E-CALIBRATION-CONSTANT), or `target_drop` breaks `max_false_drop`
+            (E-CALIBRATION-BOUND).
         HeadError: States are not finite (E-HEAD-NONFINITE).
-        LabelError: As `read_labels`.
+        LabelError: Most labels failed (E-LABEL-COVERAGE), or as `read_labels`.
     """
     labels, root = _val_labels(labels_val), graders[0][1].data_root
     test = read_labels(labels_test) if labels_test is not None else None
@@ -156,7 +156,7 @@ def calibrate_predictions(
     Raises:
         CalibrationError: As `calibrate`, or the file holds no predictions
             (E-CALIBRATION-PREDICTIONS).
-        LabelError: As `read_labels`.
+        LabelError: As `calibrate`.
     """
     labels = _val_labels(labels_val)
     rows = rows_from_predictions(predictions, labels)
@@ -266,15 +266,7 @@ def _result(path: Path, summary: dict[str, Any]) -> Result:
 def _val_labels(path: Path) -> Labels:
     """The labels, if they are enough and most of them parsed."""
     labels = read_labels(path)
-    if len(labels.doc_ids) < MIN_PARSE_RATE * labels.num_judged:
-        raise CalibrationError(
-            "most val labels failed, so the others may not represent the documents",
-            where=path,
-            found=f"{len(labels.doc_ids)} of {labels.num_judged} parsed",
-            expected=f"at least {MIN_PARSE_RATE:.0%}",
-            do="check the oracle, and label again",
-            code="E-CALIBRATION-COVERAGE",
-        )
+    labels.require_coverage()
     _require_enough(len(labels.doc_ids), MIN_DOCUMENTS, path)
     return labels
 

@@ -177,7 +177,7 @@ def test_too_few_documents_constant_scores_failed_labels_and_odd_targets_are_ref
     is_refused("E-CALIBRATION-FEW")
     for parsed in ([i % 3 == 0 for i in range(count)], [False] * count):
         own.labels = write_labels(own.base / "bad.jsonl", own.rows, grades, ok=parsed)
-        is_refused("E-CALIBRATION-COVERAGE")
+        is_refused("E-LABEL-COVERAGE")
     own.labels = labels
     dead = Probe(ProbeArch(32))
     torch.nn.init.zeros_(dead.proj.weight)
