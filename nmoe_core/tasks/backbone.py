@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader.files.format import read_json_object
-from nmoe_core.base.errors import CheckpointError, TokenizerError
+from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
 from nmoe_core.engine.weights.families import RECIPE_KEY
-from nmoe_core.text.models import ModelIds, model_ids, model_tokenizer
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.models import ModelIds, model_ids
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
@@ -54,12 +53,15 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
     Raises:
         CheckpointError: There is no checkpoint, or it has no table.
-        TokenizerError: The tokenizer of the run or of the checkpoint cannot be used.
+        TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or there is
+            none of the checkpoint (E-TOKENIZER-NAME), as `model_ids`.
     """
-    _require(run.tree.checkpoint)
+    path = run.tree.checkpoint
+    _require(path)
     from nmoe_core.curate.topics.embed import table_shape
 
-    return model_ids(run.tokenizer, run.tree.checkpoint, table_shape(run.tree.checkpoint)[0])
+    is_random = backbone_kind(run) == "tiny"
+    return model_ids(run.tokenizer, path, table_shape(path)[0], is_random=is_random)
 
 
 def load_backbone(run: Run) -> Transformer:
@@ -73,27 +75,13 @@ def load_backbone(run: Run) -> Transformer:
 
 
 def require_checkpoints(run: Run) -> None:
-    """Refuse a run whose checkpoint is missing (E-CHECKPOINT-MISSING), or whose backbone has no
-    tokenizer and cannot have read the run's ids (E-TOKENIZER-NAME), before anything is made."""
-    table, oracle, path = run.config.backbone, run.config.oracle, run.tree.checkpoint
-    if table.kind == "checkpoint":
-        _require(path)
+    """Refuse a run whose checkpoint is missing (E-CHECKPOINT-MISSING), or whose backbone cannot
+    read its documents, as `ids_for_model`, before anything is made."""
+    oracle = run.config.oracle
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
         _require(run.resolve(oracle.engine.checkpoint))
-    if table.kind == "tiny":
-        return
-    from nmoe_core.curate.topics.embed import table_shape
-
-    num_rows, num_ids = table_shape(path)[0], load_tokenizer(run.tokenizer).vocab_size
-    if num_rows < num_ids and model_tokenizer(path, num_rows) is None:
-        raise TokenizerError(
-            "the backbone has no tokenizer, and fewer rows than the run's tokenizer has ids",
-            where=path,
-            found=f"{num_rows} rows",
-            expected=f"tokenizer.json or tokenizer.model beside the weights, or {num_ids} rows",
-            do="put the tokenizer of the model there",
-            code="E-TOKENIZER-NAME",
-        )
+    if run.config.backbone.kind == "checkpoint":
+        ids_for_model(run)
 
 
 def _require(path: Path) -> None:

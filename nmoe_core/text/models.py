@@ -1,8 +1,10 @@
 """The tokenizer of a model, and the ids under which it reads a document.
 
 A model's tokenizer lies beside its weights. A checkpoint without one uses the encoding of gpt-oss
-if its table has as many rows. If shards and model have equal ids, perhaps from different libraries,
-the model reads the ids of the shards; otherwise each document is decoded and tokenised again.
+if its table has as many rows. Any other is refused, since the ids of the shards may mean another
+text to it; only random weights read them all the same. If shards and model have equal ids, perhaps
+from different libraries, the model reads the ids of the shards; otherwise each document is decoded
+and tokenised again.
 """
 
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loader.plan.settings import TOKENIZER_FILES
+from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.harmony import HARMONY, VOCAB_SIZE
@@ -50,12 +53,24 @@ class ModelIds:
         return self.model.encode_long(self.shards.decode(tokens), max_tokens)
 
 
-def model_ids(shards: TokenizerSettings, directory: Path, num_rows: int) -> ModelIds | None:
+def model_ids(
+    shards: TokenizerSettings, directory: Path, num_rows: int, *, is_random: bool = False
+) -> ModelIds | None:
     """Reader of shards of another tokenizer for a model; None if it reads their ids directly.
 
-    Raises TokenizerError as `load_tokenizer`.
+    Raises TokenizerError: the model's tokenizer cannot be told, and its weights are not random
+    (E-TOKENIZER-NAME); or as `load_tokenizer`.
     """
     found = model_tokenizer(directory, num_rows)
+    if found is None and not is_random:
+        raise TokenizerError(
+            "the model has no tokenizer, so the ids that it reads are not known",
+            where=directory,
+            found=f"{num_rows} rows",
+            expected=f"{' or '.join(TOKENIZER_FILES)} beside the weights",
+            do="put the tokenizer of the model there",
+            code="E-TOKENIZER-NAME",
+        )
     if found is None or found.name == shards.name:
         return None
     own, model = load_tokenizer(shards), load_tokenizer(found)

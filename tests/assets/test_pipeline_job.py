@@ -1,5 +1,6 @@
 """`pipeline` executes the job of each task in order, until one fails or it is told to stop."""
 
+import json
 import os
 import signal
 import subprocess
@@ -144,9 +145,13 @@ def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
 def test_nmoe_run_is_refused_before_any_task_where_the_backbone_cannot_read(
     tmp_path: Path, backbone: str, code: str
 ) -> None:
-    """The Llama has 300 rows and no tokenizer of its own."""
+    """The Llama has no tokenizer of its own, and weights that pass for trained ones."""
     project = small_project(tmp_path / "project", backbone={"checkpoint": backbone})
-    make_tiny_checkpoint(project.directory / "llama", family="llama", vocab_size=300, num_layers=1)
+    llama = project.directory / "llama"
+    make_tiny_checkpoint(llama, family="llama", vocab_size=300, num_layers=1)
+    config = json.loads((llama / "config.json").read_text())
+    del config["nmoe_recipe"]
+    (llama / "config.json").write_text(json.dumps(config))
     done = subprocess.run(
         in_foreground("run", "--config", project.config),
         env=environment(project.directory),

@@ -96,7 +96,7 @@ class Corpus:
         backbone = self.root / "backbone"
         backbone.mkdir(exist_ok=True)
         save_file({"embedding.weight": TABLE}, backbone / "model.safetensors")
-        (backbone / "config.json").write_text("{}")
+        (backbone / "config.json").write_text('{"nmoe_recipe": {}}')  # random weights
         settings = {
             "root": ".",
             "seq_len": seq_len,

@@ -10,14 +10,16 @@ import pytest
 from loader import build_loader, load_manifest, open_shard
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
+from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
 from nmoe_core.heads.features import Corpus
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.tasks.backbone import ids_for_model, require_checkpoints
 from nmoe_core.text.models import model_ids
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import jsonl_source, said, write_project
-from tests.refusals import refused_line
+from tests.refusals import refused, refused_line
 
 tokenizers = pytest.importorskip("tokenizers")
 TEXTS = [f"document {i} of the sources, naïve 東京 and </s> " * (1 + i % 5) for i in range(60)]
@@ -200,3 +202,23 @@ def test_a_model_of_another_tokenizer_reads_the_text_of_documents(own: str, tmp_
     assert [tokens.tolist() for tokens in seen] == expected
     assert model_ids(chosen, tmp_path, 201_088) is None
     assert model_ids(chosen._replace(name=own), checkpoint, 400) is None
+
+
+def test_a_trained_model_without_a_tokenizer_reads_no_ids_on_trust(
+    own: str, tmp_path: Path
+) -> None:
+    settings = {"tokenizer": own, "backbone": {"checkpoint": "model"}}
+    project = write_project(tmp_path, [jsonl_source("a", [{"text": TEXTS[0]}])], settings)
+    model = project.directory / "model"
+    make_tiny_checkpoint(model, family="llama", vocab_size=400, num_layers=1)
+    config = json.loads((model / "config.json").read_text())
+    require_checkpoints(project.run)  # random weights read any ids
+    assert ids_for_model(project.run) is None
+    del config["nmoe_recipe"]
+    (model / "config.json").write_text(json.dumps(config))
+    for read in (require_checkpoints, ids_for_model):
+        with refused("E-TOKENIZER-NAME"):
+            read(project.run)
+    (model / "tokenizer.json").write_bytes(Path(own).read_bytes())
+    require_checkpoints(project.run)
+    assert ids_for_model(project.run) is None
