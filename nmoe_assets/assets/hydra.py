@@ -182,7 +182,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         rows=GRADE_ROWS,
         pool="gpu",
         partitions=shard_partitions(run.config.prep.num_shards),
-        checks=("counts",) if is_off else ("counts", "keep_rate", "score_drift"),
+        checks=checks.grade_checks(run),
         check=lambda made: checks.check_grades(run, name, map(int, made)),
     ).partitioned(
         lambda keys: each_shard(run, "grade", name, keys),

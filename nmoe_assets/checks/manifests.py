@@ -16,8 +16,8 @@ def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksD
         splits = ("train", "valid") if source.has_valid else ("train",)
         found += [_manifest(run, source.name, split).definition("prep") for split in splits]
         found.append(_curated(run, source.name).definition("curate"))
-    names = ("digests",) if run.config.grading.is_off else ("digests", "keep_rate_of_all")
-    plan = Checks(run, ["mixture", "loader_plan"], names, lambda: checks.check_plan(run, sources))
+    key, names = ["mixture", "loader_plan"], checks.plan_checks(run)
+    plan = Checks(run, key, names, lambda: checks.check_plan(run, sources))
     return [*found, plan.definition("plan")]
 
 

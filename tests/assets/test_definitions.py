@@ -56,7 +56,9 @@ def test_without_a_grader_there_are_no_labels_no_heads_and_no_jobs_that_make_the
     assert {job.name for job in defs.jobs or []} == JOBS - {"label", "train_heads"}
     made = {key for job in defs.jobs or [] for key in _selected(defs, job.name)}
     assert made == graph.materializable_asset_keys
-    assert "keep_rate" not in {key.name for key in graph.asset_check_keys}
+    checked = {key.name for key in graph.asset_check_keys}
+    assert checked.isdisjoint({"keep_rate", "score_drift", "keep_rate_of_all"})
+    assert {"counts", "digests"} <= checked
     assert "label_retries" not in {sensor.name for sensor in defs.sensors or []}
 
 

@@ -17,6 +17,7 @@ from nmoe_core.tasks.checks.hydra import check_labels as check_labels
 from nmoe_core.tasks.checks.hydra import check_regrade as check_regrade
 from nmoe_core.tasks.checks.hydra import check_slices as check_slices
 from nmoe_core.tasks.checks.hydra import check_student as check_student
+from nmoe_core.tasks.checks.hydra import grade_checks as grade_checks
 from nmoe_core.tasks.checks.shards import CURATED_CHECKS as CURATED_CHECKS
 from nmoe_core.tasks.checks.shards import MANIFEST_CHECKS as MANIFEST_CHECKS
 from nmoe_core.tasks.checks.shards import check_curated as check_curated
@@ -28,6 +29,7 @@ from nmoe_core.tasks.checks.shards import check_seen as check_seen
 from nmoe_core.tasks.checks.shards import check_shards as check_shards
 from nmoe_core.tasks.checks.shards import check_topic_model as check_topic_model
 from nmoe_core.tasks.checks.shards import check_topics as check_topics
+from nmoe_core.tasks.checks.shards import plan_checks as plan_checks
 from nmoe_core.tasks.checks.verdict import DESCRIPTIONS as DESCRIPTIONS
 from nmoe_core.tasks.checks.verdict import LEVELS as LEVELS
 from nmoe_core.tasks.checks.verdict import Level as Level

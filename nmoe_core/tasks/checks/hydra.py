@@ -199,8 +199,13 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
     return Verdict(upper <= most and least <= most, found, facts)
 
 
+def grade_checks(run: Run) -> tuple[str, ...]:
+    """The checks of grades: without a grader, `counts` alone."""
+    return ("counts",) if run.config.grading.is_off else ("counts", "keep_rate", "score_drift")
+
+
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`counts`: every document of the shard as it is now has one decision; where there is a grader,
+    """Those of `grade_checks`. `counts`: every document of the shard as it is now has one decision;
     `keep_rate`; and `score_drift`: scores are as those of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
@@ -222,7 +227,7 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         kept, total = kept + summary["kept"], total + summary["total"]
     table, found = run.config.checks, "; ".join(wrong) or f"{total} documents, a decision each"
     counts = {"counts": Verdict(not wrong, found, {"documents": total, "kept": kept})}
-    if run.config.grading.is_off:
+    if grade_checks(run) == (*counts,):
         return counts
     return counts | {
         "keep_rate": share_within(kept / total, table.min_keep_rate, table.max_keep_rate)

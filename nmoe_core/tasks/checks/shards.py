@@ -164,13 +164,19 @@ def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) ->
     }
 
 
+def plan_checks(run: Run) -> tuple[str, ...]:
+    """The checks of the loader plan: without a grader, `digests` alone."""
+    return ("digests",) if run.config.grading.is_off else ("digests", "keep_rate_of_all")
+
+
 def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
-    """`digests`: the plan names the data as it is and its stream opens; `keep_rate_of_all`, where
-    there is a grader."""
-    if run.config.grading.is_off:
-        return _digests(run)
+    """Those of `plan_checks`. `digests`: the plan names the data as it is and its stream opens;
+    `keep_rate_of_all`: as many documents are kept as calibration says."""
+    digests = _digests(run)
+    if plan_checks(run) == (*digests,):
+        return digests
     share = _keep_rate_of_all(run, [source.name for source in sources])
-    return _digests(run) | {"keep_rate_of_all": share}
+    return digests | {"keep_rate_of_all": share}
 
 
 @refusal_fails("digests")
