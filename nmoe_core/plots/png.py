@@ -92,13 +92,17 @@ def png_markdown(png: bytes, alt: str) -> str:
 
 
 def half_size(markdown: str) -> str:
-    """The Markdown with its inline PNGs at half their width, for pages that do not scale them."""
+    """The Markdown with its inline PNGs at half their width, for pages that do not scale them; a
+    picture that is halved already stays as it is."""
 
     def halved(found: re.Match[str]) -> str:
         from PIL import Image
 
-        picture = Image.open(io.BytesIO(base64.b64decode(found[1]))).convert("RGB").reduce(2)
-        return f"base64,{base64.b64encode(_png(picture)).decode('ascii')}"
+        picture = Image.open(io.BytesIO(base64.b64decode(found[1])))
+        if picture.width <= _WIDTH_PX:
+            return found[0]
+        half = picture.convert("RGB").reduce(2)
+        return f"base64,{base64.b64encode(_png(half)).decode('ascii')}"
 
     return _INLINE.sub(halved, markdown)
 

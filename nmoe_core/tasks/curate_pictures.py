@@ -75,16 +75,17 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
 
 
 def order_picture(shard: ShardPaths, seq_len: int) -> str:
-    """Markdown of one curated shard: order strips with the diversity line and its ceiling."""
+    """Markdown of one curated shard, of half size: order strips with the diversity line and its
+    ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import kept_picture, png_markdown
+    from nmoe_core.plots import half_size, kept_picture, png_markdown
 
     def draw() -> str:
         topics, tokens, order = arranged_documents([shard])
         orders = {"before": np.arange(len(order)), "after": order}
         png = draw_orders(topics, tokens, orders, seq_len, "topics")
-        return png_markdown(png, f"{shard.source}: order")
+        return half_size(png_markdown(png, f"{shard.source}: order"))
 
     kept = shard.tree.picture(f"curated/{shard.source}/{shard.name}")
     return kept_picture(kept, [shard.source, seq_len, _arranged_from(shard)], draw)

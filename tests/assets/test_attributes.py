@@ -16,6 +16,7 @@ from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.plots import half_size
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks import checks, report, versions
 from nmoe_core.tasks.attributes import make_attributes
@@ -201,7 +202,8 @@ def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project
     assert _found(run, "drift")[0]
     assert report.attribute_page(run, "web", "own", 0)[1] == []
     _rated(project, [2.0, 7.0])
-    _, rows = report.attribute_page(run, "web", "own", 0)
+    picture, rows = report.attribute_page(run, "web", "own", 0)
+    assert half_size(picture) == picture
     assert [rows[0]["stars"], rows[-1]["stars"]] == [2.0, 7.0]
     assert all(str(row["text"]).startswith("number") for row in rows)
 

@@ -63,12 +63,12 @@ def test_results_have_small_pictures_and_topics_their_terms(graded_run, corpus):
     shards = curate.curate_shards(graded_run, "web", [0, 1])
     combined = curate.combine(graded_run, "web")
     # Topic cloud and k; order strip; order strip, shares by position, head and tail.
-    for output, count in ((fitted, 2), (shards[0], 1), (combined, 3)):
+    for output, count, width in ((fitted, 2, 1600), (shards[0], 1, 800), (combined, 3, 1600)):
         found = pictures(output.picture)
         assert len(found) == count
         for png in found:
             assert len(png) <= MAX_PNG_BYTES
-            Image.open(io.BytesIO(png)).load()
+            assert Image.open(io.BytesIO(png)).width == width
     terms = json.loads((graded_run.tree.topics / "topic_terms.json").read_text())["terms"]
     assert len(terms) == 6
     assert any(terms)
