@@ -5,6 +5,7 @@ against its file when it is first reached and mapped, not held, from then on.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,25 +27,22 @@ class DocumentIndex:
         manifests: Sequence[Manifest],
         fetch: Callable[[Manifest, ShardEntry], None] | None = None,
     ) -> None:
-        self._entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
-        self.file_starts = starts_of([entry.num_tokens for _, entry in self._entries])
-        self._fetch = fetch
-        self._ends: dict[int, np.ndarray] = {}
-        self._max_mapped = max_mapped()
+        entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
+        self.file_starts = starts_of([entry.num_tokens for _, entry in entries])
         # A directory without a manifest names no index.
-        self.is_known = all(entry.index_path for _, entry in self._entries)
+        self.is_known = all(entry.index_path for _, entry in entries)
+
+        def mapped(file: int) -> np.ndarray:
+            if fetch is not None:
+                fetch(*entries[file])
+            return _map_ends(*entries[file])
+
+        self._ends = lru_cache(max_mapped())(mapped)  # threads may ask at once
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
         FormatError where the index is missing, malformed or of another file (E-INDEX-...)."""
-        found = self._ends.get(file)
-        if found is None:
-            if len(self._ends) >= self._max_mapped:
-                del self._ends[next(iter(self._ends))]
-            if self._fetch is not None:
-                self._fetch(*self._entries[file])
-            self._ends[file] = found = _map_ends(*self._entries[file])
-        return found
+        return self._ends(file)
 
     def _file_at(self, position: int) -> int:
         return int(np.searchsorted(self.file_starts, position, "right")) - 1

@@ -8,8 +8,8 @@ packed. Bins of a block come in the order of their first document. Costs about a
 document: once when the data is opened, to count, and again for each block as it is reached.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -120,20 +120,23 @@ class PackedRows:
                 do='prepare the data with a manifest, or set packing = "concat"',
                 code="E-INDEX-MISSING",
             )
-        self._index, self._seq_len = index, seq_len
         counts = [entry.num_documents for manifest in manifests for entry in manifest.shards]
-        self._first_document = np.array([0, *accumulate(counts)], np.int64)
-        self._kept: dict[int, Bins] = {}
-        self._lock = threading.Lock()  # a prefetch thread reads rows, the caller asks for spans
+        first_document = np.array([0, *accumulate(counts)], np.int64)
         totals = [0, *accumulate(manifest.total_documents for manifest in manifests)]
         # Documents of each block, and on one axis of rows where each block and source starts.
-        self._blocks: list[tuple[int, int]] = []
+        documents: list[tuple[int, int]] = []
         first_block = [0]
         for start, stop in pairwise(totals):
             cuts = [*range(start, stop, BLOCK_DOCUMENTS), stop]
-            self._blocks += pairwise(cuts)
-            first_block.append(len(self._blocks))
-        blocks = (self._block(i) for i in range(len(self._blocks)))
+            documents += pairwise(cuts)
+            first_block.append(len(documents))
+
+        def bins(block: int) -> Bins:
+            return pack(_document_spans(index, first_document, *documents[block]), seq_len)
+
+        # Threads may ask at once, and a lock could be held where the process is forked.
+        self._bins = lru_cache(MAX_KEPT_BLOCKS)(bins)
+        blocks = (self._bins(i) for i in range(len(documents)))
         tokens = [np.add.reduceat(b.lengths, b.rows[:-1]).astype(np.uint32) for b in blocks]
         self._block_starts = np.array([0, *accumulate(map(len, tokens))], np.int64)
         self._source_starts = self._block_starts[first_block]
@@ -148,8 +151,7 @@ class PackedRows:
         blocks = range(*np.searchsorted(self._block_starts, [first, last]).tolist())
         found = []
         for block in blocks:
-            with self._lock:
-                bins = self._block(block)
+            bins = self._bins(block)
             is_held = overlap(bins.starts, bins.starts + bins.lengths)
             rows = np.searchsorted(bins.rows, np.flatnonzero(is_held), "right") - 1
             found.append(int(self._block_starts[block]) - first + rows)
@@ -162,32 +164,24 @@ class PackedRows:
         blocks = np.searchsorted(self._block_starts, rows, "right") - 1
         inside = rows - self._block_starts[blocks]
         for block, row in zip(blocks.tolist(), inside.tolist()):
-            with self._lock:
-                bins = self._block(block)
+            bins = self._bins(block)
             pieces = slice(bins.rows[row], bins.rows[row + 1])
             starts, lengths = bins.starts[pieces].tolist(), bins.lengths[pieces].tolist()
             yield starts, lengths, bins.is_end[pieces].tolist()
 
-    def _block(self, block: int) -> Bins:
-        found = self._kept.pop(block, None)
-        if found is None:
-            if len(self._kept) >= MAX_KEPT_BLOCKS:
-                del self._kept[next(iter(self._kept))]
-            found = pack(self._document_spans(*self._blocks[block]), self._seq_len)
-        self._kept[block] = found
-        return found
 
-    def _document_spans(self, first: int, last: int) -> np.ndarray:
-        """Spans on the axis of positions of documents `[first, last)` of all sources."""
-        parts, starts = [], self._first_document
-        file = int(np.searchsorted(starts, first, "right")) - 1
-        while first < last:
-            a, b = first - int(starts[file]), min(last, int(starts[file + 1])) - int(starts[file])
-            ends = self._index.ends(file)
-            edges = np.zeros(b - a + 1, np.int64)
-            edges[0] = ends[a - 1] if a else 0
-            edges[1:] = ends[a:b]
-            edges += self._index.file_starts[file]
-            parts.append(np.stack([edges[:-1], edges[1:]], axis=1))
-            first, file = first + b - a, file + 1
-        return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+def _document_spans(index: DocumentIndex, starts: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Spans on the axis of positions of documents `[first, last)` of all sources;
+    `starts`: the first document of each file."""
+    parts = []
+    file = int(np.searchsorted(starts, first, "right")) - 1
+    while first < last:
+        a, b = first - int(starts[file]), min(last, int(starts[file + 1])) - int(starts[file])
+        ends = index.ends(file)
+        edges = np.zeros(b - a + 1, np.int64)
+        edges[0] = ends[a - 1] if a else 0
+        edges[1:] = ends[a:b]
+        edges += index.file_starts[file]
+        parts.append(np.stack([edges[:-1], edges[1:]], axis=1))
+        first, file = first + b - a, file + 1
+    return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)

@@ -2,9 +2,10 @@
 
 Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
 raised where the item would have been returned. The thread ends with the reader: when it is closed,
-moved or collected.
+moved or collected. A forked process begins anew: threads do not survive a fork.
 """
 
+import os
 import queue
 import threading
 import weakref
@@ -21,17 +22,18 @@ class Prefetcher(Generic[Item]):
 
     def __init__(self, read: Callable[[int], Item], depth: int) -> None:
         self._read, self._depth = read, depth
-        self._next = -1
-        self._stop: threading.Event | None = None
+        self._next, self._process = -1, 0
+        self._end: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._queue: queue.Queue[_Result] = queue.Queue(depth)
 
     def get(self, n: int) -> Item:
         """Item `n`; items that follow one another are already on their way. Raises what `read(n)`
         raises; reading starts anew with the next call."""
-        if n != self._next or self._thread is None:
+        if n != self._next or self._process != os.getpid():
             self.close()
             self._start(n)
+        self._next = -1  # an interrupt here loses an item
         value, error = self._queue.get()
         if error is not None:
             self.close()
@@ -41,21 +43,22 @@ class Prefetcher(Generic[Item]):
 
     def close(self) -> None:
         """End the thread and forget what was read ahead. May be called again."""
-        if self._thread is not None and self._stop is not None:
-            self._stop.set()
+        self._next = -1
+        if self._thread is not None and self._end is not None:
+            self._end()
             # The producer may wait for room: take what is there until it sees the stop.
             while self._thread.is_alive():
                 while not self._queue.empty():
                     self._queue.get_nowait()
                 self._thread.join(0.005)
-        self._thread = self._stop = None
-        self._next = -1
+        self._thread = self._end = None
 
     def _start(self, n: int) -> None:
-        self._stop, self._queue = threading.Event(), queue.Queue(self._depth)
-        arguments = (self._read, n, self._queue, self._stop)
+        self._process = os.getpid()
+        stop, self._queue = threading.Event(), queue.Queue(self._depth)
+        arguments = (self._read, n, self._queue, stop)
         # What is not closed but forgotten ends too: the thread holds neither this nor the loader.
-        weakref.finalize(self, self._stop.set)
+        self._end = weakref.finalize(self, stop.set)
         self._thread = threading.Thread(target=_produce, args=arguments, daemon=True)
         self._thread.start()
 

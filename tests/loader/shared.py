@@ -1,7 +1,10 @@
 """What tests of the loader share: opening and reading one, and twins of its policies."""
 
-from collections.abc import Iterable, Sequence
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -54,3 +57,53 @@ def check_least_consumed(
         assert level[name] <= min(level.values()) + Fraction(1, 10**6)
         drawn[name] += 1
         left[name] -= 1
+
+
+def run_with(function: Callable[[], Any], at_line: Callable[[], object]) -> Any:
+    """The value of a function, where another one runs before each of the loader's lines in it."""
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        if not frame.f_globals.get("__name__", "").startswith("loader."):
+            return None
+        if event == "line":
+            sys.settrace(None)
+            at_line()
+            sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function()
+    finally:
+        sys.settrace(before)
+
+
+def is_interrupted(function: Callable[[], object], line: int) -> bool:
+    """Whether an interrupt before the loader's `line`-th line in a function came before its end."""
+    lines = iter(range(line + 1))
+
+    def interrupt() -> None:
+        if next(lines, 0) == line:
+            raise KeyboardInterrupt
+
+    try:
+        run_with(function, interrupt)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def in_a_fork(function: Callable[[], Any]) -> Any:
+    """The value of a function in a process that is forked here, and may not hang."""
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: writer.send(function()), daemon=True)
+    child.start()
+    writer.close()
+    try:
+        assert reader.poll(60), "the forked process hangs"
+        return reader.recv()
+    finally:
+        child.kill()
+        child.join()
