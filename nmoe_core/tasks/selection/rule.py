@@ -134,13 +134,13 @@ def required_where(run: Run) -> str:
 
 def open_planned(run: Run) -> Where:
     """The run's expression over all columns that its tasks will make; raises as `select_shards`."""
-    return _opened(required_where(run), tuple(planned_schema(run).items()), str(run.path))
+    return _opened(required_where(run), tuple(sorted(planned_schema(run).items())), str(run.path))
 
 
 def opened(run: Run, source: str, expression: str) -> Where:
-    """The expression over the columns of a source; its process goes on to the next shard."""
-    schema = run_schema(run, source)
-    return _opened(expression, tuple(schema.items()), str(run.path))
+    """The expression over the columns of a source; its process goes on to the next shard, and to
+    the next source of equal columns."""
+    return _opened(expression, tuple(sorted(run_schema(run, source).items())), str(run.path))
 
 
 @lru_cache(maxsize=4)

@@ -16,9 +16,10 @@ from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_regrade, plan_run
 from nmoe_core.tasks.selection.composition import Portion, composition, most_moved
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
+from nmoe_core.tasks.selection.rule import opened
 from nmoe_core.tasks.shards import each_shard
 from tests.core.curate.corpus import Corpus
-from tests.project import said
+from tests.project import jsonl_source, said, write_project
 from tests.refusals import refused, refused_line
 
 pa = pytest.importorskip("pyarrow")
@@ -385,3 +386,13 @@ def _keep_columns(corpus: Corpus, bucket: int) -> None:
     for key in ("content_hash", "file_hash"):
         value.pop(key, None)
     shard.manifest.write_text(json.dumps(sealed(value)))
+
+
+def test_sources_share_the_process_that_evaluates_the_rule(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "text": "some words " * 9, "stars": i, "url": f"u{i}"} for i in range(9)]
+    kept = {"a": ["stars"], "b": ["url"]}
+    sources = [jsonl_source(name, rows, columns=columns) for name, columns in kept.items()]
+    project = write_project(tmp_path, sources, {"curation": {"where": "stars > 3"}})
+    assert main(["prep-mixture", "--config", str(project.config)]) == 0
+    run = Run(project.config)
+    assert opened(run, "a", "stars > 3") is opened(run, "b", "stars > 3")
