@@ -1,5 +1,6 @@
 """Fits weights and thresholds on one half of val, for all documents or for each group of them."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,12 @@ from nmoe_core.calibration.thresholds import (
 from nmoe_core.labels.scores import DECIMALS, Scale
 
 MIN_GROUP = 40  # documents of a half of val
+
+
+class _AllAlikeError(CalibrationError):
+    """Some scores of the documents are all alike, so that no threshold parts them."""
+
+    code = "E-CALIBRATION-CONSTANT"
 
 
 class Point(NamedTuple):
@@ -83,37 +90,26 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     groups: dict[str, Point] = {}
     for name in large:
         own = fit.take(fit.groups == name)
-        if not _is_flat(own, scale):
+        with suppress(_AllAlikeError):
             groups[name] = _point(own, scale, targets.of(name, delta))
-    rest = fit.take(~np.isin(fit.groups, list(groups)))
-    if len(rest.held_out()) >= MIN_GROUP and not _is_flat(rest, scale):
-        point = _point(rest, scale, targets.of("", delta))
-    else:
-        whole = _point(fit, scale, targets.of("", delta))
-        point = Point(whole.oracle_tau, Thresholds(0.0, 0.0, whole.taus.tau_keep))
+    rest, of_rest = fit.take(~np.isin(fit.groups, list(groups))), targets.of("", delta)
+    if len(rest.held_out()) >= MIN_GROUP:
+        with suppress(_AllAlikeError):
+            return Fitted(scale, weights_source, _point(rest, scale, of_rest), groups)
+    whole = _point(fit, scale, of_rest)
+    point = Point(whole.oracle_tau, Thresholds(0.0, 0.0, whole.taus.tau_keep))
     return Fitted(scale, weights_source, point, groups)
-
-
-def _is_flat(rows: CalibrationRows, scale: Scale) -> bool:
-    """Whether some scores are all alike, so that no threshold parts them."""
-    return any(np.ptp(scores) < 10**-DECIMALS for scores in _asked(rows.held_out(), scale).values())
-
-
-def _asked(rows: CalibrationRows, scale: Scale) -> dict[str, np.ndarray]:
-    a = Aggregates.of(rows, scale)
-    found = {"student": a.student, "probe": a.probe, "judge": a.judge, "oracle": a.oracle}
-    return {name: scores for name, scores in found.items() if scores is not None}
 
 
 def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
     fitted = Aggregates.of(fit, scale)
-    for name, scores in _asked(fit.held_out(), scale).items():
-        if np.ptp(scores) < 10**-DECIMALS:
-            raise CalibrationError(
+    for name in ("student", "probe", "judge", "oracle"):
+        given = getattr(fitted, name)
+        if given is not None and np.ptp(scores := given[fit.is_held_out]) < 10**-DECIMALS:
+            raise _AllAlikeError(
                 f"{name} scores are all alike, so no threshold parts them",
                 found=f"{scores[0]} for {len(scores)} documents",
                 do="train the heads longer, or check the oracle",
-                code="E-CALIBRATION-CONSTANT",
             )
     counts = _weights(fit) if targets.target_unit == "tokens" else None
     oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
