@@ -7,18 +7,16 @@ length of each file, the types so far, and the columns that no record has had ye
 
 import base64
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loader.files.shard import IndexReader
-from nmoe_core.base.atomic import failpoint
 from nmoe_core.base.docid import DocId
 from nmoe_core.base.errors import SourceError
+from nmoe_core.config.tree import shard_dir_name
 from nmoe_core.shards.documents import read_ids
-from nmoe_core.shards.manifest import shard_dir_name
-from nmoe_core.shards.shard_file import open_at, require_size
+from nmoe_core.shards.shard_file import StagedFiles
 from nmoe_core.sources.files import BLOCK_BYTES
 from nmoe_core.sources.kept import Kept, as_types, common_types
 from nmoe_core.sources.records import Source
@@ -40,7 +38,7 @@ class ShardColumns(NamedTuple):
     types: bytes
 
 
-class KeptColumns:
+class KeptColumns(StagedFiles):
     """The kept columns of a pass over `buckets`, perhaps none; files lie below `directory`, and
     `state` is that of an earlier pass to go on from.
 
@@ -51,15 +49,13 @@ class KeptColumns:
     def __init__(
         self, source: Source, directory: Path, buckets: tuple[int, ...], state: Any = None
     ) -> None:
-        self.source, self.directory = source, directory / "columns"
+        self.source = source
         sizes = dict.fromkeys(buckets if source.reading.kept else (), 0)
         self.types, self.absent, self._is_warned = None, set(source.reading.kept), False
         if state is not None:
             sizes = {bucket: state["sizes"][str(bucket)] for bucket in sizes}
             self.absent, self.types = set(state["absent"]), _read_types(state["types"])
-        if sizes:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        self.sizes, self._files = sizes, {b: _open(self._path(b), sizes[b]) for b in sizes}
+        super().__init__(directory / "columns", ".arrows", sizes)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -87,13 +83,10 @@ class KeptColumns:
             return
         import pyarrow as pa
 
-        failpoint("write")
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, kept.rows.schema) as stream:
             stream.write_batch(kept.rows.slice(first, last - first))
-        payload = sink.getvalue()
-        self._files[bucket].write(payload)
-        self.sizes[bucket] += payload.size
+        self.append(bucket, memoryview(sink.getvalue()))
 
     def require_all(self) -> None:
         """Refuse columns that no record has had (E-SOURCE-FIELD)."""
@@ -118,22 +111,7 @@ class KeptColumns:
             name = shard_dir_name(bucket)
             stems = tuple(path.stem for path in paths if path.suffix == ".idx")
             directory = self.directory.parent / name
-            yield ShardColumns(self._path(bucket), directory, f"{rel}/{name}", stems, types)
-
-    def flush(self) -> list[int]:
-        """Hand all files to the system; return duplicate descriptors of them."""
-        files = [file for file in self._files.values() if not file.closed]
-        for file in files:
-            file.flush()
-        return [os.dup(file.fileno()) for file in files]
-
-    def suspend(self) -> None:
-        """Close the files and keep them."""
-        for file in self._files.values():
-            file.close()
-
-    def _path(self, bucket: int) -> Path:
-        return self.directory / f"{shard_dir_name(bucket)}.arrows"
+            yield ShardColumns(self.path(bucket), directory, f"{rel}/{name}", stems, types)
 
     def _absence(self) -> str:
         names = ", ".join(sorted(self.absent))
@@ -188,11 +166,6 @@ def _streamed(path: Path) -> Iterator[Any]:
     with pa.memory_map(str(path)) if path.stat().st_size else pa.BufferReader(b"") as file:
         while file.tell() < file.size():
             yield from pa.ipc.open_stream(file)
-
-
-def _open(path: Path, size_bytes: int) -> IO[bytes]:
-    require_size(path, size_bytes)
-    return open_at(path, size_bytes)
 
 
 def _read_types(text: str | None) -> Any:

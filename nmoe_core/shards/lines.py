@@ -8,7 +8,6 @@ checksums. Without it, all text is read and normalised.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,9 +15,8 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from loader.files.format import Manifest
-from nmoe_core.base.atomic import failpoint, named_errors
-from nmoe_core.shards.manifest import entry_row, shard_dir_name
-from nmoe_core.shards.shard_file import open_at, require_size
+from nmoe_core.shards.manifest import entry_row
+from nmoe_core.shards.shard_file import StagedFiles
 
 LINES_NAME = ".lines"
 LINE_ROW = np.dtype([("key", "<u8", 2), ("text_bytes", "<u8")])
@@ -52,43 +50,14 @@ def _mark(checksums: Sequence[str]) -> bytes:
     return hashlib.sha256("".join(checksums).encode()).digest()
 
 
-class StagedLines:
-    """The rows of a pass over `num_documents`, the documents in each shard so far: one file per
-    shard in `directory`. Raises FormatError: a file is shorter than that (E-PREP-JOURNAL)."""
+class StagedLines(StagedFiles):
+    """The rows of a pass over `num_documents`, the documents in each shard so far."""
 
     def __init__(self, directory: Path, num_documents: dict[int, int]) -> None:
-        self.directory = directory
-        if num_documents:
-            directory.mkdir(parents=True, exist_ok=True)
         sizes = {bucket: n * LINE_ROW.itemsize for bucket, n in num_documents.items()}
-        for bucket, size_bytes in sizes.items():
-            require_size(self._path(bucket), size_bytes)
-        self._files = {bucket: open_at(self._path(bucket), n) for bucket, n in sizes.items()}
-
-    def add(self, bucket: int, rows: np.ndarray) -> None:
-        """Append the rows of documents to a shard."""
-        file = self._files[bucket]
-        with named_errors(file.name):
-            failpoint("write")
-            file.write(rows.tobytes())
+        super().__init__(directory, ".lines", sizes)
 
     def sealed(self, bucket: int, checksums: Sequence[str]) -> Iterator[bytes]:
         """The file of a shard; `checksums` are those of its token, index and ids files."""
         yield _mark(checksums)
-        yield self._path(bucket).read_bytes()
-
-    def flush(self) -> list[int]:
-        """Hand all files to the system; return duplicate descriptors of them."""
-        files = [file for file in self._files.values() if not file.closed]
-        for file in files:
-            with named_errors(file.name):
-                file.flush()
-        return [os.dup(file.fileno()) for file in files]
-
-    def suspend(self) -> None:
-        """Close the files and keep them."""
-        for file in self._files.values():
-            file.close()
-
-    def _path(self, bucket: int) -> Path:
-        return self.directory / f"{shard_dir_name(bucket)}.lines"
+        yield self.path(bucket).read_bytes()

@@ -23,6 +23,7 @@ from nmoe_core.base.atomic import (
 )
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.config.tree import shard_dir_name
 from nmoe_core.shards.verify import CHUNK_TOKENS
 
 NPY_HEADER_BYTES = 128
@@ -156,6 +157,44 @@ def open_at(path: Path, size_bytes: int) -> IO[bytes]:
     file.truncate(size_bytes)
     file.seek(size_bytes)
     return file
+
+
+class StagedFiles:
+    """What a pass makes of each shard and appends to: the files `shard_NNNN{suffix}` in `directory`
+    as long as `sizes` says, which grow with them. Raises FormatError: a file is shorter
+    (E-PREP-JOURNAL)."""
+
+    def __init__(self, directory: Path, suffix: str, sizes: dict[int, int]) -> None:
+        self.directory, self.sizes, self._suffix = directory, sizes, suffix
+        if sizes:
+            directory.mkdir(parents=True, exist_ok=True)
+        for bucket, size_bytes in sizes.items():
+            require_size(self.path(bucket), size_bytes)
+        self._files = {bucket: open_at(self.path(bucket), size) for bucket, size in sizes.items()}
+
+    def path(self, bucket: int) -> Path:
+        """The file of a shard."""
+        return self.directory / f"{shard_dir_name(bucket)}{self._suffix}"
+
+    def append(self, bucket: int, payload: bytes | memoryview) -> None:
+        """Add bytes to the file of a shard."""
+        file = self._files[bucket]
+        with named_errors(file.name):
+            failpoint("write")
+            self.sizes[bucket] += file.write(payload)
+
+    def flush(self) -> list[int]:
+        """Hand all files to the system; return duplicate descriptors of them."""
+        files = [file for file in self._files.values() if not file.closed]
+        for file in files:
+            with named_errors(file.name):
+                file.flush()
+        return [os.dup(file.fileno()) for file in files]
+
+    def suspend(self) -> None:
+        """Close the files and keep them."""
+        for file in self._files.values():
+            file.close()
 
 
 def index_header(num_documents: int) -> bytes:

@@ -101,4 +101,4 @@ class Appender:
 
     def _append(self, bucket: int, run: Run) -> None:
         self._writers[bucket].add_batch(run.tokens, run.num_tokens, run.ids, run.id_bytes)
-        self._lines.add(bucket, run.lines)
+        self._lines.append(bucket, run.lines.tobytes())

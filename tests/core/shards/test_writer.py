@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.shards.manifest import ShardFormat
-from nmoe_core.shards.shard_file import IndexWriter, id_line, npy_header, regenerate_index
+from nmoe_core.shards.shard_file import (
+    IndexWriter,
+    StagedFiles,
+    id_line,
+    npy_header,
+    regenerate_index,
+)
 from nmoe_core.shards.writer import ShardWriter
-from tests.project import contents
+from tests.project import contents, failing
 from tests.refusals import refused
 
 EOS = 199_999
@@ -118,3 +124,22 @@ def test_the_header_is_the_one_numpy_writes(num_tokens: int) -> None:
     np.lib.format.write_array_header_1_0(file, facts)
     assert npy_header(num_tokens) == file.getvalue()
     assert len(file.getvalue()) == 128
+
+
+def test_staged_files_go_on_from_their_sizes_and_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    directory = tmp_path / "staged"
+    staged = StagedFiles(directory, ".rows", {0: 0, 3: 0})
+    for payload in (b"first", b" and lost"):
+        staged.append(3, payload)
+    staged.suspend()
+    path = directory / "shard_0003.rows"
+    assert [staged.sizes, path.read_bytes()] == [{0: 0, 3: 14}, b"first and lost"]
+    again = StagedFiles(directory, ".rows", {0: 0, 3: 5})
+    with failing("write:1:ENOSPC"), pytest.raises(OSError, match="No space") as caught:
+        again.append(3, b"more")
+    assert caught.value.filename == str(path)
+    again.append(3, b" and second")
+    again.suspend()
+    assert path.read_bytes() == b"first and second"
+    with refused("E-PREP-JOURNAL"):
+        StagedFiles(directory, ".rows", {3: 17})
