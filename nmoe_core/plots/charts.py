@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_BARS = 300
 _MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18  # of pictures of columns
+_BINS, _WIDE = 30, 1000
 
 
 def manifest_plot(
@@ -161,7 +162,8 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
         axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
         axes.set_xlabel("% of documents", fontsize=8)
     else:
-        axes.hist(_finite(values), bins=30, color=BLUE)
+        finite = _finite(values)
+        axes.hist(finite, bins=_edges(axes, finite).tolist(), color=BLUE)
         count_axis(axes.yaxis)
         axes.set_ylabel("documents", fontsize=8)
     axes.tick_params(labelsize=8)
@@ -178,7 +180,7 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
         for axes, column in zip(grid, shown):
             axes.set_title(drawable(column), fontsize=9)
             found = {source: _finite(values[column]) for source, values in sources.items()}
-            edges = np.histogram_bin_edges(np.concatenate(list(found.values())), 30)
+            edges = _edges(axes, np.concatenate(list(found.values())))
             for source, values in found.items():
                 shares = 100 * np.histogram(values, edges)[0] / max(len(values), 1)
                 axes.stairs(shares, edges, label=drawable(source))
@@ -188,6 +190,18 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
             figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4)
 
     return render(draw, 60 + 200 * _num_rows(len(shown)))
+
+
+def _edges(axes: Axes, values: np.ndarray) -> np.ndarray:
+    """Edges of the bins of a histogram; counts of three powers of ten or more get a log axis, on
+    which the few largest values leave room for the others."""
+    most = values.max(initial=0)
+    if values.min(initial=0) < 0 or most < _WIDE:
+        return np.histogram_bin_edges(values, _BINS)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(0, most)
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+    return np.unique(np.append(0, np.geomspace(1, most + 1, _BINS).round()))
 
 
 def _finite(values: Sequence[Any]) -> np.ndarray:

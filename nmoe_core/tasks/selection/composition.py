@@ -54,9 +54,10 @@ def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, f
 
 def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
     """The languages and topics, and of several sources the sources, whose shares of the tokens
-    changed most, a row each: its shares `before` and `after`, 0 to 1. Raises as `outcome_of`."""
+    changed most, a row each: its shares `before` and `after`, 0 to 1, to four places, and last its
+    name, which may be long. Raises as `outcome_of`."""
     return [
-        {"kind": kind, "name": name, "before": before, "after": after}
+        {"kind": kind, "before": round(before, 4), "after": round(after, 4), "name": name}
         for kind, portions in composition(run, sources).items()
         if kind != "source" or len(sources) > 1
         for name, before, after in most_moved(portions)

@@ -183,6 +183,23 @@ def test_sources_are_compared_over_common_bins_by_share(monkeypatch: pytest.Monk
     assert empty.axes[0].texts[0].get_text() == "no number"
 
 
+@pytest.mark.parametrize(("most", "is_log"), [(900, False), (60_000, True)])
+def test_counts_of_many_sizes_have_a_log_axis_so_that_one_long_document_hides_none(
+    most: int, is_log: bool, monkeypatch: pytest.MonkeyPatch
+):
+    lengths = [0, *range(20, 120), most]
+    sources = {"web": {"n": lengths}, "law": {"n": [30] * 9}}
+    across = drawn(monkeypatch, "charts", lambda: sources_plot(sources, "signals")).axes[0]
+    alone = drawn(monkeypatch, "charts", lambda: columns_plot({"n": lengths}, "signals")).axes[0]
+    for axes in (across, alone):
+        assert (axes.get_xscale() == "symlog") is is_log
+    step = across.patches[0].get_data()
+    assert step.values.sum() == pytest.approx(100)
+    assert sum(bar.get_height() for bar in alone.patches) == len(lengths)
+    if is_log:
+        assert np.count_nonzero(step.values) > 4
+
+
 def test_inline_pictures_are_halved_for_pages_that_do_not_scale_them():
     png = loss_plot({"probe": [[1, 0.5], [2, 0.1]]})
     text = f"before\n\n{png_markdown(png, 'a')}\n\n{png_markdown(png, 'b')}"
