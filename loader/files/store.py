@@ -133,7 +133,6 @@ def check_not_forked() -> None:
     if _first_process() != os.getpid():
         raise ConfigError(
             "a store's client does not survive a fork",
-            where="cache_bytes",
             do='start worker processes with multiprocessing_context="spawn"',
         )
 
@@ -181,6 +180,7 @@ def _store_of(url: str) -> tuple[Any, str]:
 
 
 def _opened(root: str, login: str = "") -> Any:
+    check_not_forked()
     places = ("AWS_", "AZURE_", "GOOGLE_", _TIMEOUT)
     given = {key: value for key, value in os.environ.items() if key.startswith(places)}
     return _opened_in(tuple(sorted(given.items())), root, login)
@@ -189,7 +189,6 @@ def _opened(root: str, login: str = "") -> Any:
 @cache
 def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str) -> Any:
     _obstore()
-    _first_process()
     from obstore.store import from_url
 
     # Stores of tests and on premises may have no certificate. An https URL is still read by https.

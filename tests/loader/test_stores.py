@@ -17,9 +17,10 @@ from loader import build_loader, resolve_plan
 from loader.__main__ import main
 from loader.config import read_config
 from loader.files.addresses import address, is_url, join, parent
+from loader.files.store import read_bytes
 from loader.plan import remote
 from loader.plan.remote import fetch_plan
-from tests.loader.shared import open_loader
+from tests.loader.shared import in_a_fork, open_loader
 from tests.project import serving
 from tests.refusals import refused
 
@@ -352,3 +353,16 @@ def test_a_url_as_the_argument_cache_dir_is_refused_too(tree, tmp_path, monkeypa
     assert main(["peek", "memory://b/plan.json", "--cache-dir", "gs://b/x"]) == 1
     assert "gs://b/x" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_forked_process_that_asks_a_store_again_is_refused(bucket):
+    url = f"file://{bucket}/plans/plan.json"
+    assert read_bytes(url)
+
+    def ask() -> str:
+        with refused("E-CONFIG") as error:
+            read_bytes(url)
+        return str(error.value)
+
+    assert "spawn" in in_a_fork(ask)
+    assert read_bytes(url)
