@@ -103,7 +103,7 @@ class BlockFiles(TokenFiles):
             self._num_used += 1
             self._touched[file] = self._num_used
             self._fill()
-        elif self._num_used - self._touched[file] > self._touch_every:
+        elif self._num_used - self._touched.get(file, 0) > self._touch_every:
             self._touched[file] = self._num_used
             self._cache.touch(self._blocks[file].digest)
         return found

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -25,10 +26,11 @@ from loader import build_loader, resolve_plan
 from loader.__main__ import main
 from loader.errors import ConfigError
 from loader.files.block_cache import BlockCache
+from loader.files.block_files import BlockFiles, StoreData
 from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
 from loader.files.sealed import sealed
-from tests.loader.shared import open_loader
+from tests.loader.shared import is_interrupted, open_loader
 from tests.project import serving
 from tests.refusals import refused
 
@@ -414,6 +416,21 @@ def test_the_command_writes_blocks_beside_every_manifest(plan_file, bucket, tmp_
     assert main(["blocks", str(plan)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(list(bucket.rglob("blocks.json"))) == 6
     assert len(stream(f"file://{plan}", tmp_path, cache_bytes=10**6)) > 0
+
+
+def test_an_interrupt_at_any_line_leaves_a_block_that_can_be_read_again(bucket, tmp_path):
+    directory = bucket / "data" / "web" / "train"
+    manifests, urls = [load_manifest(directory / "manifest.json")], [f"file://{directory}/x"]
+    data = StoreData(f"file://{bucket}", tmp_path, LIMIT, 1)
+    expected = BlockFiles(manifests, urls, data, False).tokens(0).tolist()
+    for line in itertools.count():
+        files = BlockFiles(manifests, urls, data, False)
+        is_cut = is_interrupted(partial(files.tokens, 0), line)
+        for _ in range(2):
+            assert files.tokens(0).tolist() == expected
+        if not is_cut:
+            assert line > 10
+            break
 
 
 @pytest.mark.timeout(60)
