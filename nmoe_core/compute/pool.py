@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.context
 import multiprocessing.process
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -28,7 +29,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, TypeVar
 
-from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.errors import NmoeError, one_line
 from nmoe_core.compute import logs as worker_logs
 from nmoe_core.compute.slots import Parcel, Slots
 
@@ -181,8 +182,21 @@ def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
         return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
     except _Terminated:  # by here `fn` has cleaned up
         os._exit(_EXIT_TERMINATED)
+    except Exception as error:  # noqa: BLE001 - of any class
+        raise sendable(error) from error.__cause__
     finally:
         _is_busy = False
+
+
+def sendable(error: Exception) -> Exception:
+    """An error of a worker, or, where another process could not unpickle it and would count the
+    worker as lost, one of the same text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as reason:  # noqa: BLE001 - whatever its class raises
+        text = f"{type(error).__name__}: {error} ({one_line(reason)})"
+        return RuntimeError(text).with_traceback(error.__traceback__)
+    return error
 
 
 def _terminate(signum: int, frame: Any) -> None:

@@ -29,6 +29,7 @@ from nmoe_core.compute.pool import (
     Map,
     Result,
     Worker,
+    sendable,
 )
 from nmoe_core.config.tables import RayTable
 
@@ -180,7 +181,7 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
             _of_pool = start.pool, Worker(start.initializer)
         result, failure = _of_pool[1].run(fn, item), None
     except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
-        result, failure = None, error
+        result, failure = None, sendable(error)
     records = _kept.copy()
     _kept.clear()
     return _Answer(result, failure, records)

@@ -46,6 +46,22 @@ def test_a_lost_worker_is_one_error_and_what_it_logged_is_there(
     assert "about to die" in caplog.text
 
 
+def test_an_error_that_another_process_cannot_unpickle_keeps_its_text_and_its_lines() -> None:
+    with pytest.raises(RuntimeError, match="OddError: the server said no") as caught:
+        list(map_shards(_raise_odd, [1, 2], ComputeTable(workers=2)))
+    assert "in _raise_odd" in str(caught.value.__cause__)
+
+
+class OddError(Exception):
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _raise_odd(item: int) -> int:
+    raise OddError("the server said no", status=500)
+
+
 def test_workers_log_to_the_loggers_of_the_process_that_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
