@@ -1,7 +1,7 @@
-"""One asset: its definition, and the two ways in which its work becomes events."""
+"""One asset: its definition, and the ways in which its work becomes events."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ import dagster as dg
 from nmoe_assets.assets.catalogue import Columns, about, column_lineage, described
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
 from nmoe_assets.assets.names import asset_key, named
+from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.automation.conditions import automation
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.pods import pod_tags
@@ -17,7 +18,7 @@ from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import Verdicts
-from nmoe_core.tasks.shards import Attempt
+from nmoe_core.tasks.shards import Attempt, ShardTask, each_shard
 
 Deps = Sequence[Sequence[str] | dg.AssetDep]
 
@@ -88,6 +89,16 @@ class Asset:
             yield from materialize_partitions(context, machine, make, self.own_checks, show)
 
         return self.definition(work)
+
+    def sharded(
+        self,
+        task: ShardTask,
+        source: str,
+        show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
+    ) -> dg.AssetsDefinition:
+        """The definition, made by a task over the training shards of a source, one a partition."""
+        whole = replace(self, partitions=shard_partitions(self.run.config.prep.num_shards))
+        return whole.partitioned(lambda keys: each_shard(self.run, task, source, keys), show)
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""

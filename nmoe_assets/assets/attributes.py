@@ -7,12 +7,10 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
 from nmoe_assets.assets.events import shown_picture
-from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, report, versions
 from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
-from nmoe_core.tasks.shards import each_shard
 
 DUPLICATES = ["curation", "duplicates"]
 
@@ -37,13 +35,9 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         deps=[[source, "shards"]],
         leads_to=leads_to,
         rows=ATTRIBUTE_ROWS,
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda made: checks.check_attribute(run, source, name, map(int, made)),
-    ).partitioned(
-        lambda keys: each_shard(run, f"attributes/{name}", source, keys),
-        lambda key, result: _page(run, source, name, int(key)),
-    )
+    ).sharded(f"attributes/{name}", source, lambda key, result: _page(run, source, name, int(key)))
 
 
 def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
@@ -114,8 +108,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         + [key for key in attribute_keys(run, name) if key[-1] != "signatures"],
         leads_to=[[name, "curated"]],
         rows=SELECTION_ROWS,
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=("rows", "drift"),
         check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),
     )
-    return [asset.partitioned(lambda keys: each_shard(run, "select", name, keys))]
+    return [asset.sharded("select", name)]

@@ -8,13 +8,11 @@ from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.attributes import DUPLICATES, selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.events import shown_picture
-from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, curate, publish, versions
-from nmoe_core.tasks.shards import each_shard
 
 GROUP = "curation"
 _CURATED_FROM = ("shards", "quality_scores", "topics")
@@ -54,10 +52,9 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         deps=[[name, "shards"], [GROUP, "topic_model"]],
         leads_to=[[name, "curated"]],
         rows=TOPIC_ROWS,
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
-    ).partitioned(lambda keys: each_shard(run, "topics", name, keys))
+    ).sharded("topics", name)
 
 
 def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
@@ -77,13 +74,9 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         + [DUPLICATES] * curate.spreads_copies(run),
         leads_to=[[name, key] for key in ("curated_manifest", *seen_names(run))],
         rows=LINEAGE_ROWS,
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=("integrity",),
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
-    ).partitioned(
-        lambda keys: each_shard(run, "curate", name, keys),
-        lambda key, result: {"order": shown_picture(result.picture)},
-    )
+    ).sharded("curate", name, lambda key, result: {"order": shown_picture(result.picture)})
 
 
 def _rule(run: Run) -> str:
@@ -114,11 +107,10 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         facts=("files_sorted", "changed"),
         version=versions.seen_index(),
         deps=[[name, "curated"]],
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=("suffixes",),
         check=lambda made: checks.check_seen(run, name, map(int, made)),
     )
-    return [asset.partitioned(lambda keys: each_shard(run, "seen", name, keys))]
+    return [asset.sharded("seen", name)]
 
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:

@@ -11,12 +11,12 @@ from nmoe_assets.assets.catalogue import (
     curated_group,
     table,
 )
-from nmoe_assets.assets.partitions import label_keys, label_partitions, shard_partitions
+from nmoe_assets.assets.partitions import label_keys, label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, hydra, report, versions
 from nmoe_core.tasks.backbone import make_backbone
-from nmoe_core.tasks.shards import attempt, each_shard
+from nmoe_core.tasks.shards import attempt
 
 GROUP = "hydra"
 HEADS = ("probe_head", "judge_head")
@@ -181,10 +181,10 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,
         pool="gpu",
-        partitions=shard_partitions(run.config.prep.num_shards),
         checks=checks.grade_checks(run),
         check=lambda made: checks.check_grades(run, name, map(int, made)),
-    ).partitioned(
-        lambda keys: each_shard(run, "grade", name, keys),
+    ).sharded(
+        "grade",
+        name,
         lambda key, result: {} if is_off else table(report.sample_grades(run, name, int(key))),
     )
