@@ -149,7 +149,7 @@ def require_tokenizer(data_root: Path, sources: list[str], tokenizer: Tokenizer)
         found = source_manifest(data_root, source).extra.get("tokenizer_fingerprint")
         if found and found != tokenizer.fingerprint:
             raise HeadError(
-                "the shards are of another tokenizer than the student would read them with",
+                "the shards are of another tokenizer than they would be read with",
                 where=data_root / source,
                 found=f"tokenizer {found}",
                 expected=f"{tokenizer.fingerprint} ({tokenizer.name})",

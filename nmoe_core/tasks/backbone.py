@@ -6,13 +6,14 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader.files.format import read_json_object
+from loader.files.format import MANIFEST_NAME, read_json_object
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.config.run import Run
 from nmoe_core.engine.weights.families import RECIPE_KEY
 from nmoe_core.text.models import ModelIds, model_ids
+from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
@@ -55,12 +56,19 @@ def ids_for_model(run: Run) -> ModelIds | None:
         CheckpointError: There is no checkpoint, or it has no table.
         TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or there is
             none of the checkpoint (E-TOKENIZER-NAME), as `model_ids`.
+        HeadError: Flags alone name another tokenizer than the shards have (E-HEAD-TOKENIZER).
     """
     path = run.tree.checkpoint
     _require(path)
     from nmoe_core.curate.topics.embed import table_shape
 
     is_random = backbone_kind(run) == "tiny"
+    if not run.has_file and not is_random:  # flags alone need not name the tokenizer of the shards
+        from nmoe_core.heads.student_file import require_tokenizer
+
+        data = run.tree.data
+        sources = sorted(found.parts[-3] for found in data.glob(f"*/train/{MANIFEST_NAME}"))
+        require_tokenizer(data, sources, load_tokenizer(run.tokenizer))
     return model_ids(run.tokenizer, path, table_shape(path)[0], is_random=is_random)
 
 

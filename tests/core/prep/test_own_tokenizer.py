@@ -1,6 +1,7 @@
 """A tokenizer of one's own goes through prep, loader and export, in uint16 where its ids fit."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from loader import build_loader, load_manifest, open_shard
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
+from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
 from nmoe_core.heads.features import Corpus
@@ -204,6 +206,17 @@ def test_a_model_of_another_tokenizer_reads_the_text_of_documents(own: str, tmp_
     assert model_ids(chosen._replace(name=own), checkpoint, 400) is None
 
 
+def trained(path: Path, own: str | None = None) -> Path:
+    """A checkpoint whose weights pass for trained ones, perhaps with a tokenizer beside them."""
+    make_tiny_checkpoint(path, family="llama", vocab_size=400, num_layers=1)
+    config = json.loads((path / "config.json").read_text())
+    del config["nmoe_recipe"]
+    (path / "config.json").write_text(json.dumps(config))
+    if own is not None:
+        (path / "tokenizer.json").write_bytes(Path(own).read_bytes())
+    return path
+
+
 def test_a_trained_model_without_a_tokenizer_reads_no_ids_on_trust(
     own: str, tmp_path: Path
 ) -> None:
@@ -211,14 +224,24 @@ def test_a_trained_model_without_a_tokenizer_reads_no_ids_on_trust(
     project = write_project(tmp_path, [jsonl_source("a", [{"text": TEXTS[0]}])], settings)
     model = project.directory / "model"
     make_tiny_checkpoint(model, family="llama", vocab_size=400, num_layers=1)
-    config = json.loads((model / "config.json").read_text())
     require_checkpoints(project.run)  # random weights read any ids
     assert ids_for_model(project.run) is None
-    del config["nmoe_recipe"]
-    (model / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(model)
+    trained(model)
     for read in (require_checkpoints, ids_for_model):
         with refused("E-TOKENIZER-NAME"):
             read(project.run)
-    (model / "tokenizer.json").write_bytes(Path(own).read_bytes())
+    shutil.rmtree(model)
+    trained(model, own)
     require_checkpoints(project.run)
     assert ids_for_model(project.run) is None
+
+
+def test_flags_that_name_another_tokenizer_than_the_shards_have_are_refused(
+    own: str, tmp_path: Path
+) -> None:
+    prepared(tmp_path, "a", "--tokenizer", own)
+    flags = {"root": str(tmp_path), "backbone.checkpoint": str(trained(tmp_path / "model", own))}
+    with refused("E-HEAD-TOKENIZER"):  # without the flag, it is that of gpt-oss
+        ids_for_model(Run(None, flags))
+    assert ids_for_model(Run(None, {**flags, "tokenizer": own})) is None
