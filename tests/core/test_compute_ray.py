@@ -3,9 +3,11 @@
 import importlib.util
 import logging
 import os
+import re
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.spec import SourceSpec
-from tests.project import contents, jsonl_source, write_project
+from tests.project import REPOSITORY, contents, jsonl_source, write_project
 from tests.refusals import refused
 
 pytestmark = [
@@ -33,6 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 ITEMS = 12
+HOW_TO = REPOSITORY / "docs" / "howto" / "ray.md"
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +143,16 @@ def test_what_is_left_early_is_cancelled_and_cleans_up(
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
-def test_attributes_on_ray_are_the_bytes_of_one_process(cluster: Any, tmp_path: Path) -> None:
+def test_attributes_by_the_settings_of_the_how_to_are_the_bytes_of_one_process(
+    cluster: Any, tmp_path: Path
+) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```$", HOW_TO.read_text("utf-8"), re.M | re.S)
+    (told,) = [tomllib.loads(block)["compute"] for block in blocks]
+    told["ray"]["address"] = cluster.address
+    assert told["backend"] == "ray"
     rows = [{"id": f"d{i}", "text": f"Word {i} of {i % 7} texts. " * 20} for i in range(60)]
     made = []
-    for place, compute in (
-        ("ray", {"backend": "ray", "ray": {"address": cluster.address}}),
-        ("here", {}),
-    ):
+    for place, compute in (("ray", told), ("here", {})):
         settings = {"attributes": {"use": ["signals", "duplicates"]}, "compute": compute}
         settings["prep"] = {"num_shards": 5}
         project = write_project(tmp_path / place, [jsonl_source("web", rows)], settings)
