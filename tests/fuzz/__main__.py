@@ -23,7 +23,9 @@ def main() -> int:
         with fuzzer(FAMILIES[name]) as fuzz:
             tried = fuzz.run(args.seed, args.n)
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(tried.counts.items()))
-        print(f"{name}: seeds {args.seed} to {args.seed + args.n - 1}: {counts}", flush=True)
+        most = f"at most {fuzz.most_bytes / 2**20:.0f} MB and {fuzz.slowest_s:.2f} s"
+        seeds = f"seeds {args.seed} to {args.seed + args.n - 1}"
+        print(f"{name}: {seeds}: {counts}; {most}", flush=True)
         for line in tried.findings[:20]:
             print(f"  {line}", flush=True)
         for file, payload in tried.inputs.items():

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ class Fuzzer:
             (directory / name).write_bytes(payload)
         self.expected = family.read(directory)
         self.size = sum(map(len, family.files.values()))
+        self.most_bytes, self.slowest_s = 0, 0.0  # of the inputs so far
 
     def input(self, seed: int) -> tuple[str, bytes]:
         """The file that is changed, and its bytes."""
@@ -92,10 +94,12 @@ class Fuzzer:
         path.unlink()  # a new inode: nothing that is kept of a file is right for this one
         path.write_bytes(payload)
         try:
-            before = _reset_peak()
+            before, started = _reset_peak(), time.monotonic()
             with _limit():
                 found = self._read(payload == self.family.files[name])
             more = _peak() - before
+            self.most_bytes = max(self.most_bytes, more)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         finally:
             path.unlink(missing_ok=True)
             path.write_bytes(self.family.files[name])

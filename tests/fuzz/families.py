@@ -179,7 +179,7 @@ def _graded() -> Grading:
     torch.set_num_threads(1)
     write_source(directory / "data", "web", random_documents(1, 120))
     write_source(directory / "data", "books", random_documents(2, 40))
-    sizes = {"num_experts": 2, "hidden_size": 32, "head_dim": 8}
+    sizes: dict[str, Any] = {"num_experts": 2, "hidden_size": 32, "head_dim": 8}
     make_tiny_checkpoint(directory / "backbone", vocab_size=VOCAB, **sizes)
     model = Transformer.from_checkpoint(directory / "backbone")
     made = Grading(directory, directory / "data", model)
@@ -247,7 +247,8 @@ def _scores(_: Path) -> Family:
 
 
 def _checkpoints(directory: Path) -> Family:
-    sizes = {"num_layers": 2, "num_experts": 2, "hidden_size": 32, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"num_layers": 2, "num_experts": 2, "hidden_size": 32}
+    sizes["intermediate_size"] = 32
     make_tiny_checkpoint(directory, vocab_size=64, **sizes)
 
     def read(root: Path) -> object:
