@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ from urllib.parse import unquote, urlsplit
 
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address
+from loader.files.aws_profile import profile_options
 
 STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
 _LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
+MAX_BYTES = 512 * 2**20  # of a file that is read into memory
 _TIMEOUT, _TIMEOUTS = "NMOE_STORE_TIMEOUT_S", 6
 
 
@@ -38,8 +40,8 @@ class Found(NamedTuple):
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     """A whole file, or its bytes `[start, stop)` as far as it has them; None where there is no such
-    file. Raises PlanError where the store does not answer, refuses or gives no ranges (E-STORE),
-    ConfigError where its client is not installed."""
+    file. Raises PlanError where the store does not answer, refuses, gives no ranges or more than
+    `MAX_BYTES` (E-STORE), ConfigError where its client is not installed."""
     with _asking(url):
         store, key = _store_of(url)
         try:
@@ -47,9 +49,21 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
                 files, path = _fsspec(url)
                 return files.cat_file(path, *(span or ()))
             options = span and {"range": span}
-            return _obstore().get(store, key, options=options).bytes().to_bytes()
+            found = _obstore().get(store, key, options=options)
+            return found.bytes().to_bytes() if span else b"".join(_parts(found))
         except FileNotFoundError:
             return None
+
+
+def _parts(found: Any) -> Iterator[bytes]:
+    """A whole file as it comes. obstore's `bytes()` reserves memory for the length that the server
+    states, and ends the process where there is not so much; of a range it is the range's own."""
+    size = 0
+    for part in found.stream(min_chunk_size=_PART_BYTES):
+        size += len(part)
+        if size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        yield part
 
 
 def copy(url: str, local: Path) -> bool:
@@ -201,7 +215,7 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
     if attempts := os.environ.get("AWS_MAX_ATTEMPTS"):
         retries["max_retries"] = int(attempts) - 1
     if root.startswith("s3"):
-        options |= _profile()
+        options |= profile_options()
     return from_url("file:///" if root.startswith("file") else root, **options)
 
 
@@ -210,40 +224,6 @@ def _timeout() -> timedelta:
     if not re.fullmatch(r"\d{0,5}\.?\d+", given) or float(given) < 0.01:
         raise ConfigError("no time in seconds", where=_TIMEOUT, found=given, expected="from 0.01")
     return timedelta(seconds=float(given))
-
-
-def _profile() -> dict[str, Any]:
-    """Region and credentials of an AWS profile, which obstore does not read; none where the
-    environment has a key."""
-    if "AWS_ACCESS_KEY_ID" in os.environ and "AWS_PROFILE" not in os.environ:
-        return {}
-    try:
-        from botocore.session import Session
-    except ImportError:
-        return {}
-    session = Session()
-    found = session.get_credentials()
-    region = session.get_config_variable("region")
-    options = {"region": region} if region else {}
-    if found is None or found.method in ("env", "iam-role", "container-role"):
-        return options  # obstore finds these itself, and renews them in time
-    return options | {"credential_provider": _Credentials(found)}
-
-
-class _Credentials:
-    """Credentials of botocore, asked for every ten minutes."""
-
-    def __init__(self, found: Any) -> None:
-        self._found = found
-
-    def __call__(self) -> dict[str, Any]:
-        key = self._found.get_frozen_credentials()
-        return {
-            "access_key_id": key.access_key,
-            "secret_access_key": key.secret_key,
-            "token": key.token,
-            "expires_at": datetime.now(UTC) + timedelta(minutes=10),
-        }
 
 
 def _fsspec(url: str) -> tuple[Any, str]:

@@ -70,7 +70,7 @@ def fetch_manifests(
         raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed(url, str(error)) from None
     plan = parse_plan(value, url)
     root = join(parent(url), plan.root)

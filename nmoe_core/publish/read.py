@@ -103,7 +103,7 @@ def opened(where: str) -> Iterator[Opened]:
             raise uncommitted(url)
         try:
             value = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = {}
         name = join(url, "").rpartition("/")[2]
         if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
@@ -140,7 +140,11 @@ def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None
 
 
 def _plan_at(url: str) -> LoaderPlan:
-    return parse_plan(json.loads(store.read_bytes(url) or b"null"), url)
+    try:
+        value = json.loads(store.read_bytes(url) or b"null")
+    except (ValueError, RecursionError):
+        value = None
+    return parse_plan(value, url)
 
 
 def _fetch(directory: str, local: Path, checksum: str | None) -> None:

@@ -146,7 +146,7 @@ class _Record:
         content = store.read_bytes(self._url) or b"{}"
         try:
             value = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         # A damaged record, or one of another format, is ignored: everything is sent again.
         if isinstance(value, dict) and value.get("format") == RECORD_FORMAT:

@@ -199,7 +199,9 @@ def test_damaged_local_data_are_refused_and_do_not_take_a_published_version_back
         publish(plan, url)
 
 
-@pytest.mark.parametrize("damage", [b"", b"[1]", b"{", b'{"format": "nmoe-publication/1"}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"[1]", b"{", b"[" * 10**5, b'{"format": "nmoe-publication/1"}']
+)
 def test_a_damaged_record_makes_everything_be_sent_again(
     plan: Path, url: str, damage: bytes
 ) -> None:
@@ -226,7 +228,7 @@ def test_one_splits_manifest_is_published_alone_from_its_directory(
 class Web(SimpleHTTPRequestHandler):
     """A directory that takes files, for one user."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
     def parse_request(self) -> bool:
@@ -343,6 +345,10 @@ def test_what_is_not_published_or_not_a_manifest_is_one_line_with_its_url(
         )
         line = refused_line(capsys, verb, f"{url}/publication.json", code="E-MANIFEST-FORMAT")
         assert f"{url}/publication.json" in line
+        store.write(f"{url}/deep.json", b"[" * 10**5)
+        assert f"{url}/deep.json" in refused_line(
+            capsys, verb, f"{url}/deep.json", code="E-MANIFEST-FORMAT"
+        )
     store.remove(f"{url}/web/train/shard_0001/manifest.json")
     line = refused_line(capsys, "verify", f"{url}/web/train", code="E-MANIFEST-MISSING")
     assert f"{url}/web/train/shard_0001/manifest.json" in line

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -52,7 +53,7 @@ def files(request, bucket):
 class Quiet(SimpleHTTPRequestHandler):
     """Files of a directory, without ranges and without a log."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
 
@@ -265,6 +266,50 @@ def test_a_plan_without_its_parts_is_one_true_line(bucket, tmp_path, capsys, cha
     line = the_line(f"file://{path}", tmp_path, capsys)
     assert line.startswith(f"ERROR [E-PLAN-FORMAT]: file://{path}: not a loader plan")
     assert word in line
+
+
+class Boasting(Quiet):
+    """Gives a beginning of each file, and says that it is of `length` bytes."""
+
+    length = 10**13
+
+    def do_GET(self) -> None:
+        """The beginning, in two pieces."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.length))
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
+        for _ in range(2):
+            self.wfile.write(b"[" * 2000)
+            self.wfile.flush()
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("length", [10**13, 2**63 - 1, 10**30, 4001, 4000])
+def test_a_reply_that_is_not_as_long_as_it_says_is_an_error_of_the_store(
+    tmp_path, capsys, monkeypatch, length
+):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with serving(type("Handler", (Boasting,), {"length": length})) as (host, _):
+        line = the_line(f"http://{host}/plan.json", tmp_path, capsys)
+    assert ("E-PLAN-FORMAT" if length == 4000 else "E-STORE") in line
+
+
+def test_a_whole_file_is_read_into_memory_up_to_a_limit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr("loader.files.store.MAX_BYTES", 3999)
+    with serving(type("Handler", (Boasting,), {"length": 4000})) as (host, _):
+        line = the_line(f"http://{host}/plan.json", tmp_path, capsys)
+    assert "E-STORE" in line
+    assert "more than 3999 bytes" in line
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10**5, '{"a":' * 10**5, '{"format": "\\ud800"}', "1" * 5000]
+)
+def test_a_plan_of_a_store_that_cannot_be_parsed_is_one_line(tmp_path, capsys, text):
+    (tmp_path / "plan.json").write_text(text)
+    assert "E-PLAN-FORMAT" in the_line(f"file://{tmp_path}/plan.json", tmp_path, capsys)
 
 
 def test_an_unknown_kind_of_url_and_a_full_disk_are_one_line(bucket, tmp_path, monkeypatch, capsys):
