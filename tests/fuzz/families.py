@@ -49,8 +49,10 @@ from nmoe_core.takedown.record import add_rows, read_grams, read_rows
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality import VOCAB, Grading, corpus_of, random_documents, write_source
 from tests.core.sources.read import opened, records
-from tests.fuzz.asked import http_replies, selections
 from tests.fuzz.driver import Family
+from tests.fuzz.replies import http_replies
+from tests.fuzz.selections import selections
+from tests.fuzz.stores import store_replies
 from tests.own_tokenizers import byte_level, pieces
 from tests.project import contents, json_lines, jsonl_source, write_project
 
@@ -423,5 +425,6 @@ FAMILIES: dict[str, Make] = {
     "tokenizer.json": partial(_tokenizers, byte_level),
     "tokenizer.model": partial(_tokenizers, pieces),
     "http reply": http_replies,
+    "store reply": store_replies,
     "selection": selections,
 }

@@ -1,4 +1,4 @@
-"""Replies of a server to the `http` oracle, and the SQL of selections."""
+"""Replies of a server to the `http` oracle."""
 
 import atexit
 import http.client
@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
-
-from nmoe_core.attributes import sandbox
-from nmoe_core.attributes.where import spellings
-from nmoe_core.base.errors import ConfigError, NmoeError, one_line
+from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.documents import Documents
@@ -39,12 +35,29 @@ def _reply(body: bytes, *head: bytes, status: bytes = b"200 OK") -> bytes:
     return b"\r\n".join([*lines, b"", body])
 
 
-_CHOICE = {"index": 0, "finish_reason": "stop", "message": {"content": json.dumps(SCORES)}}
+def _choice(content: object, **message: object) -> dict[str, object]:
+    said = {"content": content} | message
+    return {"index": 0, "finish_reason": "stop", "message": said}
+
+
+_ANSWER = json.dumps(SCORES)
+_CHOICE = _choice(_ANSWER)
+_GRADES = ["5", "-1", "4.0", "3.5", "true", "null", '"4"', "NaN", "Infinity", "1e2", "[1]"]
+_ANSWERS = [json.dumps(SCORES).replace("4", grade) for grade in _GRADES]
+_ANSWERS += [json.dumps(SCORES | {"other": 1}), json.dumps(SCORES | {"density": 0})]
+_ANSWERS += [_ANSWER[:-1] + ', "density": 0}', _ANSWER.replace("density", "x"), f"Well: {_ANSWER}"]
+_ANSWERS += [_ANSWER * 2, f"[{_ANSWER}]", f"```json\n{_ANSWER}\n```", _ANSWER[:-1], "{}", " "]
 _VALUE = {"model": MODEL, "choices": [_CHOICE], "usage": {"completion_tokens": 41}}
 _GOOD = json.dumps(_VALUE).encode()
 _ECHO = f"Authorization: Bearer {KEY}"
 _LOCATION = b"Location: http://127.0.0.1:%s/v1" % _ELSEWHERE
-_BODIES = [_GOOD, _GOOD, _ECHO.encode(), b"", b"[]", b"null", b"[" * 10**5, b'{"a":' * 10**5]
+_PADDED = _GOOD + b" \n" * 40  # all of it is there before its last byte
+_BODIES = [_ECHO.encode(), b"", b"[]", b"null", b"[" * 10**5, b'{"a":' * 10**5]
+_BODIES += [
+    *(json.dumps(_VALUE | {"choices": [_choice(answer)]}).encode() for answer in _ANSWERS),
+    json.dumps(_VALUE | {"choices": [_choice(None, reasoning=_ANSWER)]}).encode(),
+    json.dumps(_VALUE | {"choices": [_choice("no", reasoning_content=_ANSWER)]}).encode(),
+]
 _BODIES += [
     json.dumps(_VALUE | more).encode()
     for more in (
@@ -55,6 +68,9 @@ _BODIES += [
         {"choices": []},
         {"choices": None},
         {"choices": [[]]},
+        {"model": MODEL + "-mini"},
+        {"model": None},
+        {"model": MODEL + "-2026-01-31"},
         {"choices": [_CHOICE | {"finish_reason": [KEY]}]},
         {"choices": [_CHOICE | {"finish_reason": "length"}]},
         {"choices": [_CHOICE | {"message": {"content": _ECHO}}]},
@@ -75,7 +91,8 @@ _HEADERS += [b"Set-Cookie: " + KEY.encode(), b"Content-Encoding: gzip", b"Connec
 
 
 def _any_reply(rng: random.Random) -> bytes:
-    body, head = rng.choice(_BODIES), rng.sample(_HEADERS, rng.choice([0, 0, 1, 2]))
+    body = rng.choice([_GOOD, _PADDED, rng.choice(_BODIES), rng.choice(_BODIES)])
+    head = rng.sample(_HEADERS, rng.choice([0, 0, 1, 2]))
     status = rng.choice(_STATUSES) if rng.randrange(2) else b"200"
     match rng.randrange(6):
         case 0:
@@ -100,11 +117,21 @@ def http_replies(directory: Path) -> Family:
     servers = _servers()
 
     def read(root: Path) -> object:
-        return servers.labelled((root / "reply").read_bytes())
+        payload = (root / "reply").read_bytes()
+        try:
+            return servers.labelled(payload)
+        except NmoeError:
+            assert not must_give(payload), "a good reply is refused"
+            raise
+
+    def must_give(payload: bytes) -> bool:
+        return _is_plain(payload) and _scores_in(payload) is not None
 
     def is_right(root: Path, found: Any) -> bool:
-        given = isinstance(found[0], dict)  # else a failed label or a refusal, as for any bad reply
-        return not given or found[0] == _scores_in((root / "reply").read_bytes())
+        payload = (root / "reply").read_bytes()
+        if found[0] is None:  # a failed label, as for any bad reply
+            return not must_give(payload)
+        return found[0] == _scores_in(payload)
 
     return Family({"reply": _reply(_GOOD)}, ("reply",), read, is_right, _any_reply)
 
@@ -124,23 +151,26 @@ class _Servers:
         self.others += 1
 
     def labelled(self, reply: bytes) -> tuple[object, ...]:
-        """Scores and reason of the record that a reply leads to, or the code of a refusal."""
+        """Scores and reason of the record that a reply leads to. Raises what the labelling does."""
         self.served = reply.replace(_ELSEWHERE, b"%d" % self.other.port)
         settings = {"max_attempts": 1, "concurrency": 1, "max_outage_s": 0.0}
         asked = {"base_url": self.own.url, "model": MODEL, **settings}
         oracle = HttpOracle(HttpOracleTable.model_validate(asked), Rubric.load(RUBRIC), KEY)
         text = lambda _: Text("a document", False)  # noqa: E731
         documents = Documents([("web//a.npy#s=0:e=9", "web")], {}, text, lambda _: 9)
+        refusal, found = None, ()
         with tempfile.TemporaryDirectory() as made, patch.object(replies, "FIRST_PAUSE_S", 0.001):
             try:
                 label_shard(documents, Path(made), oracle)
                 (record,) = read_records(Path(made) / "scores.jsonl")
                 found = (record.get("scores"), record["finish_reason"])
             except NmoeError as error:
-                found = (None, error.line())
+                refusal = error
             kept = b"".join(path.read_bytes() for path in Path(made).rglob("*") if path.is_file())
-        assert KEY not in f"{kept}{found}", "the key is shown or kept"
+        assert KEY not in f"{kept}{found}{refusal and refusal.line()}", "the key is shown or kept"
         assert self.others == 0, "another server was asked"
+        if refusal is not None:
+            raise refusal
         return found
 
 
@@ -153,6 +183,21 @@ def _servers() -> _Servers:
 
 
 _ANNOUNCEMENTS = re.compile(rb"\A(HTTP/1\.1 1(?!01)\d\d[^\r\n]*\r\n([^\r\n]+\r\n)*\r\n)+")
+_PLAIN_HEADS = re.compile(
+    rb"HTTP/1\.1 200 X\r\n(?:X: y*\r\n|Content-Type: [a-z/]+\r\n|Location: http[ -~]*\r\n)*"
+    rb"(?:(?:Content-Length: (\d+)|Transfer-Encoding: chunked)\r\n)?\r\n"
+)
+
+
+def _is_plain(payload: bytes) -> bool:
+    """Whether no reader of HTTP may refuse a reply that `http.client` reads."""
+    head = _PLAIN_HEADS.match(payload)
+    if head is None or head.end() > 2**14:
+        return False
+    size = len(payload) - head.end()
+    if b"chunked" in head[0]:
+        return re.fullmatch(rb"([0-9a-f]+\r\n[^\r\n]*\r\n)+", payload[head.end() :]) is not None
+    return head[1] is None or head[1] == b"%d" % size
 
 
 class _Bytes:
@@ -172,91 +217,21 @@ def _scores_in(payload: bytes) -> object:
         reply = http.client.HTTPResponse(_Bytes(payload))  # pyright: ignore[reportArgumentType]
         reply.begin()
         value = json.loads(reply.read())
-        scores = json.loads(value["choices"][0]["message"]["content"])
-        return scores if reply.status == 200 else None
-    except (http.client.HTTPException, ValueError, LookupError, TypeError):
+        named, choice = value.get("model"), value["choices"][0]
+        answer = re.sub(r"\A\s*```(?:json)?\s*\n|\n\s*```\s*\Z", "", choice["message"]["content"])
+        pairs = json.loads(answer, object_pairs_hook=list)
+    except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
         return None
+    except (RecursionError, OverflowError):
+        return None
+    is_sure = reply.status == 200 and not value.get("error") and value.get("object") != "error"
+    is_asked = named is None or re.fullmatch(MODEL + r"(-\d{4}-?\d\d-?\d\d)?", str(named))
+    if not is_sure or not is_asked or not all(map(_is_grade, pairs)):
+        return None
+    return dict(pairs) if sorted(name for name, _ in pairs) == sorted(SCORES) else None
 
 
-# Selections.
-
-_TABLE = pa.table(
-    {
-        "lang": ["en", "de", None, "zh", "", "it's"] * 2,
-        "n": pa.array([10, 50, 51, None, -3, 2**31 - 1] * 2, pa.int32()),
-        "share": [0.4, None, 0.0, 1.0, float("inf"), -0.5] * 2,
-        "ok": [True, False, None] * 4,
-        "tags": [["a"], [], None, ["a", "b"], [None], ["zh"]] * 2,
-    }
-)
-_TEXTS = ("lang", "a.LANG", "'en'", "''", "'it''s'", "lower(lang)", "lang || 'x'", "left(lang, 1)")
-_NUMBERS = ("n", "a.n", "share", "0", "-1", "50", "0.4", "1e308", "n + 1", "n / 3", "n % 7", "null")
-_NUMBERS += ("abs(share)", "length(lang)", "len(tags)", "n::double", "coalesce(n, 0)", "2147483647")
-_OTHERS = ("ok", "true", "null::boolean", "list_contains(tags, 'a')", "isnan(share)", "ok is null")
-_HOSTILE = (
-    *("(select true)", "exists(select 1)", "lang in (select 'en')", "1) from a where (1 = 1"),
-    *("true) union (select true", "true); copy a to 'stolen'; select (true", "columns(*)", "*"),
-    *("read_text('/etc/passwd') > ''", "getenv('HOME') > ''", "current_setting('threads') > ''"),
-    *("random() < 2", "now() is not null", "current_date > date '2020-01-01'", "hash(lang) > 1"),
-    *("repeat('a', 2000000000) = 'b'", "len(range(1000000000)) > 1", "nextval('s') > 1"),
-    *("count(*) > 1", "lag(ok) over ()", "unnest([true])", "lang = ?", "$1", "a.lang.x = 1"),
-    *("n > 1 group by all", "lang::json = 'a'", "lang::blob = 'a'", "a is null", "rowid > 1"),
-    "(select content from read_text('http://127.0.0.1:1/a')) > ''",
-    "regexp_matches(lang, '(a*)*(a*)*(a*)*b')",
-    "list_filter(tags, x -> true) = []",
-)
-# Words that no accepted rule holds outside its texts, comments and quoted names.
-_NEVER = re.compile(
-    r"\b(select|(?<!distinct )from|random|now|read_\w+|getenv|current_\w+|copy|union|over|repeat|"
-    r"range|hash|count|unnest|nextval|json|blob|columns|rowid)\b",
-    re.IGNORECASE,
-)
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-
-
-def _condition(rng: random.Random, depth: int) -> str:
-    """A condition of the grammar that a rule may have, or now and then of none."""
-    text, number = rng.choice(_TEXTS), rng.choice(_NUMBERS)
-    inner = [_condition(rng, depth - 1) for _ in range(2)] if depth else [rng.choice(_OTHERS)] * 2
-    sign = rng.choice(["=", "!=", "<", "<=", ">", ">=", "is distinct from"])
-    forms = (
-        f"{text} {sign} {rng.choice(_TEXTS)}",
-        f"{number} {sign} {rng.choice(_NUMBERS)}",
-        f"{number} between {rng.choice(_NUMBERS)} and {rng.choice(_NUMBERS)}",
-        f"{text} {rng.choice(['', 'not '])}in ('en', {rng.choice(_TEXTS)})",
-        f"{text} {rng.choice(['like', 'ilike', 'not like'])} '{rng.choice(['e%', '_', '%'])}'",
-        f"case when {inner[0]} then {inner[1]} else {rng.choice(_OTHERS)} end",
-        rng.choice(_OTHERS),
-    )
-    joined = f"({inner[0]}) {rng.choice(['and', 'or', 'and'])} ({inner[1]})"
-    if rng.random() < 0.03:
-        return rng.choice(_HOSTILE)
-    return rng.choice([joined, f"not ({inner[0]})", *rng.sample(forms, 3)])
-
-
-def selections(_: Path) -> Family:
-    """Rules of a selection, in this process: a process for each would take half a second."""
-    ours, plain = sandbox.opened(), sandbox.opened()
-    plain.register("a", _TABLE)
-    columns = {f"c{i}": name for i, name in enumerate(_TABLE.column_names)}
-    names = spellings({f"a.{name}": column for column, name in columns.items()})
-    table = _TABLE.rename_columns(list(columns))
-
-    def text(root: Path) -> str:
-        return (root / "rule.sql").read_bytes().decode("utf-8", "replace")
-
-    def read(root: Path) -> object:
-        try:
-            clauses = sandbox.conditions(ours, text(root), names, table.slice(0, 0))
-            found = sandbox.evaluated(ours, table, clauses).to_arrow_table()
-        except sandbox.REFUSED as error:
-            raise ConfigError(one_line(error), code="E-SELECT-EXPRESSION") from error
-        return [all(row.values()) for row in found.to_pylist()]
-
-    def is_right(root: Path, found: object) -> bool:
-        asked = f"select (\n{text(root)}\n) is true from a"
-        rows = [row for (row,) in plain.execute(asked).fetchall()]
-        return found == rows and not _NEVER.search(" ".join(_QUOTED.sub("", text(root)).split()))
-
-    files = {"rule.sql": b"lang in ('en', 'de') and n >= 50 and not (share < 0.4 or ok is null)"}
-    return Family(files, (".sql",), read, is_right, lambda rng: _condition(rng, 4).encode())
+def _is_grade(pair: object) -> bool:
+    """Whether a pair of an answer is a name and a whole number from 0 to 4."""
+    grade = pair[1] if isinstance(pair, tuple) else None
+    return type(grade) in (int, float) and grade in range(5)
