@@ -80,6 +80,7 @@ _BODIES += [
         {"usage": "much"},
     )
 ]
+_PARTS = ("body", "headers", "status", "length", "end", "before")
 _STATUSES = (
     b"200 201 204 206 301 302 307 308 400 401 404 408 413 418 429 500 502 503 999 000 20".split()
 )
@@ -91,27 +92,30 @@ _HEADERS += [b"Set-Cookie: " + KEY.encode(), b"Content-Encoding: gzip", b"Connec
 
 
 def _any_reply(rng: random.Random) -> bytes:
-    body = rng.choice([_GOOD, _PADDED, rng.choice(_BODIES), rng.choice(_BODIES)])
-    head = rng.sample(_HEADERS, rng.choice([0, 0, 0, 1, 2]))
-    status = rng.choice(_STATUSES) if rng.randrange(3) == 0 else b"200"
-    match rng.randrange(6):
-        case 0:
-            cut = rng.randrange(len(body) + 1)
-            parts = [b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:cut], body[cut:], b"")]
-            body = b"".join(part for part in parts if part[0] != 48) + parts[-1]
-            head.append(b"Transfer-Encoding: chunked")
-        case 1:
-            head.append(b"Content-Type: application/json")  # until it closes
-        case 2:
-            size = rng.choice([0, 1, len(body) - 1, len(body) + 1, 10**12, 10**30, -1])
-            head.append(b"Content-Length: %d" % size)
-        case _:
-            head.append(b"Content-Length: %d" % len(body))
-    before = _reply(b"", b"X: y", status=rng.choice([b"100", b"103", b"101"]))
+    """A good reply, of which a part or two may be another's."""
+    odd = rng.sample(_PARTS, rng.choice([0, 1, 1, 1, 2, 3]))
+    body = rng.choice(_BODIES if "body" in odd else [_GOOD, _PADDED])
+    head = rng.sample(_HEADERS, 1 + rng.randrange(2)) if "headers" in odd else []
+    status = rng.choice(_STATUSES) if "status" in odd else b"200"
+    form = rng.randrange(4)
+    if "length" in odd:
+        sizes = [0, 1, len(body) - 1, len(body) + 1, len(_GOOD), 10**12, 10**30, -1]
+        head.append(b"Content-Length: %d" % rng.choice(sizes))
+    elif form == 0:
+        at = rng.randrange(len(body) + 1)
+        pieces = [piece for piece in (body[:at], body[at:]) if piece]
+        body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+        head.append(b"Transfer-Encoding: chunked")
+    elif form == 1:
+        head.append(b"Content-Type: application/json")  # until it closes
+    else:
+        head.append(b"Content-Length: %d" % len(body))
     reply = _reply(body, *head, status=status + b" X")
-    if rng.random() < 0.1:
+    if "end" in odd:
         reply = reply[: -rng.randrange(1, len(_PADDED) - len(_GOOD))]  # what is gone may be spaces
-    return (before if rng.random() < 0.1 else b"") + reply
+    if "before" in odd:
+        reply = _reply(b"", b"X: y", status=rng.choice([b"100 X", b"103 X", b"101 X"])) + reply
+    return reply
 
 
 def http_replies(directory: Path) -> Family:
@@ -187,6 +191,7 @@ def _servers() -> _Servers:
 
 _ANNOUNCEMENTS = re.compile(rb"\A(HTTP/1\.1 1(?!01)\d\d[^\r\n]*\r\n([^\r\n]+\r\n)*\r\n)+")
 _PLAIN_HEADS = re.compile(
+    rb"(?:HTTP/1\.1 10[03] X\r\nX: y\r\n\r\n)?"
     rb"HTTP/1\.1 200 X\r\n(?:X: y*\r\n|Content-Type: [a-z/]+\r\n|Location: http[ -~]*\r\n)*"
     rb"(?:(?:Content-Length: (\d+)|Transfer-Encoding: chunked)\r\n)?\r\n"
 )

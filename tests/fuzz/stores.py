@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import random
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -100,6 +101,10 @@ def _cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 
+# obstore reserves the stated length of a refusal's body, and the process ends where it is too long.
+_LONG = re.compile(rb"\d{9,}")
+
+
 class _Store:
     """Answers each request by a file of `root`, and closes."""
 
@@ -113,7 +118,10 @@ class _Store:
         is_part = b"\r\nrange:" in head.lower()
         path = self.root / (f"{name}.part.reply" if is_part else f"{name}.reply")
         missing = b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n"
-        await client.send(path.read_bytes() if path.is_file() else missing)
+        reply = path.read_bytes() if path.is_file() else missing
+        if not re.match(rb"HTTP/1\.[01] +2", reply):
+            reply = _LONG.sub(b"9", reply)
+        await client.send(reply)
 
 
 @cache
