@@ -29,6 +29,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/loader/test_schedule.py",
         "tests/loader/test_policies.py",
         "tests/loader/test_packed.py",
+        "tests/loader/test_twin.py",
     ),
     "loader/state.py": ("tests/loader/test_state.py", "tests/loader/test_continuations.py"),
     "loader/files": ("tests/loader/test_format.py", "tests/core/shards"),
