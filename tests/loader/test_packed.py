@@ -38,7 +38,11 @@ def packed_tree(tree):
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_rows_hold_documents_whole_and_predict_the_next_token_of_the_same(packed_tree, lib, split):
+@pytest.mark.parametrize("block", [BLOCK_DOCUMENTS, 16])  # 16: blocks begin inside files
+def test_rows_hold_documents_whole_and_predict_the_next_token_of_the_same(
+    packed_tree, lib, split, block, monkeypatch
+):
+    monkeypatch.setattr("loader.order.packing.BLOCK_DOCUMENTS", block)
     loader = DeterministicLoader(packed_plan(packed_tree), split=split, backend="numpy")
     seen = {name: [] for name in loader.source_names}
     for _ in range(loader.num_steps):

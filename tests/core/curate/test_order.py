@@ -256,6 +256,19 @@ def test_related_cuts_a_topic_that_is_longer_than_a_block_along_its_main_directi
     assert [len(set(part)) for part in np.split(quarter, 4)] == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (0, 1), (2, 2), (1, 5)])
+def test_related_begins_with_the_first_document_of_the_topic_of_its_seed_and_epoch(seed, epoch):
+    rows = np.random.default_rng(0).standard_normal((12, 4))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    clusters, tokens = np.arange(12) % 3, np.ones(12, np.int64)
+    order = arrange("related", clusters, tokens, embeddings=rows, seed=seed, epoch=epoch)
+    assert order[0] == (seed + epoch) % 3
+    for topic in range(1, 3):  # each next topic begins with its document nearest to the last one
+        first, before = order[4 * topic], order[4 * topic - 1]
+        others = np.flatnonzero(clusters == clusters[first])
+        assert first == others[(rows[others] @ rows[before]).argmax()]
+
+
 def test_related_puts_neighbours_together_in_blocks_of_bounded_size():
     rng = np.random.default_rng(2)
     clusters, tokens = rng.integers(0, 8, 3000), np.ones(3000, np.int64)
