@@ -132,12 +132,12 @@ class PieceReference(Reference):
             self.data = path.read_bytes()
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())
-        except (OSError, RuntimeError, ValueError) as error:  # its messages may be no UTF-8
+            pieces = range(self.vocab_size)
+            is_control, is_unknown = self.library.is_control, self.library.is_unknown
+            special = [i for i in pieces if is_control(i) or is_unknown(i)]
+            self.specials = tuple(map(self.library.id_to_piece, special))
+        except (OSError, RuntimeError, ValueError) as error:  # pieces, messages may be no UTF-8
             raise unreadable(path, one_line(error)) from error
-        pieces = range(self.vocab_size)
-        is_control, is_unknown = self.library.is_control, self.library.is_unknown
-        special = [i for i in pieces if is_control(i) or is_unknown(i)]
-        self.specials = tuple(map(self.library.id_to_piece, special))
         self.whole_texts = self._is_unigram()
         self.fingerprint = hashlib.sha256(self.data).hexdigest()
         self.name = f"tokenizer-{self.fingerprint[:16]}"

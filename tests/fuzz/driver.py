@@ -33,14 +33,14 @@ class Family:
         read: Reads the directory; its result is compared, so it is of plain values.
         is_right: Whether a result is that of the changed directory, by other means than the
             product's; None where each change must be noticed or change nothing.
-        make: Makes a new file, of which half are then changed too.
+        make: Makes a new file of a name, of which half are then changed too.
     """
 
     files: Mapping[str, bytes]
     changed: tuple[str, ...]
     read: Read
     is_right: Callable[[Path, object], bool] | None = None
-    make: Callable[[random.Random], bytes] | None = None
+    make: Callable[[random.Random, str], bytes] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -85,7 +85,7 @@ class Fuzzer:
         name = rng.choice(self.family.names)
         if self.family.make is None:
             return name, changed(self.family.files[name], seed)
-        made = self.family.make(rng)
+        made = self.family.make(rng, name)
         return name, changed(made, seed) if rng.randrange(2) else made
 
     def outcome(self, name: str, payload: bytes) -> str:

@@ -91,7 +91,7 @@ _HEADERS += [
 _HEADERS += [b"Set-Cookie: " + KEY.encode(), b"Content-Encoding: gzip", b"Connection: upgrade"]
 
 
-def _any_reply(rng: random.Random) -> bytes:
+def _any_reply(rng: random.Random, _: str) -> bytes:
     """A good reply, of which a part or two may be another's."""
     odd = rng.sample(_PARTS, rng.choice([0, 1, 1, 1, 2, 3]))
     body = rng.choice(_BODIES if "body" in odd else [_GOOD, _PADDED])

@@ -90,4 +90,4 @@ def selections(_: Path) -> Family:
         return found == rows and not _NEVER.search(" ".join(_QUOTED.sub("", text(root)).split()))
 
     files = {"rule.sql": b"lang in ('en', 'de') and n >= 50 and not (share < 0.4 or ok is null)"}
-    return Family(files, (".sql",), read, is_right, lambda rng: _condition(rng, 4).encode())
+    return Family(files, (".sql",), read, is_right, lambda rng, _: _condition(rng, 4).encode())

@@ -43,12 +43,14 @@ def store_replies(directory: Path) -> Family:
     plan = resolve_plan({"data_path": directory / "web", "batch_size": 2, "seq_len": 16})
     value = json.loads(plan.to_json()) | {"root": "."}
     (directory / "web" / "plan.json").write_text(json.dumps(value))
-    files = {}
+    files, contents = {}, {}
     for path in sorted((directory / "web").rglob("*")):
         name = path.relative_to(directory / "web").as_posix()
         if name in _JSON or path.suffix in (".npy", ".idx"):
+            contents[f"{name}.reply"] = path.read_bytes()
             files[f"{name}.reply"] = _whole(path.read_bytes())
         if path.suffix == ".npy":
+            contents[f"{name}.part.reply"] = path.read_bytes()
             files[f"{name}.part.reply"] = _part(path.read_bytes())
     store = _store()
 
@@ -63,29 +65,33 @@ def store_replies(directory: Path) -> Family:
         with build_loader(url, cache_dir=cache_dir, cache_bytes=cache_bytes)[0] as loader:
             return [np.array(batch).tolist() for batch in loader]
 
-    def make(rng: random.Random) -> bytes:
-        head, _, body = rng.choice([*files.values()]).partition(b"\r\n\r\n")
+    def make(rng: random.Random, name: str) -> bytes:
+        """Other content in a reply that is true to it, or a head that is not true to its body."""
+        content, is_part = contents[name], name.endswith(".part.reply")
+        odd = rng.sample(_PARTS, rng.choice([0, 1, 1, 1, 2]))
+        if "content" in odd:
+            content = changed(content, rng.randrange(10**9))
+        if "body" in odd:
+            content = rng.choice(_BODIES)
+        head, _, body = (_part if is_part else _whole)(content).partition(b"\r\n\r\n")
         lines = head.split(b"\r\n")
-        if rng.randrange(3) == 0:
+        if "status" in odd:
             lines[0] = b"HTTP/1.1 " + rng.choice(_STATUSES)
-        if rng.randrange(3) == 0:
+        if "length" in odd:
             sizes = [0, len(body) - 1, len(body) + 1, 10**12, 2**63 - 1, 10**30, -1]
             lines = [line for line in lines if b"Length" not in line]
             lines.append(b"Content-Length: %d" % rng.choice(sizes))
-        if rng.randrange(3) == 0:
+        if "range" in odd:
             lines = [line for line in lines if b"Range" not in line]
             lines.append(b"Content-Range: bytes " + rng.choice(_RANGES))
-        if rng.randrange(4) == 0:
+        if "header" in odd:
             lines.append(rng.choice(_HEADERS))
-        if rng.randrange(4) == 0:
-            body = rng.choice(_BODIES)
-        elif rng.randrange(2):
-            body = changed(body, rng.randrange(10**9))
         return b"\r\n".join([*lines, b"", body])
 
     return Family(files, (".reply",), read, None, make)
 
 
+_PARTS = ("content", "content", "body", "status", "length", "range", "header")
 _STATUSES = [b"%d X" % n for n in (100, 101, 200, 201, 204, 206, 301, 302, 304, 400, 401, 403)]
 _STATUSES += [b"%d X" % n for n in (404, 408, 412, 416, 429, 500, 502, 503, 999)]
 _RANGES = [b"0-99/1000", b"*/1000", b"128-/1", b"x", b"128-131/132", b"128-1151/*"]

@@ -280,9 +280,14 @@ def test_a_file_that_is_missing_or_torn_is_refused(
         load_tokenizer(name)
 
 
-def test_a_piece_that_is_no_text_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("piece", "other"), [(b"<0x1A>", b"<0\xf11A>"), (b"<unk>", b"<\xf1nk>"), (b"</s>", b"<\xf1s>")]
+)
+def test_a_piece_that_is_no_text_is_refused(
+    files: dict[str, str], tmp_path: Path, piece: bytes, other: bytes
+) -> None:
     payload = Path(files["sentencepiece bpe"]).read_bytes()
-    damaged = payload.replace(b"<0x1A>", b"<0\xf11A>")
+    damaged = payload.replace(piece, other)
     assert damaged != payload
     (tmp_path / "a.model").write_bytes(damaged)
     with refused("E-TOKENIZER-FILE", "a.model"):
