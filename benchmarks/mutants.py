@@ -31,7 +31,11 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/loader/test_packed.py",
         "tests/loader/test_twin.py",
     ),
-    "loader/state.py": ("tests/loader/test_state.py", "tests/loader/test_continuations.py"),
+    "loader/state.py": (
+        "tests/loader/test_state.py",
+        "tests/loader/test_continuations.py",
+        "tests/loader/test_remix.py",
+    ),
     "loader/files": ("tests/loader/test_format.py", "tests/core/shards"),
     "loader/plan": ("tests/loader/test_plan.py", "tests/loader/test_mixture.py"),
     "loader/rows": ("tests/loader/test_rows.py", "tests/loader/test_spans.py", "tests/loader"),

@@ -248,10 +248,12 @@ def test_related_cuts_a_topic_that_is_longer_than_a_block_along_its_main_directi
     angles = np.random.default_rng(0).permutation(np.linspace(0, 1.2, 40))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     clusters, tokens = np.zeros(40, np.int64), np.ones(40, np.int64)
-    above, exact, cut = (
-        arrange("related", clusters, tokens, embeddings=rows, block=block) for block in (41, 40, 10)
+    above, exact, cut, alone = (
+        arrange("related", clusters, tokens, embeddings=rows, block=block)
+        for block in (41, 40, 10, 1)
     )
     assert exact.tolist() == above.tolist()
+    assert angles[alone].tolist() in (sorted(angles), sorted(angles, reverse=True))
     quarter = angles.argsort().argsort()[cut] // 10
     assert [len(set(part)) for part in np.split(quarter, 4)] == [1, 1, 1, 1]
 
