@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
+Run = Callable[[], torch.Tensor]
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**16
 GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 64
 
@@ -73,3 +74,28 @@ def facts(device: torch.device, found: Limits) -> dict[str, object]:
         "copy_tb_per_s": found.copy_bytes_per_s / 1e12,
         "matrix_tflop_per_s": found.matrix_flop_per_s / 1e12,
     }
+
+
+def compared(
+    name: str,
+    runs: Mapping[str, Run],
+    device: torch.device,
+    limits: Limits,
+    rounds: int,
+    bounds: Mapping[str, float],
+) -> list[dict[str, float | int | str]]:
+    """One line for each way to one result: its time, and its distance from the first."""
+    expected = next(iter(runs.values()))().float()
+    found: list[dict[str, float | int | str]] = []
+    for route, run in runs.items():
+        taken = seconds(run, device, rounds)
+        found.append(
+            {
+                "what": name,
+                "route": route,
+                "milliseconds": 1e3 * taken,
+                "share_of_roofline": limits.share(taken, **bounds),
+                "distance": float((run().float() - expected).norm() / expected.norm()),
+            }
+        )
+    return found

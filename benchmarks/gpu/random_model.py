@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmoe_core.engine.block import Block
-from nmoe_core.engine.model import Transformer, choose_runtime
+from nmoe_core.engine.backend import choose_runtime
+from nmoe_core.engine.model import Transformer
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
 from nmoe_core.engine.weights.layout import HUGGING_FACE, stored_tensors
@@ -103,7 +103,7 @@ def random_model(config: ModelConfig, device: torch.device) -> Transformer:
     torch.manual_seed(0)
     runtime = choose_runtime(config, device)
     blocks = [
-        runtime.block(config, Block(config, i, _layer(config, device)))
+        runtime.block(config, i, random_layer(config, device), runtime.experts)
         for i in range(config.num_hidden_layers)
     ]
     table = (config.vocab_size, config.hidden_size)
@@ -115,7 +115,8 @@ def random_model(config: ModelConfig, device: torch.device) -> Transformer:
     return Transformer(config, runtime, blocks, tables, "random")
 
 
-def _layer(config: ModelConfig, device: torch.device) -> LayerTensors:
+def random_layer(config: ModelConfig, device: torch.device) -> LayerTensors:
+    """One block of random weights, its experts packed."""
     hidden, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
     q_size, rows = config.qkv_sizes[0], sum(config.qkv_sizes)
 

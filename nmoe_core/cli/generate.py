@@ -6,9 +6,10 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.cli.flags import default_dtype
 from nmoe_core.cli.output import add_verb
 from nmoe_core.tasks.generate import Prompts, Settings, complete_file
@@ -37,9 +38,9 @@ def register(verbs: Any) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
     parser.add_argument(
         "--experts",
-        choices=("auto", "decoded", "packed"),
+        choices=get_args(ExpertChoice),
         default="auto",
-        help="auto: packed on a GPU (less memory)",
+        help="auto: packed on a GPU (less memory); grouped: decoded, multiplied by torch",
     )
     parser.add_argument("--threads", type=int, help="default: those torch chooses")
     parser.add_argument(

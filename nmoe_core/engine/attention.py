@@ -38,6 +38,11 @@ class Context(Protocol):
         """Rows that a product is filled up to (`packing.linear`)."""
         ...
 
+    @property
+    def batch_invariant(self) -> bool:
+        """See `experts.Batching`."""
+        ...
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Mixed values [N, heads, head_dim] of one block, of rotated q, k and plain v.
 
@@ -92,6 +97,7 @@ class PackedDocuments:
     """Context of whole documents, each attending to itself: nothing is kept."""
 
     min_rows = MIN_ROWS
+    batch_invariant = False  # filled-up rows make it so, in plain torch
 
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         self._windows = [config.window(layer) for layer in range(config.num_hidden_layers)]

@@ -1,4 +1,4 @@
-"""Devices of this machine, their memory, and whether they run kernels.
+"""Devices of this machine, their memory, and the runtime of a model on them.
 
 The one place that decides. A CPU runs plain torch, also where Triton's interpreter could run the
 kernels. A GPU of the compute capability that they are verified on runs kernels if Triton is
@@ -9,14 +9,19 @@ import importlib.util
 import logging
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.compute.gpus import own_gpu
+from nmoe_core.engine.block import PLAIN, Runtime
+from nmoe_core.engine.grouped import GROUPED
 from nmoe_core.engine.weights.checkpoint import Checkpoint
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
+from nmoe_core.engine.weights.families import GPT_OSS
 from nmoe_core.engine.weights.layout import EXPERT_PARTS, part_shapes
 from nmoe_core.engine.weights.mxfp4 import ExpertForm
 
@@ -74,6 +79,53 @@ def has_kernels(device: torch.device | str) -> bool:
         text = "%s has compute capability %d.%d: it runs plain torch (kernels are for %d.x alone)"
         _log.warning(text, device, major, minor, CAPABILITY)
     return major == CAPABILITY
+
+
+def choose_runtime(
+    config: ModelConfig, device: torch.device, use_kernels: bool | None = None
+) -> Runtime:
+    """Kernels where the device has them or where they are asked for, else plain torch.
+
+    Kernels compute gpt-oss alone. Raises ConfigError if they are asked for another family
+    (E-CONFIG-KERNELS).
+    """
+    if use_kernels is None:
+        use_kernels = config.family is GPT_OSS and has_kernels(device)
+    elif use_kernels and config.family is not GPT_OSS:
+        raise ConfigError(
+            "the kernels do not compute this family",
+            found=config.family.model_type,
+            expected=GPT_OSS.model_type,
+            do="load it with use_kernels=None or False",
+            code="E-CONFIG-KERNELS",
+        )
+    if not use_kernels:
+        return PLAIN
+    from nmoe_core.engine.kernels.block import KERNELS
+
+    return KERNELS
+
+
+def with_experts(
+    runtime: Runtime,
+    choice: ExpertChoice,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Runtime:
+    """The runtime with the way of multiplying by experts that is asked for: its own, or the
+    library's (`grouped.py`), which is refused where torch has none (E-CONFIG-EXPERTS)."""
+    if choice != "grouped":
+        return runtime
+    if not config.family.has_router or (device.type == "cuda" and dtype != torch.bfloat16):
+        raise ConfigError(
+            "no grouped product here",
+            found=f"{config.family.model_type}, {dtype} on {device.type}",
+            expected="a family with experts; on a GPU torch.bfloat16",
+            do='set experts = "auto"',
+            code="E-CONFIG-EXPERTS",
+        )
+    return replace(runtime, experts=GROUPED)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> int:

@@ -19,14 +19,14 @@ from nmoe_core.base.errors import ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
 from nmoe_core.engine.attention import Context
-from nmoe_core.engine.block import PLAIN, Block, RMSNorm, Runtime
+from nmoe_core.engine.backend import choose_runtime, with_experts
+from nmoe_core.engine.block import RMSNorm, Runtime
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
 from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
-from nmoe_core.engine.weights.families import GPT_OSS
 
 
 class Transformer(nn.Module):
@@ -75,6 +75,7 @@ class Transformer(nn.Module):
             experts: "packed" keeps MXFP4 experts as stored and decodes those that a batch needs:
                 the same numbers in a third of the memory of bfloat16, for more time. "decoded"
                 decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
+                "grouped" decodes them once and leaves their products to torch (`grouped.py`).
             use_kernels: None for wherever the device has them (`backend.has_kernels`).
 
         Raises:
@@ -82,7 +83,8 @@ class Transformer(nn.Module):
                 (E-CHECKPOINT-SCALE).
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
-                not MXFP4 cannot stay packed (E-CONFIG-EXPERTS); `use_kernels` for a family without
+                not MXFP4 cannot stay packed, and a family without experts or float32 on a GPU has
+                no grouped product (E-CONFIG-EXPERTS); `use_kernels` for a family without
                 kernels (E-CONFIG-KERNELS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
@@ -97,12 +99,13 @@ class Transformer(nn.Module):
             config, form = checkpoint.config, checkpoint.expert_form(experts)
             backend.check_fits(checkpoint, dtype, form)
             runtime = choose_runtime(config, device, use_kernels)
+            runtime = with_experts(runtime, experts, config, device, dtype)
             # The tables are read first: what is read of a mapping counts as memory, and they are
             # the largest tensors.
             tables = checkpoint.tables(dtype)
-            # One by one, so that the plain form of two blocks is never in memory.
+            # One by one, so that the stored form of two blocks is never in memory.
             blocks = [
-                runtime.block(config, Block(config, layer, checkpoint.layer(layer, dtype, form)))
+                runtime.block(config, layer, checkpoint.layer(layer, dtype, form), runtime.experts)
                 for layer in range(config.num_hidden_layers)
             ]
         return cls(config, runtime, blocks, tables, checkpoint_digest(path))
@@ -248,31 +251,6 @@ class Transformer(nn.Module):
         if not is_tensor or hidden.ndim != 3 or hidden.shape[2] != size:
             raise _refused(f"hidden {describe(hidden)}", f"{dtype} [B, T, {size}]")
         return hidden
-
-
-def choose_runtime(
-    config: ModelConfig, device: torch.device, use_kernels: bool | None = None
-) -> Runtime:
-    """Kernels where the device has them or where they are asked for, else plain torch.
-
-    Kernels compute gpt-oss alone. Raises ConfigError if they are asked for another family
-    (E-CONFIG-KERNELS).
-    """
-    if use_kernels is None:
-        use_kernels = config.family is GPT_OSS and backend.has_kernels(device)
-    elif use_kernels and config.family is not GPT_OSS:
-        raise ConfigError(
-            "the kernels do not compute this family",
-            found=config.family.model_type,
-            expected=GPT_OSS.model_type,
-            do="load it with use_kernels=None or False",
-            code="E-CONFIG-KERNELS",
-        )
-    if not use_kernels:
-        return PLAIN
-    from nmoe_core.engine.kernels.block import KERNELS
-
-    return KERNELS
 
 
 def check_vocabulary(token: int, config: ModelConfig) -> None:

@@ -155,9 +155,10 @@ def device_of(model: Transformer) -> torch.device:
 
 
 def arithmetic(model: Transformer) -> str:
-    """Weight type and kind of device that the backbone computes with."""
-    weights = next(model.parameters())
-    return f"{weights.dtype} {weights.device.type}"
+    """Weight type and kind of device that the backbone computes with, and its way of multiplying by
+    experts where a setting names one."""
+    weights, way = next(model.parameters()), model.runtime.experts.name
+    return f"{weights.dtype} {weights.device.type} {way}".rstrip()
 
 
 def finite_states(

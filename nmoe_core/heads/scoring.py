@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, local_digest
-from nmoe_core.base.settings import GraderKind
+from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.heads.features import (
@@ -120,7 +120,8 @@ class HeadScorer:
         heads = self.heads
         files = {"probe": heads.probe_digest, "judge": heads.judge_digest}
         first = {} if self.student is None else self.student.fingerprints
-        return {"backbone": self.model.digest, **files, **first}
+        way = expert_fingerprints(self.model.runtime.experts.name)
+        return {"backbone": self.model.digest, **way, **files, **first}
 
     @property
     def student_digest(self) -> str:

@@ -25,7 +25,7 @@ from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 from nmoe_core.base.jsonl import parse_object, read_lines
 from nmoe_core.base.result import Result
-from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.base.settings import TokenizerSettings, expert_fingerprints
 from nmoe_core.text.models import model_tokenizer
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -216,6 +216,7 @@ def _made_with(prompts: Prompts, generator: BatchedGenerator, settings: Settings
         "model": generator.model.digest,
         "dtype": str(generator.model.embedding.dtype).removeprefix("torch."),
         "batch_invariant": str(generator.batch_invariant),
+        **expert_fingerprints(generator.model.runtime.experts.name),
         # The tokenizer counts where a prompt is text.
         "tokenizer": prompts.tokenizer.fingerprint if "tokenizer" in vars(prompts) else "none",
         "shard": f"{prompts.shard.index}/{prompts.shard.count}",

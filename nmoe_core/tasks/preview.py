@@ -21,6 +21,7 @@ import orjson
 from loader.files.format import load_manifest
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.base.fingerprint import recorded, sha256_file
+from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.calibration.files import Calibration, load_calibration
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
@@ -215,7 +216,8 @@ def _grading_inputs(run: Run) -> _GradingInputs:
             read_header(path)
         probe, judge = sha256_file(run.tree.probe), sha256_file(run.tree.judge)
         backbone = checkpoint_digest(run.tree.checkpoint)
-        digests = {"backbone": backbone, "probe": probe, "judge": judge}
+        way = expert_fingerprints(run.config.backbone.experts)
+        digests = {"backbone": backbone, **way, "probe": probe, "judge": judge}
         if table.early_exit and calibration.student_digest:
             calibration.require_student(student := sha256_file(run.tree.student))
             digests["student"] = student
@@ -245,7 +247,7 @@ def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
     wanted = grade_fingerprints(documents_of, now.digests, *now.settings)
     if before == wanted:
         return None
-    changed = [key for key in wanted if before.get(key) != wanted[key]]
+    changed = [key for key in before | wanted if before.get(key) != wanted.get(key)]
     reasons = tuple(_REASONS.get(key, key) for key in changed)
     if changed == ["calibration"]:
         return stale(reasons, *_decided_again(shard.scores, now))

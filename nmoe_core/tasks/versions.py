@@ -12,6 +12,7 @@ from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
 from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
+from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.quality import CalibrationTable, OracleTable
 from nmoe_core.config.run import Run
@@ -93,9 +94,11 @@ def grades(run: Run) -> str:
 
 
 def _grader(run: Run) -> list[str]:
-    """Who grades; nothing of the default, so that what was made before this setting is current."""
-    grader = run.config.grading.grader
-    return [] if grader == "hydra" else [grader]
+    """Who grades, and how its backbone multiplies by experts; nothing of the defaults, so that what
+    was made before these settings is current."""
+    grader, experts = run.config.grading.grader, run.config.backbone.experts
+    way = [] if grader == "student" else expert_fingerprints(experts).values()
+    return [*([] if grader == "hydra" else [grader]), *way]
 
 
 def topic_model(run: Run) -> str:

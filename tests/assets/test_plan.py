@@ -12,6 +12,7 @@ from loader.files.sealed import sealed
 from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.tasks import versions
 from nmoe_core.tasks.checks import check_regrade
 from nmoe_core.tasks.hydra import grade_shards
 from nmoe_core.tasks.preview import plan_regrade
@@ -70,6 +71,28 @@ def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
     assert low > 0
     assert high - low == sum(s.open_flips for s in plan.shards)
     assert plan_regrade(run, SOURCES).shards == []
+
+
+def test_grades_follow_a_way_of_multiplying_whose_numbers_differ_and_no_form_in_memory(
+    run: Run,
+) -> None:
+    """To `grouped` and back: by the plan, by the grading task and by the asset's code version."""
+    forms = [run.with_settings({"backbone.experts": form}) for form in ("decoded", "packed")]
+    assert {versions.grades(form) for form in forms} == {versions.grades(run)}
+    assert {versions.calibration(form) for form in forms} == {versions.calibration(run)}
+    assert plan_regrade(forms[1], SOURCES).shards == []
+    grouped = run.with_settings({"backbone.experts": "grouped"})
+    assert versions.grades(grouped) != versions.grades(run)
+    assert versions.calibration(grouped) != versions.calibration(run)
+    before = decisions(run)
+    for now in (grouped, run):
+        plan = plan_regrade(now, SOURCES)
+        assert {s.reasons for s in plan.shards} == {("experts",)}
+        grade(now)
+        assert plan_regrade(now, SOURCES).shards == []
+    assert decisions(run) == before
+    by_student = [each.with_settings({"grading.grader": "student"}) for each in (run, grouped)]
+    assert versions.grades(by_student[0]) == versions.grades(by_student[1])
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from nmoe_core.engine.kernels.expert_product import (
     grouped_product,
     tile_experts,
 )
-from nmoe_core.engine.kernels.routing import choose_experts, route, sort_choices
+from nmoe_core.engine.kernels.routing import choose_experts, sort_choices
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.rotation import rotate
 from nmoe_core.engine.weights import mxfp4
@@ -105,11 +105,14 @@ def check_products(
     down: tuple[ExpertWeights, Tensor],
     top_k: int,
     tile: TileShape,
+    splits: int = 1,
 ) -> None:
-    """Both projections, expert by expert; the second of what the first gave."""
-    plan = route(logits, top_k, tile.rows)
+    """Both projections, expert by expert; the second, in splits, of what the first gave."""
+    plan = sort_choices(*choose_experts(logits, top_k), logits.shape[1], tile.rows)
     activated = grouped_product(x, up[0], plan, tile, (LIMIT, ALPHA))
-    rows = grouped_product(activated, down[0], plan, tile)
+    parts = grouped_product(activated, down[0], plan, tile, splits=splits)
+    assert len(parts) == splits
+    rows = parts.sum(0)
     for expert in plan.experts.unique().tolist():
         start, stop = plan.expert_starts[expert : expert + 2].tolist()
         choices, here = plan.sorted_choices[start:stop].long(), activated[start:stop]

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from nmoe_core.engine.experts import Chosen
 from nmoe_core.engine.kernels.block import FusedExperts, combine
 from nmoe_core.engine.kernels.expert_product import DECODE, PREFILL
+from nmoe_core.engine.kernels.routing import choose_experts
 from tests.gpu import checks
 from tests.gpu.checks import ALPHA, LIMIT, assert_near, random_experts, swiglu
 
@@ -28,7 +30,8 @@ def test_grouped_products_at_real_shapes(num_experts, num_tokens, tile, dtype):
     down = random_experts(num_experts, HIDDEN, HIDDEN, CUDA, dtype)
     x = torch.randn(num_tokens, HIDDEN, device=CUDA, dtype=torch.bfloat16)
     logits = torch.randn(num_tokens, num_experts, device=CUDA)
-    checks.check_products(x, logits, up, down, TOP_K, tile)
+    for splits in (1, 3) if tile is DECODE else (1,):
+        checks.check_products(x, logits, up, down, TOP_K, tile, splits)
 
 
 def test_a_prefill_batch_of_a_mixture_is_that_of_plain_torch():
@@ -37,8 +40,8 @@ def test_a_prefill_batch_of_a_mixture_is_that_of_plain_torch():
     down, down_values = random_experts(num_experts, HIDDEN, HIDDEN, CUDA)
     x, residual = torch.randn(2, num_tokens, HIDDEN, device=CUDA, dtype=torch.bfloat16)
     logits = torch.randn(num_tokens, num_experts, device=CUDA)
-    fused = FusedExperts(up, down, TOP_K, LIMIT, ALPHA)
-    found = fused(x, logits, residual)
+    fused, chosen = FusedExperts(up, down, LIMIT, ALPHA), Chosen(*choose_experts(logits, TOP_K))
+    found = fused(x, chosen, residual)
     values, experts = logits.topk(TOP_K)
     weights = values.softmax(-1)
     expected = torch.zeros(num_tokens, HIDDEN, device=CUDA)
@@ -48,7 +51,7 @@ def test_a_prefill_batch_of_a_mixture_is_that_of_plain_torch():
         out = inner.bfloat16().float() @ down_values[expert].float().T + down.bias[expert]
         expected.index_add_(0, tokens, out * weights[tokens, place, None])
     assert_near(found, residual.float() + expected)
-    assert all(torch.equal(fused(x, logits, residual), found) for _ in range(20))
+    assert all(torch.equal(fused(x, chosen, residual), found) for _ in range(20))
 
 
 def test_ten_thousand_random_routings_are_those_of_torch():
@@ -74,4 +77,4 @@ def test_rotation_norm_and_combine(like):
     x, delta = torch.randn(2, 300, HIDDEN).to(like)
     checks.check_norm(x, delta)
     rows = torch.randn(300 * TOP_K, HIDDEN, device=CUDA)
-    assert_near(combine(rows, x), x.float() + rows.view(300, TOP_K, HIDDEN).sum(1))
+    assert_near(combine(rows[None], x), x.float() + rows.view(300, TOP_K, HIDDEN).sum(1))

@@ -2,7 +2,8 @@
 
 Between kernels stand torch's matrix products (attention projections, router, unembedding). Results
 differ from the plain path by rounding alone. The experts are five kinds of launch and no transfer
-to the host; they take k rows of intermediate size and k float32 rows of hidden size per token.
+to the host; they take k rows of intermediate size and k float32 rows of hidden size per token, a
+few times these where the second product is split.
 """
 
 from collections.abc import Callable
@@ -14,21 +15,26 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from nmoe_core.engine.block import Block, Runtime
+from nmoe_core.engine.attention import Attention
+from nmoe_core.engine.block import RMSNorm, Runtime
+from nmoe_core.engine.experts import Batching, Chosen, ExpertWay
 from nmoe_core.engine.kernels.contexts import KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_product import (
     DenseExperts,
     ExpertWeights,
     alternate_halves,
     grouped_product,
+    splits_for,
     tile_experts,
     tile_for,
 )
 from nmoe_core.engine.kernels.graphs import DecodeGraphs, StaticStep
 from nmoe_core.engine.kernels.mode import round_to, widen
-from nmoe_core.engine.kernels.routing import route
+from nmoe_core.engine.kernels.routing import choose_experts, sort_choices
 from nmoe_core.engine.kernels.rows import add_rms_norm
+from nmoe_core.engine.packing import frozen
 from nmoe_core.engine.transfers import on_its_device
+from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.mxfp4 import Experts, PackedExperts
 
@@ -42,54 +48,62 @@ class FusedExperts:
 
     gate_up: ExpertWeights
     down: ExpertWeights
-    experts_per_token: int
     swiglu_limit: float
     swiglu_alpha: float
 
     def __call__(
-        self, x: Tensor, logits: Tensor, residual: Tensor, batch_invariant: bool = False
+        self, x: Tensor, chosen: Chosen, residual: Tensor, batch_invariant: bool = False
     ) -> Tensor:
         """The residual [T, hidden] plus the weighted sum of the experts of each row of x.
 
-        logits: float32 [T, E], the router's. batch_invariant: one tile shape for every batch, so
-        that a token's bits do not depend on how many others there are; large batches are slower.
+        batch_invariant: one tile shape and no splits for every batch, so that a token's bits do not
+        depend on how many others there are; large batches are slower, and so are the smallest.
         """
-        num_rows, num_experts = len(logits) * self.experts_per_token, logits.shape[1]
+        num_rows, num_experts = chosen.experts.numel(), len(self.down.bias)
         shape = tile_for(0 if batch_invariant else num_rows, num_experts, x.dtype)
-        routing = route(logits, self.experts_per_token, shape.rows)
+        routing = sort_choices(*chosen, num_experts, shape.rows)
         swiglu = self.swiglu_limit, self.swiglu_alpha
         inner = grouped_product(x, self.gate_up, routing, shape, swiglu)
-        return combine(grouped_product(inner, self.down, routing, shape), residual)
+        splits = 1 if batch_invariant else splits_for(routing, self.down, shape)
+        rows = grouped_product(inner, self.down, routing, shape, splits=splits)
+        return combine(rows, residual)
 
 
 @on_its_device
 def combine(rows: Tensor, residual: Tensor) -> Tensor:
     """The residual [T, H] plus each token's rows.
 
-    rows is float32 [T * k, H], row t * k + j the weighted result of the token's j-th expert. Rows
-    are summed in float32 in the order of j and rounded once before the residual is added, as in the
-    plain path.
+    rows is float32 [splits, T * k, H], row t * k + j a part of the weighted result of the token's
+    j-th expert. Parts are added in their order, and these sums in the order of j; the total is
+    rounded once before the residual is added, as in the plain path. All in float32.
     """
     num_tokens, width = residual.shape
     out = torch.empty_like(residual)
     if num_tokens:
+        splits, num_rows, _ = rows.shape
         _combine_kernel[(num_tokens, triton.cdiv(width, _BLOCK))](
-            rows, residual, out, width, TOP_K=len(rows) // num_tokens, BLOCK=_BLOCK
-        )
+            rows, residual, out, width, num_rows * width,
+            TOP_K=num_rows // num_tokens, SPLITS=splits, BLOCK=_BLOCK,
+        )  # fmt: skip
     return out
 
 
 @triton.jit
 def _combine_kernel(
-    rows_ptr, residual_ptr, out_ptr, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr
-):
+    rows_ptr, residual_ptr, out_ptr, width, part_size,
+    TOP_K: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = columns < width
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for j in tl.static_range(TOP_K):
         row = rows_ptr + (token * TOP_K + j) * width
-        total += tl.load(row + columns, mask=is_there, other=0.0)
+        result = tl.load(row + columns, mask=is_there, other=0.0)
+        for split in tl.static_range(1, SPLITS):
+            part = row + split * part_size
+            result += tl.load(part + columns, mask=is_there, other=0.0)
+        total += result
     place = token * width + columns
     residual = tl.load(residual_ptr + place, mask=is_there, other=0.0)
     rounded = widen(round_to(total, residual.dtype))
@@ -98,21 +112,20 @@ def _combine_kernel(
 
 
 class KernelBlock(nn.Module):
-    """One block, made of a plain one. Raises CheckpointError: packed experts have a scale the
-    kernels do not take (E-CHECKPOINT-SCALE)."""
+    """As `block.Block`. Raises CheckpointError: packed experts have a scale the kernels do not take
+    (E-CHECKPOINT-SCALE)."""
 
-    def __init__(self, config: ModelConfig, block: Block) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, tensors: LayerTensors, way: ExpertWay
+    ) -> None:
         super().__init__()
-        self.attn = block.attn
-        self.attn_norm, self.mlp_norm = block.attn_norm, block.mlp_norm
-        self.router_weight, self.router_bias = block.mlp.router_weight, block.mlp.router_bias
-        self.experts = FusedExperts(
-            _expert_weights(block.mlp.gate_up, block.mlp.gate_up_bias, alternate_halves),
-            _expert_weights(block.mlp.down, block.mlp.down_bias),
-            config.experts_per_token,
-            config.swiglu_limit,
-            config.swiglu_alpha,
-        )
+        self.attn = Attention(config, layer, tensors)
+        self.attn_norm = RMSNorm(tensors.attn_norm, config.rms_norm_eps)
+        self.mlp_norm = RMSNorm(tensors.mlp_norm, config.rms_norm_eps)
+        self.experts_per_token = config.experts_per_token
+        self.router_weight = frozen(tensors.router_weight)
+        self.router_bias = frozen(tensors.router_bias)
+        self.experts, self._product = way.prepare(config, tensors), way.product
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """As `Block.forward`."""
@@ -123,10 +136,23 @@ class KernelBlock(nn.Module):
         delta = F.linear(mixed.flatten(1), attn.out_weight, attn.out_bias)
         x, normalised = add_rms_norm(x, delta, self.mlp_norm.weight, self.mlp_norm.eps)
         logits = F.linear(normalised.float(), self.router_weight, self.router_bias)
-        return self.experts(normalised, logits, x, context.batch_invariant)
+        chosen = Chosen(*choose_experts(logits, self.experts_per_token))
+        return self._product(self.experts, normalised, chosen, x, context)
 
 
-KERNELS = Runtime(KernelBlock, KernelDocuments, KernelStep, DecodeGraphs)
+def _fused(config: ModelConfig, tensors: LayerTensors) -> FusedExperts:
+    return FusedExperts(
+        _expert_weights(tensors.gate_up, tensors.gate_up_bias, alternate_halves),
+        _expert_weights(tensors.down, tensors.down_bias),
+        config.swiglu_limit,
+        config.swiglu_alpha,
+    )
+
+
+def _product(
+    kept: FusedExperts, x: Tensor, chosen: Chosen, residual: Tensor, batching: Batching
+) -> Tensor:
+    return kept(x, chosen, residual, batching.batch_invariant)
 
 
 def _expert_weights(
@@ -136,3 +162,7 @@ def _expert_weights(
     if isinstance(stack, PackedExperts):
         return tile_experts(order(stack.blocks.data), order(stack.scales.data), bias)
     return DenseExperts(order(stack.weight.data), bias.float())
+
+
+KERNEL_EXPERTS = ExpertWay(_fused, _product)
+KERNELS = Runtime(KernelBlock, KERNEL_EXPERTS, KernelDocuments, KernelStep, DecodeGraphs)

@@ -29,8 +29,6 @@ from nmoe_core.engine.weights.config import ModelConfig
 class KernelDocuments(PackedDocuments):
     """Whole documents, each attending to itself."""
 
-    batch_invariant = False
-
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         super().__init__(config, packing)
         self._shape = config.num_key_value_heads, config.head_dim

@@ -8,6 +8,10 @@ A program computes one tile of rows of one expert by one block of output columns
 gathers activations by sorted choice; the epilogue adds the bias and either applies SwiGLU (the
 first projection, whose gates and ups alternate: one product serves both) or weighs the rows and
 puts them back in token order (the second). Decoding is exact. Sums are float32.
+
+Where the programs of the second projection would leave multiprocessors idle, its inputs are split:
+each split is a sum of its own, and `block.combine`, which adds up the rows anyway, adds them in
+their order. How many there are follows from shapes, never from the device.
 """
 
 from dataclasses import dataclass
@@ -117,6 +121,10 @@ TILES = (
     TileShape(rows=128, columns=128, num_warps=8, num_stages=3),
 )
 DECODE, PREFILL = TILES[0], TILES[-1]
+# A product is split until it has two programs for each of a Hopper GPU's 132 multiprocessors: one
+# program has 13 kB of weights under way, and by calculation the memory asks each multiprocessor for
+# 18 kB. A split is at least twice as long as the pipeline.
+WANTED_PROGRAMS, LEAST_K_TILES = 264, 8
 # Scalar instructions multiply float32, with a tile's inputs in registers: a larger one spills them.
 FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
@@ -129,6 +137,17 @@ def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
     return next((tile for tile in TILES if num_rows <= tile.rows * num_experts), PREFILL)
 
 
+def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> int:
+    """Splits of a product's inputs: more than one for the smallest tile alone, in batches whose
+    programs are few."""
+    num_tiles, num_outputs = len(routing.tile_experts), weights.bias.shape[1]
+    programs = num_tiles * triton.cdiv(num_outputs, shape.columns)
+    if not programs or shape.rows > DECODE.rows:
+        return 1
+    most = triton.cdiv(weights.in_features, TILE_K) // LEAST_K_TILES
+    return max(1, min(triton.cdiv(WANTED_PROGRAMS, programs), most))
+
+
 @on_its_device
 def grouped_product(
     x: Tensor,
@@ -136,6 +155,7 @@ def grouped_product(
     routing: Routing,
     shape: TileShape,
     swiglu: tuple[float, float] | None = None,
+    splits: int = 1,
 ) -> Tensor:
     """First projection with SwiGLU; or the second, each row times its routing weight.
 
@@ -146,26 +166,32 @@ def grouped_product(
         shape: Of a program's tile.
         swiglu: Of the first projection: the limit of gates and ups, and the factor inside the
             gate's sigmoid. None for the second.
+        splits: Parts that the inputs of the second projection are cut into.
 
     Returns:
-        First projection: [T * k, N / 2] of x's type, in sorted order. Second: float32 [T * k, N] in
-        token order, row t * k + j of the token's j-th expert.
+        First projection: [T * k, N / 2] of x's type, in sorted order. Second: float32
+        [splits, T * k, N] in token order, row t * k + j a part of the token's j-th expert.
     """
     if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
         raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
     is_packed, is_first = isinstance(weights, TiledExperts), swiglu is not None
     num_outputs, num_tiles = weights.bias.shape[1], len(routing.tile_experts)
-    columns, dtype = (num_outputs // 2, x.dtype) if is_first else (num_outputs, torch.float32)
-    out = x.new_empty(routing.experts.numel(), columns, dtype=dtype)
+    num_rows, num_k_tiles = routing.experts.numel(), triton.cdiv(x.shape[1], TILE_K)
+    if is_first:
+        out = x.new_empty(num_rows, num_outputs // 2)
+    else:
+        out = x.new_empty(splits, num_rows, num_outputs, dtype=torch.float32)
     if not num_tiles:
         return out
-    _product_kernel[(num_tiles * triton.cdiv(num_outputs, shape.columns),)](
+    _product_kernel[(num_tiles * triton.cdiv(num_outputs, shape.columns), splits)](
         x.contiguous(),
         *((weights.codes, weights.scales) if is_packed else (weights.weight, weights.weight)),
         weights.bias, out, routing.weights, routing.sorted_choices, routing.expert_starts,
         routing.tile_experts, routing.tile_starts,
         num_tiles, weights.in_features, num_outputs, *(swiglu or (0.0, 0.0)),
+        triton.cdiv(num_k_tiles, splits), num_rows * num_outputs,
         TOP_K=routing.experts.shape[1], IS_PACKED=is_packed, IS_SWIGLU=is_first,
+        IS_SPLIT=splits > 1,
         BLOCK_M=shape.rows, BLOCK_N=shape.columns, BLOCK_K=TILE_K, WORDS=WORDS,
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
@@ -176,9 +202,9 @@ def grouped_product(
 def _product_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, out_ptr, routing_ptr, sorted_ptr, expert_starts_ptr,
     tile_experts_ptr, tile_starts_ptr,
-    num_tiles, num_inputs, num_outputs, limit, alpha,
-    TOP_K: tl.constexpr, IS_PACKED: tl.constexpr, IS_SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WORDS: tl.constexpr,
+    num_tiles, num_inputs, num_outputs, limit, alpha, split_tiles, part_size,
+    TOP_K: tl.constexpr, IS_PACKED: tl.constexpr, IS_SWIGLU: tl.constexpr, IS_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     # Tiles of one expert are neighbours in the grid, so they share its weights in the cache.
     tile = tl.program_id(0) % num_tiles
@@ -196,7 +222,11 @@ def _product_kernel(
     x_rows = x_ptr + rows.to(tl.int64)[:, None] * num_inputs
     num_k_tiles = tl.cdiv(num_inputs, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k_tile in range(num_k_tiles):
+    first_tile, end_tile = 0, num_k_tiles
+    if IS_SPLIT:
+        first_tile = tl.program_id(1) * split_tiles
+        end_tile = tl.minimum(first_tile + split_tiles, num_k_tiles)
+    for k_tile in range(first_tile, end_tile):
         ks = k_tile * BLOCK_K + tl.arange(0, BLOCK_K)
         is_input = (ks < num_inputs)[None, :]
         x = tl.load(x_rows + ks[None, :], mask=is_row[:, None] & is_input, other=0.0)
@@ -211,6 +241,8 @@ def _product_kernel(
             w = tl.load(weight_ptr + pointers, mask=is_column[:, None] & is_input, other=0.0)
         acc = dot(x, tl.trans(w), acc)
     bias = tl.load(bias_ptr + expert * num_outputs + columns, mask=is_column, other=0.0)
+    if IS_SPLIT:
+        bias = tl.where(tl.program_id(1) == 0, bias, 0.0)
     acc += bias[None, :]
     if IS_SWIGLU:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
@@ -225,6 +257,7 @@ def _product_kernel(
         num_columns = num_outputs
         out_columns = columns
         out_rows = choices
+        out_ptr += tl.program_id(1).to(tl.int64) * part_size
     out = out_ptr + out_rows.to(tl.int64)[:, None] * num_columns + out_columns[None, :]
     result = round_to(result, out_ptr.dtype.element_ty)
     tl.store(out, result, mask=is_row[:, None] & (out_columns < num_columns)[None, :])

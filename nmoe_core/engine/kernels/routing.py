@@ -41,12 +41,6 @@ class Routing:
     tile_rows: int
 
 
-def route(logits: Tensor, experts_per_token: int, tile_rows: int) -> Routing:
-    """Choose k experts for each row of float32 logits [T, E] and sort, in tiles of `tile_rows`."""
-    weights, experts = choose_experts(logits, experts_per_token)
-    return sort_choices(weights, experts, logits.shape[1], tile_rows)
-
-
 @on_its_device
 def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor]:
     """float32 weights and int32 experts, [T, k] each, of float32 logits [T, E]."""

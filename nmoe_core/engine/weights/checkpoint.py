@@ -161,14 +161,17 @@ class Checkpoint:
         }
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
-        """Meaning of "auto": packed on a GPU where all experts are MXFP4, else decoded."""
+        """Meaning of "auto": packed on a GPU where all experts are MXFP4, else decoded. Grouped
+        experts are decoded."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
                 found=choice,
-                expected="auto, decoded or packed",
+                expected=", ".join(get_args(ExpertChoice)),
                 code="E-CONFIG-EXPERTS",
             )
+        if choice == "grouped":
+            return "decoded"
         if choice != "auto":
             return choice
         is_gpu = torch.device(self.device).type == "cuda"

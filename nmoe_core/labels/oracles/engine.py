@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
 from nmoe_core.labels.oracles.harmony import (
@@ -99,6 +100,7 @@ class EngineOracle(MeasuredOracle):
             "final_tokens": FINAL_TOKENS,
             "reasoning": table.reasoning,
             "dtype": table.dtype,
+            **expert_fingerprints(table.experts),
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
             **({"salvage": True} if salvage else {}),

@@ -101,7 +101,7 @@ def test_experts_stay_packed_on_a_gpu_and_are_decoded_on_a_cpu_unless_asked(
 
 
 def test_no_form_of_weights_but_those_that_there_are_is_taken(tiny_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="auto, decoded or packed"):
+    with pytest.raises(ConfigError, match="auto, decoded, packed, grouped"):
         Transformer.from_checkpoint(tiny_dir, experts="halved")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="float16"):
         Transformer.from_checkpoint(tiny_dir, dtype=torch.float16)

@@ -1,5 +1,7 @@
 """Experts: MXFP4 exactly, the mixture against its definition, and what it may not depend on."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -7,11 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmoe_core.engine import ModelConfig, Transformer
-from nmoe_core.engine.block import RUN_ROWS, MixtureOfExperts
+from nmoe_core.engine import (
+    BatchedGenerator,
+    GeneratorOptions,
+    ModelConfig,
+    Transformer,
+    make_tiny_checkpoint,
+)
+from nmoe_core.engine.backend import with_experts
+from nmoe_core.engine.block import PLAIN, MixtureOfExperts
+from nmoe_core.engine.experts import PLAIN_EXPERTS, RUN_ROWS
+from nmoe_core.engine.grouped import GROUPED
 from nmoe_core.engine.weights import mxfp4
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
+from nmoe_core.engine.weights.families import FAMILIES
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
+from tests.core.engine.builders import SMALL
 from tests.refusals import refused
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -64,25 +77,25 @@ def test_decoded_values_encode_back_to_themselves_over_the_whole_range():
     assert mxfp4.decode(blocks, scales).abs().max() == 0
 
 
-@pytest.fixture
-def mixture(small_config: ModelConfig, make_checkpoint) -> MixtureOfExperts:
+@pytest.fixture(params=[PLAIN_EXPERTS, GROUPED], ids=["plain", "grouped"])
+def mixture(request, small_config: ModelConfig, make_checkpoint) -> MixtureOfExperts:
     """Six experts, two per token, hidden 32, intermediate 64."""
     with open_checkpoint(make_checkpoint(small_config)) as checkpoint:
-        return MixtureOfExperts(small_config, checkpoint.layer(0, torch.float32))
+        return MixtureOfExperts(small_config, checkpoint.layer(0, torch.float32), request.param)
 
 
 def _by_definition(mixture: MixtureOfExperts, x: Tensor) -> Tensor:
     """Every expert on every row in float64, then the sum over the two largest logits."""
-    x = x.double()
+    x, stacks = x.double(), mixture.experts
     logits = x @ mixture.router_weight.double().T + mixture.router_bias.double()
     result = torch.zeros_like(x)
     for row, (values, experts) in enumerate(zip(*logits.topk(2, dim=-1), strict=True)):
         for weight, expert in zip(torch.softmax(values, 0), experts.tolist(), strict=True):
-            both = mixture.gate_up.matrix(expert).double() @ x[row]
-            gate, up = (both + mixture.gate_up_bias[expert].double()).chunk(2)
+            both = stacks.gate_up.matrix(expert).double() @ x[row]
+            gate, up = (both + stacks.gate_up_bias[expert].double()).chunk(2)
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             inner = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
-            out = mixture.down.matrix(expert).double() @ inner + mixture.down_bias[expert].double()
+            out = stacks.down.matrix(expert).double() @ inner + stacks.down_bias[expert].double()
             result[row] += weight * out
     return result
 
@@ -90,10 +103,12 @@ def _by_definition(mixture: MixtureOfExperts, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 4 * RUN_ROWS])
 @pytest.mark.parametrize("min_rows", [1, 16])
 def test_rows_are_the_weighted_sum_of_their_experts(mixture, num_rows: int, min_rows: int):
-    x = torch.randn(num_rows, 32, generator=torch.Generator().manual_seed(num_rows))
+    x, residual = torch.randn(2, num_rows, 32, generator=torch.Generator().manual_seed(num_rows))
+    batching = SimpleNamespace(min_rows=min_rows, batch_invariant=False)
     with torch.inference_mode():
-        found, none = mixture(x, min_rows=min_rows), mixture(x[:0], min_rows=min_rows)
-    torch.testing.assert_close(found.double(), _by_definition(mixture, x), atol=2e-5, rtol=1e-5)
+        found, none = mixture(x, residual, batching), mixture(x[:0], residual[:0], batching)
+    expected = residual.double() + _by_definition(mixture, x)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
     assert none.shape == (0, 32)
 
 
@@ -103,7 +118,7 @@ def test_packed_experts_give_the_same_bits_in_less_memory(tiny_dir, dtype: torch
     decoded = Transformer.from_checkpoint(tiny_dir, dtype=dtype)
     packed = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts="packed")
     assert torch.equal(packed(ids), decoded(ids))
-    stack = packed.blocks[0].get_submodule("mlp").gate_up
+    stack = packed.blocks[0].get_submodule("mlp").experts.gate_up
     assert isinstance(stack, PackedExperts)
     stored = sum(parameter.nbytes for parameter in stack.parameters())
     assert stored * 8 == 4.25 * 8 * 128 * 64
@@ -122,3 +137,39 @@ def test_experts_that_are_not_mxfp4_cannot_stay_packed(small_config, make_checkp
     directory = make_checkpoint(small_config)
     with refused("E-CONFIG-EXPERTS", r"layers\.0\.mlp\.experts.*only MXFP4"):
         Transformer.from_checkpoint(directory, experts="packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_grouped_products_give_the_model_s_numbers_to_rounding(tmp_path, family, dtype):
+    directory = make_tiny_checkpoint(tmp_path / "checkpoint", family=family, vocab_size=300)
+    ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(0))
+    own, grouped = (
+        Transformer.from_checkpoint(directory, dtype=dtype, experts=experts)(ids)
+        for experts in ("decoded", "grouped")
+    )
+    # In bfloat16 a rounding may choose another expert, which moves that row and those after it.
+    distances = (own - grouped).norm(dim=-1) / own.norm(dim=-1)
+    assert distances.median() <= (1e-5 if dtype == torch.float32 else 0.03)
+
+
+def test_grouped_products_keep_the_promise_of_batch_invariance(tiny_dir):
+    model = Transformer.from_checkpoint(tiny_dir, experts="grouped")
+    own = Transformer.from_checkpoint(tiny_dir)
+    options = GeneratorOptions(batch_invariant=True)
+    found = []
+    for each in (own, model):
+        generator = BatchedGenerator(each, 64, 2, options=options)
+        generator.add([5, 6, 7], 4)
+        found.append(generator.step()[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "dtype"),
+    [("llama", "cpu", torch.float32), ("gpt_oss", "cuda", torch.float32)],
+)
+def test_a_model_without_grouped_products_is_refused(family, device, dtype):
+    config = replace(SMALL, family=next(f for f in FAMILIES if f.model_type == family))
+    with refused("E-CONFIG-EXPERTS", "no grouped product"):
+        with_experts(PLAIN, "grouped", config, torch.device(device), dtype)

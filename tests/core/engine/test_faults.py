@@ -22,26 +22,29 @@ FAULTS: dict[str, list[Edit]] = {
     "no sink": [("attention", "mixed.mul_(torch.sigmoid(log_sum - sinks).unsqueeze(-1))", "mixed")],
     "window off by one": [("attention", "(distance >= window)", "(distance > window)")],
     "kinds of layers swapped": [("weights/config", "[layer] == SLIDING", "[layer] == FULL")],
-    "no yarn": [("attention", "    if scaling is not None:", "    if False:")],
-    "no yarn concentration": [("attention", "0.1 * math.log(", "0.0 * math.log(")],
-    "yarn truncated": [("attention", "if scaling.truncate:", "if not scaling.truncate:")],
-    "interleaved rope": [("attention", "(1, (2, -1)).transpose(1, 2)", "(1, (2, -1))")],
+    "no yarn": [("rotation", "    if isinstance(scaling, YarnScaling):", "    if False:")],
+    "no yarn concentration": [("rotation", "0.1 * math.log(", "0.0 * math.log(")],
+    "yarn truncated": [("rotation", "if scaling.truncate:", "if not scaling.truncate:")],
+    "interleaved rope": [("rotation", "(1, (2, -1)).transpose(1, 2)", "(1, (2, -1))")],
     "gate and up concatenated": [
         ("weights/checkpoint", "torch.cat([rows[0::2], rows[1::2]])", "rows"),
-        ("weights/checkpoint", "[gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]]", "[gate_up_bias]"),
+        ("weights/checkpoint", "[bias[:, 0::2], bias[:, 1::2]]", "[bias]"),
     ],
-    "gate and up swapped": [("block", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
-    "no limit": [("block", "clamp(max=limit), up.clamp(-limit, limit)", "clone(), up.clone()")],
-    "alpha 1": [("block", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
-    "no +1": [("block", "up.add_(1).mul_(", "up.mul_(")],
+    "gate and up swapped": [("experts", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
+    "no limit": [("experts", "clamp(max=limit), up.clamp(-limit, limit)", "clone(), up.clone()")],
+    "alpha 1": [("experts", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
+    "no +1": [("experts", "up.add_(1).mul_(", "up.mul_(")],
     "softmax over all experts": [
-        ("block", "return logits.topk(", "return logits.log_softmax(-1).topk("),
-        ("block", "places = torch.softmax(logits, dim=-1)", "places = logits.exp()"),
+        (
+            "block",
+            "Chosen(torch.softmax(top, dim=-1), experts)",
+            "Chosen((top - logits.logsumexp(-1, keepdim=True)).exp(), experts)",
+        )
     ],
     "nibbles swapped": [
         ("weights/mxfp4", "[byte & 15], codes[byte >> 4]", "[byte >> 4], codes[byte & 15]")
     ],
-    "gate clamped below": [("block", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
+    "gate clamped below": [("experts", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
 }
 ALWAYS = {"window off by one", "gate clamped below"}
 
@@ -66,6 +69,14 @@ def _run_goldens(directory: Path, edits: list[Edit]) -> subprocess.CompletedProc
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def test_every_fault_changes_a_line_that_is_there():
+    for name, edits in FAULTS.items():
+        for module, text, instead in edits:
+            source = (ROOT / "nmoe_core" / "engine" / f"{module}.py").read_text()
+            assert source.count(text) == 1, (name, module, text)
+            assert instead != text
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from nmoe_core.engine.experts import Chosen
 from nmoe_core.engine.kernels.attention import (
     Cached,
     decode_attention,
@@ -30,6 +31,7 @@ from nmoe_core.engine.kernels.attention import (
 )
 from nmoe_core.engine.kernels.block import FusedExperts
 from nmoe_core.engine.kernels.expert_product import TILES, DenseExperts, tile_experts
+from nmoe_core.engine.kernels.routing import choose_experts
 from nmoe_core.engine.kernels.rows import add_rms_norm, rotate_and_store
 from nmoe_core.engine.weights import mxfp4
 
@@ -37,11 +39,11 @@ HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS = 2880, 64, 8, 64, 2
 CAPABILITY, IS_QUICK = int(sys.argv[1]), sys.argv[2] == "quick"
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 PRODUCT = re.compile(r"(?:HMMA|HGMMA|UTCHMMA)\S*")
-_compiled: set[tuple[JITFunction, int | None]] = set()
+_compiled: set[tuple[JITFunction, int | None, bool | None]] = set()
 
 
 def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    variant = kernel, kwargs.get("BLOCK_M")
+    variant = kernel, kwargs.get("BLOCK_M"), kwargs.get("IS_SPLIT")
     if IS_QUICK and variant in _compiled:
         return
     _compiled.add(variant)
@@ -58,6 +60,7 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwa
         "kernel": kernel.__name__,
         "rows": kwargs.get("BLOCK_M"),
         "is_packed": kwargs.get("IS_PACKED", False),
+        "is_split": kwargs.get("IS_SPLIT", False),
         "registers": int(registers),
         "shared_bytes": compiled.metadata.shared,
         "stack_bytes": int(stack),
@@ -99,7 +102,10 @@ def mixtures() -> None:
         for up, down in (packed, dense):
             for rows in counts if dtype == torch.bfloat16 else counts[:1]:
                 x = torch.zeros(rows, HIDDEN, dtype=dtype)
-                FusedExperts(up, down, 1, 7.0, 1.702)(x, torch.zeros(rows, EXPERTS), x)
+                chosen = Chosen(*choose_experts(torch.zeros(rows, EXPERTS), 1))
+                # The smallest tile without splits, and with them.
+                for batch_invariant in (True, False) if rows == counts[0] else (False,):
+                    FusedExperts(up, down, 7.0, 1.702)(x, chosen, x, batch_invariant)
 
 
 def attention() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from nmoe_core.engine import backend
 from nmoe_core.engine.block import PLAIN
+from nmoe_core.engine.experts import Chosen
 from nmoe_core.engine.kernels import block
 from nmoe_core.engine.kernels.block import KERNELS
 from nmoe_core.engine.kernels.graphs import DecodeGraphs
@@ -27,9 +28,9 @@ def checkpoint(tmp_path_factory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), **sizes)
 
 
-@pytest.mark.parametrize("experts", ["decoded", "packed"])
+@pytest.mark.parametrize("experts", ["decoded", "packed", "grouped"])
 def test_hidden_states_and_logits_are_those_of_the_plain_path(checkpoint, experts):
-    plain = Transformer.from_checkpoint(checkpoint, experts=experts)
+    plain = Transformer.from_checkpoint(checkpoint)
     ids = torch.randint(0, 320, (2, 9), generator=torch.Generator().manual_seed(0))
     options = {"lengths": torch.tensor([9, 2]), "return_hidden_states": (1, 2)}
     expected_logits, expected = plain(ids, **options)
@@ -59,16 +60,17 @@ def test_generation_gives_the_plain_path_s_tokens(checkpoint, monkeypatch, use_g
 
 
 def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch):
-    route = Mock(side_effect=LookupError)
-    monkeypatch.setattr(block, "route", route)
+    sort = Mock(side_effect=LookupError)
+    monkeypatch.setattr(block, "sort_choices", sort)
     experts = Transformer.from_checkpoint(checkpoint, use_kernels=True).blocks[0].experts
     per_token = 2
     counts = [4 * rows // per_token for rows in (1, 16, 32, 64, 128, 1000)]
     for batch_invariant, count in itertools.product((False, True), [*counts, counts[1] + 1]):
         x = torch.randn(count, 64)
+        chosen = Chosen(torch.ones(count, per_token), torch.zeros(count, per_token).int())
         with pytest.raises(LookupError):
-            experts(x, torch.zeros(count, 4), x, batch_invariant)
-    rows = [call.args[2] for call in route.call_args_list]
+            experts(x, chosen, x, batch_invariant)
+    rows = [call.args[3] for call in sort.call_args_list]
     assert rows == [16, 16, 32, 64, 128, 128, 32] + 7 * [16]
 
 

@@ -49,6 +49,7 @@ def test_every_kernel_compiles_without_spilling_and_decodes_in_few_instructions(
             assert record["loop_instructions"] <= MOST_OF_ATTENTION, record
     packed = [r for r in records if r["is_packed"] and not r["is_float32"]]
     assert {r["rows"] for r in packed} == set(MOST_INSTRUCTIONS)
+    assert {r["rows"] for r in packed if r["is_split"]} == {16}
     for record in packed:
         assert record["loop_instructions"] <= MOST_INSTRUCTIONS[record["rows"]], record
         if record["rows"] == 128 and capability == 90:

@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import math
+import tomllib
 
 import pytest
 
+from benchmarks.gpu import experts
 from benchmarks.gpu.__main__ import PARTS, main
+from nmoe_core.engine import make_tiny_checkpoint
 
 OURS = ("scoring", "steps", "generating")
 PEERS = ("generating", "libraries", "transformers", "vllm", "plain")
@@ -39,7 +42,7 @@ def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path
                 assert share != 0
     if "libraries" in parts:
         routes = found["experts by route"] + found["attention by route"]
-        assert len(routes) == 10
+        assert len(routes) == 3 * 4 + 2 * 2
         for figure in routes:
             assert figure["distance"] < 0.02, figure
             assert figure["share_of_roofline"] > 0
@@ -54,3 +57,22 @@ def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path
         assert [f["what"] for f in found["plain path"]] == ["scoring", "scoring, compiled"]
     assert not [path for path in tmp_path.iterdir() if path != out]
     assert set(PARTS) == {*OURS, *PEERS}
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_ways_of_multiplying_by_experts_are_timed_and_the_fastest_named(tmp_path, capsys, family):
+    directory = make_tiny_checkpoint(tmp_path / "checkpoint", family=family, vocab_size=300)
+    arguments = [str(directory), "--rows", "20", "1", "--device", "cpu", "--rounds", "1"]
+    figures = experts.main(arguments)
+    is_packed = family == "gpt_oss"
+    settings = ["packed"] * is_packed + ["decoded", "grouped"]
+    routes = [*settings, *["packed, batch-invariant"] * is_packed]
+    assert [(f["what"], f["route"]) for f in figures] == [
+        (f"experts, {rows} rows", route) for rows in (20, 1) for route in routes
+    ]
+    assert all(figure["distance"] < 0.02 for figure in figures)
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    for line, first in zip(lines, (0, len(routes)), strict=True):
+        some = figures[first : first + len(settings)]
+        best = min(some, key=lambda figure: figure["milliseconds"])
+        assert tomllib.loads(line) == {"experts": best["route"]}

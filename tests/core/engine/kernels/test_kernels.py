@@ -1,14 +1,26 @@
 """Every kernel against plain torch, in Triton's interpreter."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmoe_core.engine.experts import Chosen
+from nmoe_core.engine.kernels import block
 from nmoe_core.engine.kernels.attention import Cached, decode_attention, query_blocks
 from nmoe_core.engine.kernels.block import FusedExperts, combine
-from nmoe_core.engine.kernels.expert_product import DECODE, TileShape, grouped_product, tile_experts
+from nmoe_core.engine.kernels.expert_product import (
+    DECODE,
+    DenseExperts,
+    TileShape,
+    grouped_product,
+    splits_for,
+    tile_experts,
+    tile_for,
+)
 from nmoe_core.engine.kernels.routing import choose_experts, sort_choices
 from nmoe_core.engine.weights import mxfp4
 from tests.gpu import checks
@@ -71,7 +83,11 @@ def test_rows_are_rotated_stored_added_normalised_and_combined(like):
     # Experts are added in order, and the residual last.
     rows, residual = torch.randn(5, 3, 70), torch.randn(5, 70).to(like)
     in_order = rows[:, 0] + rows[:, 1] + rows[:, 2]
-    assert torch.equal(combine(rows.flatten(0, 1), residual), residual + in_order.to(like))
+    assert torch.equal(combine(rows.flatten(0, 1)[None], residual), residual + in_order.to(like))
+    parts = torch.randn(3, 10, 70)
+    of_each = ((parts[0] + parts[1]) + parts[2]).view(5, 2, 70)
+    in_order = of_each[:, 0] + of_each[:, 1]
+    assert torch.equal(combine(parts, residual), residual + in_order.to(like))
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts", "k"), [(1, 4, 4), (19, 5, 2), (40, 128, 4)])
@@ -114,6 +130,36 @@ def test_products_are_those_of_plain_torch(dtype, inputs):
     checks.check_products(x.to(dtype or torch.bfloat16), logits, up, down, 2, TILE)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("splits", [2, 3, 4])  # of five tiles of inputs: uneven, and one with none
+def test_a_product_in_splits_adds_up_to_that_of_plain_torch(dtype, splits):
+    x, logits = torch.randn(5, 64), torch.randn(5, 4)
+    up, down = random_experts(4, 640, 64, dtype=dtype), random_experts(4, 40, 320, dtype=dtype)
+    checks.check_products(x.to(dtype or torch.bfloat16), logits, up, down, 2, TILE, splits)
+
+
+def test_a_small_batch_of_a_mixture_is_split_and_near_what_it_is_unsplit(monkeypatch):
+    product = Mock(wraps=grouped_product)
+    monkeypatch.setattr(block, "grouped_product", product)
+    (up, _), (down, _) = random_experts(2, 2048, 32), random_experts(2, 48, 1024)
+    fused = FusedExperts(up, down, checks.LIMIT, checks.ALPHA)
+    x, residual = torch.randn(1, 32), torch.randn(1, 48)
+    chosen = Chosen(*choose_experts(torch.randn(1, 2), 2))
+    split, unsplit = (fused(x, chosen, residual, invariant) for invariant in (False, True))
+    assert [call.kwargs.get("splits") for call in product.call_args_list] == [None, 2, None, 1]
+    torch.testing.assert_close(split, unsplit, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "splits"), [(1, 3), (2, 2), (4, 1), (70, 1)])
+def test_splits_follow_from_the_number_of_programs_of_a_batch(batch, splits):
+    """At the shapes of gpt-oss-20b: 32 experts, four a token, 2,880 inputs and outputs."""
+    logits = torch.randn(batch, 32)
+    tile = tile_for(4 * batch, 32, torch.bfloat16)
+    plan = sort_choices(*choose_experts(logits, 4), 32, tile.rows)
+    weights = DenseExperts(torch.empty(32, 1, 1).expand(32, 2880, 2880), torch.empty(32, 2880))
+    assert splits_for(plan, weights, tile) == splits
+
+
 def test_every_code_and_scale_is_decoded_exactly():
     """One input at a time is one, so an output is a weight, whatever its code and scale."""
     scales = torch.tensor([0, 1, 60, 126, 127, 128], dtype=torch.uint8)
@@ -137,11 +183,12 @@ def test_scales_beyond_what_the_kernels_take_are_refused():
 def test_a_token_s_bits_do_not_depend_on_its_batch(monkeypatch):
     monkeypatch.setattr(np, "matmul", product_of_a_tile)  # the interpreter's
     (up, _), (down, _) = random_experts(4, 64, 256), random_experts(4, 64, 32)
-    fused = FusedExperts(up, down, 2, checks.LIMIT, checks.ALPHA)
+    fused = FusedExperts(up, down, checks.LIMIT, checks.ALPHA)
     x, residual = torch.randn(80, 256), torch.randn(80, 64)
-    logits = torch.randn(80, 4)
-    together = fused(x, logits, residual, batch_invariant=True)
-    alone = fused(x[7:8], logits[7:8], residual[7:8], batch_invariant=True)
+    weights, experts = choose_experts(torch.randn(80, 4), 2)
+    together = fused(x, Chosen(weights, experts), residual, batch_invariant=True)
+    one = Chosen(weights[7:8], experts[7:8])
+    alone = fused(x[7:8], one, residual[7:8], batch_invariant=True)
     assert torch.equal(together[7], alone[0])
 
 

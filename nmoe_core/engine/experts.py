@@ -1,0 +1,161 @@
+"""Ways of multiplying rows by the experts chosen for them, and the way of plain torch.
+
+A way is two functions: one keeps what it needs of a block's weights, the other multiplies. Which
+way runs is a setting, never a measurement at run time: results of two ways differ by rounding.
+
+In plain torch rows are sorted by expert and each expert present runs once over its own; a token's
+k results are added in the order of its logits, so the sum does not depend on the batch. Costs k
+rows of hidden size per token.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmoe_core.engine.packing import frozen, linear
+from nmoe_core.engine.weights.checkpoint import LayerTensors
+from nmoe_core.engine.weights.config import ModelConfig
+
+# Experts with few rows share the steps between their two products, up to this many rows: then the
+# intermediate results still fit a core's cache.
+RUN_ROWS = 128
+
+Piece = tuple[int, int, int]
+
+
+class Chosen(NamedTuple):
+    """The k experts of each row, largest logit first."""
+
+    weights: Tensor
+    """float32 [N, k]."""
+    experts: Tensor
+    """int64 or int32 [N, k]."""
+
+
+class Batching(Protocol):
+    """What a context says about the rows of a call."""
+
+    @property
+    def min_rows(self) -> int:
+        """Rows that a product is filled up to (`packing.linear`)."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's bits must not depend on how many others there are, where a way's own
+        would."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWay:
+    """A way of multiplying by experts.
+
+    prepare: What it keeps of a block's weights. product: Of what it keeps, rows [N, hidden],
+    normalised, their experts, the residual [N, hidden] and the batching: the residual plus the
+    weighted sum of each row's experts. name: Of a way that the setting `experts` asks for, as
+    fingerprints hold it; empty for a runtime's own.
+    """
+
+    prepare: Callable[[ModelConfig, LayerTensors], Any]
+    product: Callable[[Any, Tensor, Chosen, Tensor, Batching], Tensor]
+    name: str = ""
+
+
+class ExpertStacks(nn.Module):
+    """The experts of one block as they were read, for plain torch."""
+
+    def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
+        super().__init__()
+        self.num_experts, self.gate_up_size = config.num_experts, 2 * config.intermediate_size
+        self.swiglu = swiglu_of(config)
+        self.gate_up, self.gate_up_bias = tensors.gate_up, frozen(tensors.gate_up_bias)
+        self.down, self.down_bias = tensors.down, frozen(tensors.down_bias)
+
+    def multiply(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
+        """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
+        first = run[0][1]
+        pieces = [(expert, slice(start - first, stop - first)) for expert, start, stop in run]
+        gate_up = x.new_empty(len(x), self.gate_up_size)
+        for expert, rows in pieces:
+            bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+            linear(x[rows], self.gate_up.matrix(expert), bias, min_rows, gate_up[rows])
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = self.swiglu(gate, up)
+        for expert, rows in pieces:
+            bias = None if self.down_bias is None else self.down_bias[expert]
+            linear(inner[rows], self.down.matrix(expert), bias, min_rows, results[rows])
+
+
+def swiglu_of(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """The activation of a model, of gate and up."""
+    if config.swiglu_limit is None:
+        return plain_swiglu
+    return functools.partial(swiglu, limit=config.swiglu_limit, alpha=config.swiglu_alpha)
+
+
+def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """up * gate * sigmoid(gate)."""
+    return F.silu(gate).mul_(up)
+
+
+def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped above and up on both sides."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return up.add_(1).mul_(torch.mul(gate, alpha).sigmoid_().mul_(gate))
+
+
+def weighted_sum(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """float32 [N, hidden]: each row's k results, at `places` [N, k], added in their order."""
+    total = results.index_select(0, places[:, 0]) * weights[:, :1]
+    for i in range(1, places.shape[1]):
+        total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
+    return total
+
+
+def _product(
+    kept: ExpertStacks, x: Tensor, chosen: Chosen, residual: Tensor, batching: Batching
+) -> Tensor:
+    weights, experts = chosen
+    if len(x) == batching.min_rows == 1:
+        return residual + _one_row(kept, x, weights, experts[0].tolist())
+    order = experts.flatten().argsort(stable=True)
+    tokens = order // experts.shape[1]
+    counts = experts.flatten().bincount(minlength=kept.num_experts).tolist()
+    results = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+    for run in _runs(counts):
+        rows = slice(run[0][1], run[-1][2])
+        kept.multiply(run, x.index_select(0, tokens[rows]), results[rows], batching.min_rows)
+    places = order.argsort().view_as(experts)
+    return residual + weighted_sum(results, places, weights).to(x.dtype)
+
+
+def _one_row(kept: ExpertStacks, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
+    """The sum for a single row, the case of decoding one sequence: there is nothing to sort."""
+    run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
+    results = x.new_empty(len(experts), x.shape[1])
+    kept.multiply(run, x.expand(len(experts), -1), results, min_rows=1)
+    return torch.mm(weights, results.float()).to(x.dtype)
+
+
+def _runs(counts: list[int]) -> Iterator[list[Piece]]:
+    """Experts that have rows, as (expert, first row, end row), in runs of about RUN_ROWS rows."""
+    run: list[Piece] = []
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            run.append((expert, start, start + count))
+            start += count
+            if start - run[0][1] >= RUN_ROWS:
+                yield run
+                run = []
+    if run:
+        yield run
+
+
+PLAIN_EXPERTS = ExpertWay(ExpertStacks, _product)
