@@ -127,7 +127,7 @@ def work():
     reference = weakref.ref(engine, ask)
     del engine
     print("goes on", flush=True)
-    time.sleep(5)
+    time.sleep(60)
     print("went on to its end", flush=True)
 
 @dg.job(executor_def=dg.in_process_executor)

@@ -36,7 +36,7 @@ class Loopback:
         self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        self._ready.wait()
+        assert self._ready.wait(60), "the server does not start"
 
     @property
     def url(self) -> str:

@@ -242,7 +242,7 @@ def test_kills_end_in_the_same_bytes(server: JudgeServer, tmp_path: Path, kills:
     for kill in range(kills):
         command = labelling(server.url, tmp_path, count)
         process = subprocess.Popen([sys.executable, "-m", "nmoe_core", *command])
-        while server.answered.total() < 30 * (kill + 1):
+        while server.answered.total() < 30 * (kill + 1) and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
