@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.attributes.planted import write_jsonl
 from benchmarks.attributes.judges import LANGUAGE_PEERS, RULES, RULES_PEER
+from benchmarks.attributes.planted import write_jsonl
 from benchmarks.environments import install
 from benchmarks.rounds import alternate, cpu_seconds, ratios, spread
 from nmoe_core.attributes.language import language
