@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.engine.packing import frozen, linear
+from nmoe_core.engine.packing import frozen, linear_pieces
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.mxfp4 import Experts
 
 # Experts with few rows share the steps between their two products, up to this many rows: then the
 # intermediate results still fit a core's cache.
@@ -79,17 +80,17 @@ class ExpertStacks(nn.Module):
 
     def multiply(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
         """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
-        first = run[0][1]
-        pieces = [(expert, slice(start - first, stop - first)) for expert, start, stop in run]
+        experts, counts = [piece[0] for piece in run], [stop - start for _, start, stop in run]
+
+        def product(rows: Tensor, stack: Experts, bias: Tensor | None, out: Tensor) -> Tensor:
+            # One by one: a packed stack decodes a matrix when it is asked for it.
+            weights = (stack.matrix(expert) for expert in experts)
+            biases = (None if bias is None else bias[expert] for expert in experts)
+            return linear_pieces(rows.split(counts), weights, biases, min_rows, out)
+
         gate_up = x.new_empty(len(x), self.gate_up_size)
-        for expert, rows in pieces:
-            bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-            linear(x[rows], self.gate_up.matrix(expert), bias, min_rows, gate_up[rows])
-        gate, up = gate_up.chunk(2, dim=-1)
-        inner = self.swiglu(gate, up)
-        for expert, rows in pieces:
-            bias = None if self.down_bias is None else self.down_bias[expert]
-            linear(inner[rows], self.down.matrix(expert), bias, min_rows, results[rows])
+        gate, up = product(x, self.gate_up, self.gate_up_bias, gate_up).chunk(2, dim=-1)
+        product(self.swiglu(gate, up), self.down, self.down_bias, results)
 
 
 def swiglu_of(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:

@@ -8,6 +8,7 @@ result are zero.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
@@ -114,13 +115,35 @@ def linear(
     is_cpu = x.device.type == "cpu"
     if is_cpu and x.dtype == torch.bfloat16 and num_rows >= MIN_WIDENED_ROWS and _has_only_avx2():
         return _widened_product(x, weight, bias, out)
-    is_thin = 0 < num_rows <= 8 and x.numel() <= THIN_SIZE and _is_amd()
-    if is_thin and x.dtype == torch.float32 and is_cpu:
-        return _thin_product(x, weight, bias, out)
+    if _is_thin(x):
+        result = _thin_product(x, weight, bias)
+        return result.contiguous() if out is None else out.copy_(result)
     if out is None:
         return F.linear(x, weight, bias)
     columns = weight.t()
     return torch.mm(x, columns, out=out) if bias is None else torch.addmm(bias, x, columns, out=out)
+
+
+def linear_pieces(
+    pieces: Sequence[Tensor],
+    weights: Iterable[Tensor],
+    biases: Iterable[Tensor | None],
+    min_rows: int,
+    out: Tensor,
+) -> Tensor:
+    """`linear` of pieces of rows, each by a weight of its own, one after another in `out`."""
+    products = zip(pieces, weights, biases, strict=True)
+    if all(len(x) >= min_rows and _is_thin(x) for x in pieces):
+        return torch.cat([_thin_product(*product) for product in products], out=out)
+    for product, rows in zip(products, out.split([len(x) for x in pieces]), strict=True):
+        linear(*product, min_rows, rows)
+    return out
+
+
+def _is_thin(x: Tensor) -> bool:
+    """Whether `_thin_product` is the fastest."""
+    is_small = 0 < len(x) <= 8 and x.numel() <= THIN_SIZE and x.dtype == torch.float32
+    return is_small and x.device.type == "cpu" and _is_amd()
 
 
 def _has_only_avx2() -> bool:
@@ -146,20 +169,13 @@ def _is_amd() -> bool:
     return facts.is_file() and "AuthenticAMD" in facts.read_text()
 
 
-def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """F.linear computed as `weight @ x.T`. With MKL and uncached weights that is twice as fast for
-    one to eight short rows on an AMD core, and half as fast on an Intel core.
-
-    A single row is duplicated: MKL's matrix-vector product is slower than that with two columns.
+def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear computed as `weight @ x.T`, whose transpose it is, not copied. With MKL and uncached
+    weights that is twice as fast for one to eight short rows on an AMD core, and half as fast on an
+    Intel core.
     """
-    num_rows = x.shape[0]
-    if num_rows == 1:
-        result = torch.mm(weight, torch.cat((x, x)).t())[:, :1].t()
-    else:
-        result = torch.mm(weight, x.t()).t()
-    if out is None:
-        out = x.new_empty(num_rows, weight.shape[0])
-    return out.copy_(result) if bias is None else torch.add(result, bias, out=out)
+    result = torch.mm(weight, x.t()).t()
+    return result if bias is None else result.add_(bias)
 
 
 @overload
