@@ -99,6 +99,22 @@ def test_documents_of_small_groups_share_thresholds_and_drop_nothing_where_they_
     assert "two" not in names
 
 
+def test_a_group_whose_scores_are_all_alike_shares_the_thresholds_of_the_others() -> None:
+    rows, targets = grouped(2, 900), Targets(0.3, 0.3, target_by="source")
+    rows.oracle[rows.sources == "law"] = 3
+    fitted = fit_on(rows, targets)
+    assert set(fitted.groups) == {"chat", "web"}
+    point = fitted.point.taus  # no threshold parts the rest either
+    assert point.tau_drop == 0 < point.tau_keep
+    rows.oracle[rows.sources == "chat"] = 1
+    fitted = fit_on(rows, targets)
+    assert set(fitted.groups) == {"web"}
+    assert 0 < fitted.point.taus.tau_drop < fitted.point.taus.tau_keep
+    rows.oracle[:] = 2
+    with refused("E-CALIBRATION-CONSTANT"):
+        fit_on(rows, targets)
+
+
 def test_a_summary_shows_each_source_s_thresholds_and_the_check_looks_at_each(
     tmp_path: Path,
 ) -> None:
