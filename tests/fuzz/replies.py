@@ -194,6 +194,8 @@ _PLAIN_HEADS = re.compile(
     rb"(?:(?:Content-Length: (\d+)|Transfer-Encoding: chunked)\r\n)?\r\n"
 )
 
+_CHUNKS = re.compile(rb"(?:[1-9a-f][0-9a-f]*\r\n[^\r\n]+\r\n)*0\r\n\r\n")
+
 
 def _is_plain(payload: bytes) -> bool:
     """Whether no reader of HTTP may refuse a reply that `http.client` reads."""
@@ -202,7 +204,7 @@ def _is_plain(payload: bytes) -> bool:
         return False
     size = len(payload) - head.end()
     if b"chunked" in head[0]:
-        return re.fullmatch(rb"([0-9a-f]+\r\n[^\r\n]*\r\n)+", payload[head.end() :]) is not None
+        return _CHUNKS.fullmatch(payload, head.end()) is not None
     return head[1] is None or head[1] == b"%d" % size
 
 

@@ -297,6 +297,30 @@ def test_a_store_that_never_answers_is_one_error(web, tmp_path, monkeypatch, sil
     assert len(list(stream(url, tmp_path)))
 
 
+def test_a_store_that_refuses_is_asked_again_for_a_limited_time(web, tmp_path, monkeypatch):
+    """Its client would ask eleven times, and wait longer before each."""
+    monkeypatch.setenv("NMOE_STORE_TIMEOUT_S", "0.05")
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS")
+    url, handler = web
+    asked = []
+
+    def refuse(self) -> None:
+        asked.append(self.path)
+        self.send_error(503)
+
+    monkeypatch.setattr(handler, "do_GET", refuse)
+    with refused("E-STORE", naming=["plan.json"]):
+        stream(url, tmp_path)
+    assert len(asked) in range(1, 11)
+
+
+def test_a_whole_file_that_breaks_off_is_an_error_of_the_store(web, tmp_path):
+    url, handler = web
+    handler.broken[".npy"] = 1
+    with refused("E-STORE", naming=[".npy"]):
+        open_loader(url, cache_dir=tmp_path / "cache")
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9"])
 def test_a_timeout_that_is_no_time_is_refused(web, tmp_path, monkeypatch, value):
     monkeypatch.setenv("NMOE_STORE_TIMEOUT_S", value)

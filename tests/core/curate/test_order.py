@@ -302,6 +302,7 @@ def test_related_puts_neighbours_together_in_blocks_of_bounded_size():
         ("window_fill", [0], {"seq_len": 4, "loader": "pad"}),
         ("bin_packing", [0], {"seq_len": 0}),
         ("related", [0], {}),
+        ("related", [0], {"embeddings": np.ones((1, 3)), "block": 0}),
         *(("related", [0], {"embeddings": e}) for e in (np.ones((2, 3)), np.full((1, 3), np.inf))),
     ],
 )
