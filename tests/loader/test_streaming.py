@@ -259,7 +259,9 @@ def test_ranks_go_on_when_one_of_them_is_killed(web, two_stages, tmp_path):
 def wait_in_line(handler: Ranges) -> None:
     """A store whose bandwidth all requests share."""
     with handler.lock:
-        time.sleep(0.01)  # of sixteen that begin at once, the first must not seem as slow as the last
+        time.sleep(
+            0.01
+        )  # of sixteen that begin at once, the first must not seem as slow as the last
 
 
 @pytest.mark.parametrize("shares", [True, False])
