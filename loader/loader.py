@@ -27,7 +27,8 @@ from loader.state import make_state, resume
 class DeterministicLoader:  # in short `loader.Loader`
     """Reads this rank's part of a plan's stream. Has the state shape of torchdata's `Stateful`.
 
-    A batch's memory is used again only when the caller has let go of the batch and its views.
+    A batch's memory is used again only when the caller has let go of the batch and its views. Only
+    one thread at a time may read a loader.
 
     Args:
         plan: A checked plan.
