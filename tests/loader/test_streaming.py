@@ -259,9 +259,7 @@ def test_ranks_go_on_when_one_of_them_is_killed(web, two_stages, tmp_path):
 def wait_in_line(handler: Ranges) -> None:
     """A store whose bandwidth all requests share."""
     with handler.lock:
-        time.sleep(
-            0.01
-        )  # of sixteen that begin at once, the first must not seem as slow as the last
+        time.sleep(0.01)  # of sixteen that begin together, the first is seen to be faster
 
 
 @pytest.mark.parametrize("shares", [True, False])
