@@ -62,8 +62,8 @@ class BlockCache:
     def _put(self, digest: str, content: bytes) -> None:
         with self._locked("room"):
             record = self._directory / "locks" / "bytes"
-            said = record.read_text() if record.exists() else ""  # empty after a kill
-            used = int(said) if said else self._limit_bytes
+            said = record.read_bytes() if record.exists() else b""  # empty after a kill
+            used = int(said) if said.isdigit() else self._limit_bytes
             if used + len(content) > self._limit_bytes:
                 used = self._make_room(len(content))
             # Recorded before it is written: after a crash the record is too high, never too low.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
@@ -225,14 +226,17 @@ def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
 def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cache: Path) -> Tensor:
     """Pooled states after block `tap`: float32 `[N, H]` on the backbone's device.
 
-    Rows of documents whose states are not finite are NaN. Parts that are in the directory `cache`
-    are read, the others computed and written: its name is a digest of what they are made from.
+    Rows of documents whose states are not finite are NaN. Parts that are whole in the directory
+    `cache` are read, the others computed and written: its name is a digest of what they are made
+    from.
     Raises HeadError: more than a few documents have such states (E-HEAD-NONFINITE).
     """
     parts = []
     for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
         path, some = cache / f"part_{number:06d}.npy", documents[start : start + PART_DOCUMENTS]
-        if not path.is_file():
+        try:
+            part = map_npy(path)
+        except (FileNotFoundError, ValueError):  # not there yet, or damaged
             part = np.full((len(some), model.config.hidden_size), np.nan, np.float32)
             for batch in batches(some, FEATURE_BATCH, device_of(model)):
                 states, good = finite_states(model, batch, tap, {})
@@ -240,7 +244,7 @@ def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cac
             payload = io.BytesIO()
             np.save(payload, part, allow_pickle=False)
             write_bytes(path, payload.getvalue())
-        parts.append(np.load(path, allow_pickle=False))
+        parts.append(part)
     features = torch.from_numpy(np.concatenate(parts))
     bad: list[int] = torch.nonzero(~torch.isfinite(features).all(dim=1)).flatten().tolist()
     reason = f"backbone states after block {tap} are not finite"

@@ -328,7 +328,8 @@ def test_a_timeout_that_is_no_time_is_refused(web, tmp_path, monkeypatch, value)
         stream(web[0], tmp_path)
 
 
-def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path):
+@pytest.mark.parametrize("record", [b"", b"\xff 12"])
+def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path, record):
     with stream(web[0], tmp_path, cache_bytes=10**6) as loader:
         list(loader)
     blocks = [path for path in (tmp_path / "cache" / "blocks").iterdir() if path.is_file()]
@@ -336,7 +337,7 @@ def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path
     blocks[1].write_bytes(bytes(blocks[1].stat().st_size))
     # Of a process that was killed: a part of a block, and a record of the bytes without its number.
     (tmp_path / "cache" / "blocks" / ".part").write_bytes(b"damaged")
-    (tmp_path / "cache" / "blocks" / "locks" / "bytes").write_bytes(b"")
+    (tmp_path / "cache" / "blocks" / "locks" / "bytes").write_bytes(record)
     for found, local in zip(stream(web[0], tmp_path), open_loader(two_stages.cfg), strict=True):
         check_equal(found, local)
     assert used(tmp_path) <= LIMIT

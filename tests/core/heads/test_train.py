@@ -217,6 +217,17 @@ def test_training_and_grading_see_the_same_features(tmp_path: Path, planted: Pla
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)
 
 
+def test_a_damaged_part_of_kept_features_is_made_again(tmp_path: Path, planted: Planted) -> None:
+    documents = corpus_of(planted.data_root).read([doc_id for doc_id, _ in planted.rows["val"]])
+    features = pooled_features(planted.model, documents, 6, tmp_path).clone()
+    (part,) = tmp_path.iterdir()
+    whole = part.read_bytes()
+    for damaged in (whole[:-1], b"", whole.replace(b"<f4", b"(f4")):
+        part.write_bytes(damaged)
+        assert torch.equal(pooled_features(planted.model, documents, 6, tmp_path), features)
+        assert part.read_bytes() == whole
+
+
 def test_the_rate_starts_above_zero_and_reaches_its_peak_in_short_runs_too() -> None:
     steps = ((0, 20), (1, 20), (0, 10**5), (499, 10**5), (90_000, 10**5), (0, 1))
     assert [fit.learning_rate(*step, 1.0) for step in steps] == [1 / 2, 1, 1 / 500, 1, 1, 1]
