@@ -10,7 +10,7 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -78,6 +78,7 @@ class BlockFiles(TokenFiles):
         self._needs: Iterator[int] = iter(())
         self._ahead: dict[int, Future[bool]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._is_forgotten = threading.Event()
         self._requests = _Requests()
 
     def paths(self) -> list[Path]:
@@ -116,6 +117,8 @@ class BlockFiles(TokenFiles):
     def _forget(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self._is_forgotten.set()
+            self._is_forgotten = threading.Event()
         self._pool, self._ahead, self._needs = None, {}, iter(())
 
     def _fill(self) -> None:
@@ -126,11 +129,11 @@ class BlockFiles(TokenFiles):
                 return
             if block not in self._ahead and block not in self._mapped:
                 self._pool = self._pool or ThreadPoolExecutor(_AHEAD)
-                self._ahead[block] = self._pool.submit(self._get, block)
+                self._ahead[block] = self._pool.submit(self._get, block, self._is_forgotten)
 
-    def _get(self, number: int) -> bool:
+    def _get(self, number: int, is_forgotten: threading.Event | None = None) -> bool:
         block = self._blocks[number]
-        return self._cache.get(block.digest, lambda: self._requests.fetch(block))
+        return self._cache.get(block.digest, lambda: self._requests.fetch(block, is_forgotten))
 
     def _map(self, file: int) -> np.ndarray:
         check_not_forked()
@@ -162,9 +165,12 @@ class _Requests:
         self._lock, self._least_s = threading.Lock(), float("inf")
         self._ends: deque[float] = deque()  # of the last two rounds
 
-    def fetch(self, block: _Block) -> bytes:
-        """The content of a block. Raises as `BlockFiles.tokens`."""
+    def fetch(self, block: _Block, is_forgotten: threading.Event | None = None) -> bytes:
+        """The content of a block. Raises as `BlockFiles.tokens`, and CancelledError where the block
+        was forgotten before its turn came: else a program would end after all of them."""
         with self._free:
+            if is_forgotten is not None and is_forgotten.is_set():
+                raise CancelledError
             start = monotonic()
             content = _fetch(block)
             with self._lock:

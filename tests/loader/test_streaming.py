@@ -25,6 +25,7 @@ import pytest
 from loader import build_loader, resolve_plan
 from loader.__main__ import main
 from loader.errors import ConfigError
+from loader.files import block_files
 from loader.files.block_cache import BlockCache
 from loader.files.block_files import BlockFiles, StoreData
 from loader.files.blocks import write_blocks
@@ -319,6 +320,27 @@ def test_a_whole_file_that_breaks_off_is_an_error_of_the_store(web, tmp_path):
     handler.broken[".npy"] = 1
     with refused("E-STORE", naming=[".npy"]):
         open_loader(url, cache_dir=tmp_path / "cache")
+
+
+def test_a_closed_loader_asks_for_no_block_that_has_waited_for_its_turn(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(block_files, "_REQUESTS", 4)
+    url, handler = web
+    asked, goes_on = [], threading.Event()
+
+    def delay(self) -> None:
+        asked.append(self.path)
+        if len(asked) > 12:
+            goes_on.wait(60)
+
+    handler.delay = delay
+    with stream(url, tmp_path, cache_bytes=10**6) as loader:
+        loader.next()
+        while len(asked) < 12 + 4:
+            time.sleep(0.01)
+    goes_on.set()
+    while any(thread.name.startswith("ThreadPool") for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert len(asked) == 12 + 4
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9"])
