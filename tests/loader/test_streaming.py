@@ -325,11 +325,12 @@ def test_a_whole_file_that_breaks_off_is_an_error_of_the_store(web, tmp_path):
 def test_a_closed_loader_asks_for_no_block_that_has_waited_for_its_turn(web, tmp_path, monkeypatch):
     monkeypatch.setattr(block_files, "_REQUESTS", 4)
     url, handler = web
-    asked, goes_on = [], threading.Event()
+    asked, numbers, goes_on = [], itertools.count(), threading.Event()
 
     def delay(self) -> None:
-        asked.append(self.path)
-        if len(asked) > 12:
+        number = next(numbers)
+        asked.append(number)
+        if number >= 12:
             goes_on.wait(60)
 
     handler.delay = delay
