@@ -63,7 +63,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
     from nmoe_core.curate.topics.embed import table_shape
 
     is_random = backbone_kind(run) == "tiny"
-    if not run.has_file and not is_random:  # flags alone need not name the tokenizer of the shards
+    if not is_random and not run.has_file:  # flags alone need not name the tokenizer of the shards
         from nmoe_core.heads.student_file import require_tokenizer
 
         data = run.tree.data

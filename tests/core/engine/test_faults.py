@@ -30,7 +30,7 @@ FAULTS: dict[str, list[Edit]] = {
         ("weights/checkpoint", "torch.cat([rows[0::2], rows[1::2]])", "rows"),
         ("weights/checkpoint", "[bias[:, 0::2], bias[:, 1::2]]", "[bias]"),
     ],
-    "gate and up swapped": [("experts", "gate, up = gate_up.chunk(", "up, gate = gate_up.chunk(")],
+    "gate and up swapped": [("experts", "gate, up = product(", "up, gate = product(")],
     "no limit": [("experts", "clamp(max=limit), up.clamp(-limit, limit)", "clone(), up.clone()")],
     "alpha 1": [("experts", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
     "no +1": [("experts", "up.add_(1).mul_(", "up.mul_(")],
