@@ -168,8 +168,9 @@ class _Matcher:
                     matched.setdefault(i, []).append(item)
             rows = file.ids()
             chosen = {i for i, (own, text) in enumerate(rows) if own in ids or text in hashes}
-            chosen.update(matched, (number - first for number in urls))
-            for i in sorted(i for i in chosen if 0 <= i < len(rows)):
+            here = urls.keys() & range(first, first + len(rows))
+            chosen.update(matched, (number - first for number in here))
+            for i in sorted(chosen):
                 ingest_id, text = rows[i]
                 found = ids.get(ingest_id), hashes.get(text), urls.get(first + i)
                 for item in (*found, *matched.get(i, ())):
