@@ -44,7 +44,6 @@ def _table(reference: TiktokenReference) -> "pa.LargeBinaryArray":
     """The bytes of each token, none for an id that has no token."""
     import pyarrow as pa
 
-    library = reference.library
-    known = {library.encode_single_token(token): token for token in library.token_byte_values()}
-    known |= {library.encode_single_token(s): s.encode() for s in library.special_tokens_set}
-    return pa.array([known.get(id_, b"") for id_ in range(reference.vocab_size)], pa.large_binary())
+    payload, offsets = reference.token_bytes
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(payload)]
+    return pa.Array.from_buffers(pa.large_binary(), reference.vocab_size, buffers)

@@ -4,7 +4,9 @@ A reference knows its ids, its special tokens and its fingerprint without loadin
 that can be; the library is loaded when text is encoded or decoded.
 """
 
+import base64
 import hashlib
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -37,6 +39,28 @@ def joined(rows: Sequence[Any]) -> Encoded:
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     parts = [np.asarray(row, np.uint32) for row in rows]
     return Encoded(np.concatenate([np.empty(0, np.uint32), *parts]), offsets)
+
+
+class TokenBytes(NamedTuple):
+    """The bytes of text that each id stands for: id i has `payload[offsets[i]:offsets[i + 1]]`,
+    nothing where there is no such token."""
+
+    payload: bytes
+    offsets: np.ndarray
+    """int64 `[vocab_size + 1]`, from 0."""
+
+    def of(self, ids: np.ndarray) -> bytes:
+        """Those of ids, int64 `[length]`, one after the other. Raises KeyError: an id has none."""
+        is_known = (ids >= 0) & (ids < len(self.offsets) - 1)
+        if not is_known.all():
+            raise KeyError(f"no token has the id {ids[~is_known][0]}")
+        starts = self.offsets[ids]
+        lengths = self.offsets[ids + 1] - starts
+        if not lengths.all():
+            raise KeyError(f"no token has the id {ids[lengths == 0][0]}")
+        firsts = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(starts - firsts, lengths)
+        return np.frombuffer(self.payload, np.uint8)[places].tobytes()
 
 
 class Reference:
@@ -126,7 +150,7 @@ class TiktokenReference(Reference):
         return self.library.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.library.decode(ids)
+        return self.token_bytes.of(np.asarray(ids, np.int64)).decode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
         try:
@@ -135,8 +159,29 @@ class TiktokenReference(Reference):
             return None
 
     def spellings(self) -> dict[int, bytes]:
-        specials = {i: name.encode() for name, i in self.library._special_tokens.items()}
-        return specials | {i: token for token, i in self.library._mergeable_ranks.items()}
+        payload, offsets = self.token_bytes
+        pairs = enumerate(itertools.pairwise(offsets.tolist()))
+        return {i: payload[start:end] for i, (start, end) in pairs if start < end}
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of all ids; kept too, so that texts are decoded without the library."""
+        file = f"tiktoken-{self.version}-{self.name}-{self.fingerprint[:16]}-bytes.json"
+        if (found := kept(file)) is None:
+            tokens = list(map(self._bytes_of, range(self.vocab_size)))
+            lengths = np.array(list(map(len, tokens)), "<u2").tobytes()
+            parts = {"bytes": b"".join(tokens), "lengths": lengths}
+            found = {key: base64.b64encode(part).decode() for key, part in parts.items()}
+            keep(file, found)
+        payload, lengths = (base64.b64decode(found[key]) for key in ("bytes", "lengths"))
+        ends = np.cumsum(np.frombuffer(lengths, "<u2"), dtype=np.int64)
+        return TokenBytes(payload, np.concatenate([np.zeros(1, np.int64), ends]))
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        try:
+            return self.library.decode_single_token_bytes(token_id)
+        except KeyError:
+            return b""
 
     def _facts(self) -> dict[str, Any]:
         ref = self.library

@@ -35,7 +35,6 @@ class Tokenizer:
 
     Attributes:
         name: What manifests say: an encoding's name, or `tokenizer-` and part of the fingerprint.
-        engine: The one that is used.
         bos_token_id: None where documents start with their text.
 
     Raises:
@@ -60,9 +59,19 @@ class Tokenizer:
                 do='leave prep.bos_token "none", or name another token',
                 code="E-TOKENIZER-SPECIAL",
             )
-        self._fast = _fastest(reference, settings.engine)
-        self.engine = "reference" if self._fast is None else self._fast.name
+        if settings.engine != "auto":
+            self._fast = _fastest(reference, settings.engine)  # which may refuse
         self._since, self._spent, self._batches = time.process_time(), _LOAD_S, 0
+
+    @functools.cached_property
+    def _fast(self) -> Proven | None:
+        """What "auto" finds, when the first text is encoded: to decode needs none."""
+        return _fastest(self._reference, "auto")
+
+    @property
+    def engine(self) -> str:
+        """The one that texts are encoded with."""
+        return "reference" if self._fast is None else self._fast.name
 
     @property
     def reference(self) -> Reference:
@@ -167,7 +176,7 @@ class Tokenizer:
         if not is_equal:
             reason = f"its ids differ on {text[:60]!r}"
             disprove(fast.name, self._reference, reason)
-            self._fast, self.engine = None, "reference"
+            self._fast = None
             raise TokenizerError(
                 f"engine {fast.name} does not tokenise as {self._reference.kind} does",
                 where=self.name,

@@ -24,7 +24,8 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.reference import TiktokenReference
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 from nmoe_core.text.vocabulary import ensure_vocabulary, load_tiktoken
 from tests.core.prep.conftest import tree_digest
 from tests.project import json_lines
@@ -94,6 +95,30 @@ def test_any_text_has_the_ids_of_tiktoken(engine: Engine, texts: list[str]) -> N
     ids, offsets = load_tokenizer(TokenizerSettings(engine=engine)).encode_batch(texts)
     for text, start, stop in zip(texts, offsets, offsets[1:]):
         assert ids[start:stop].tolist() == _reference(text)
+
+
+@pytest.mark.parametrize("name", ["o200k_harmony", "cl100k_base"])
+def test_ids_are_decoded_as_tiktoken_does_without_it_and_without_an_engine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, rng = load_tiktoken(name), random.Random(0)
+    monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
+    first = TiktokenReference(name)
+    known = first.spellings()
+    assert known == {i: library.decode_single_token_bytes(i) for i in known}
+    tokens = [*library.token_byte_values(), *library.special_tokens_set]
+    assert known.keys() == set(map(library.encode_single_token, tokens))
+
+    monkeypatch.setattr("nmoe_core.text.reference.load_tiktoken", None)
+    monkeypatch.setattr("nmoe_core.text.proof.load_engine", None)
+    monkeypatch.setattr("nmoe_core.text.tokenizer._fastest", None)
+    tokenizer = Tokenizer(TiktokenReference(name), TokenizerSettings(name))
+    for length in (0, 1, 2, 3, 50, 5000):  # cut inside characters, so not all are UTF-8
+        ids = rng.choices(sorted(known), k=length)
+        assert tokenizer.decode(ids) == library.decode(ids)
+    for unknown in (-1, next(i for i in range(2**20) if i not in known), 2**40):
+        with pytest.raises(KeyError, match=str(unknown)):
+            tokenizer.decode([5, unknown])
 
 
 def _engine_that_differs(monkeypatch: pytest.MonkeyPatch, cache: Path, ids: list[int]) -> None:
