@@ -117,7 +117,8 @@ class Pass:
             path.unlink()
         shards = []
         if plan.settings.reuse:
-            shards = old_shards(plan.old_dir, tables, plan.settings, plan.fmt)
+            reading = plan.split.source.reading
+            shards = old_shards(plan.old_dir, tables, plan.settings, plan.fmt, reading)
         if not plan.is_of_all_shards and plan.budget is None:
             made = {shard_dir_name(bucket) for bucket in plan.wanted}
             shards = [shard for shard in shards if shard.table.stem in made]
@@ -137,7 +138,8 @@ class Pass:
         for bucket, checksums in self._checksums.items():
             old_dir = self.plan.old_dir / shard_dir_name(bucket)
             writer = self.writers[bucket]
-            writer.add_file(LINES_NAME, self.lines.sealed(bucket, checksums))
+            marks = [self.plan.split.source.reading.digest, *checksums]
+            writer.add_file(LINES_NAME, self.lines.sealed(bucket, marks))
             writer.commit(checksums, self.plan.fingerprints, self._source_info(bucket), old_dir)
 
     def entry(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 A pass over a source that grew takes over a document whose record it knows. A JSON line that is
 known need not be parsed: its key is its XXH3-128, which includes its place where that is the
 document's id. The key of any other record is made of its id and raw text. The file saves work and
-is no part of the shard: no manifest names it, but it names the files of its shard by their
-checksums. Without it, all text is read and normalised.
+is no part of the shard: no manifest names it, but it names how records were read, and the files of
+its shard by their checksums. Without it, all text is read and normalised.
 """
 
 import hashlib
@@ -33,21 +33,23 @@ def placed_keys(keys: np.ndarray, places: Iterable[str]) -> np.ndarray:
     return keys ^ line_keys(place.encode() for place in places)
 
 
-def read_lines(manifest: Manifest) -> np.ndarray | None:
-    """The rows of a shard, LINE_ROW `[documents]`; None without them, or if its files changed."""
+def read_lines(manifest: Manifest, reading: str) -> np.ndarray | None:
+    """The rows of a shard, LINE_ROW `[documents]`; None without them, or if its files or the digest
+    of how records are read changed."""
     path = manifest.path.parent / LINES_NAME
     if not path.is_file():
         return None
     payload, names = path.read_bytes(), ("checksum", "index_checksum", "ids_checksum")
-    mark = _mark([str(entry_row(entry).get(name)) for entry in manifest.shards for name in names])
+    sums = [str(entry_row(entry).get(name)) for entry in manifest.shards for name in names]
+    mark = _mark([reading, *sums])
     size_bytes = len(mark) + LINE_ROW.itemsize * manifest.total_documents
     if len(payload) != size_bytes or not payload.startswith(mark):
         return None
     return np.frombuffer(payload, LINE_ROW, -1, len(mark))
 
 
-def _mark(checksums: Sequence[str]) -> bytes:
-    return hashlib.sha256("".join(checksums).encode()).digest()
+def _mark(digests: Sequence[str]) -> bytes:
+    return hashlib.sha256("".join(digests).encode()).digest()
 
 
 class StagedLines(StagedFiles):
@@ -57,7 +59,8 @@ class StagedLines(StagedFiles):
         sizes = {bucket: n * LINE_ROW.itemsize for bucket, n in num_documents.items()}
         super().__init__(directory, ".lines", sizes)
 
-    def sealed(self, bucket: int, checksums: Sequence[str]) -> Iterator[bytes]:
-        """The file of a shard; `checksums` are those of its token, index and ids files."""
-        yield _mark(checksums)
+    def sealed(self, bucket: int, digests: Sequence[str]) -> Iterator[bytes]:
+        """The file of a shard; `digests` are of how records were read, and of its token, index and
+        ids files."""
+        yield _mark(digests)
         yield self.path(bucket).read_bytes()

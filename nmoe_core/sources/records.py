@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.sources.kept import MISSING, Kept, json_columns
 
 OnError = Literal["fail", "skip", "replace"]
@@ -31,6 +32,11 @@ class Reading(NamedTuple):
     """A longer line, cell or text file is refused; one may never be held whole."""
     kept: tuple[str, ...] = ()
     """Other fields that are kept, as columns; dots lead into objects."""
+
+    @property
+    def digest(self) -> str:
+        """Of what decides which document a record is."""
+        return sha256_json([self.source, self.text_field, self.id_field, self.on_error])
 
     @property
     def columns(self) -> list[str]:

@@ -16,11 +16,11 @@ import orjson
 
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, check_digest, load_manifest
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.prep.settings import PREP_CODE, PrepSettings
 from nmoe_core.shards.documents import open_entry
 from nmoe_core.shards.lines import LINE_ROW, read_lines
 from nmoe_core.shards.manifest import ShardFormat, entry_row, shard_dirs
+from nmoe_core.sources.records import Reading
 
 KNOWN_NAME = "known"
 DOCUMENTS, BY_TEXT, BY_LINE, FILES = "documents.npy", "by_text.npy", "by_line.npy", "files.json"
@@ -36,8 +36,8 @@ class OldShard(NamedTuple):
 
     manifest: Manifest
     table: Path
-    has_lines: bool
-    """Whether its lines would give the same documents now."""
+    reading: str | None
+    """Digest of how records are read now; None: its lines would give other documents."""
 
 
 class OldFile(NamedTuple):
@@ -52,7 +52,7 @@ class OldFile(NamedTuple):
 
 
 def old_shards(
-    split_dir: Path, tables: Path, settings: PrepSettings, fmt: ShardFormat
+    split_dir: Path, tables: Path, settings: PrepSettings, fmt: ShardFormat, reading: Reading
 ) -> list[OldShard]:
     """The shards of a split that were made by this code with this tokenizer."""
     found = []
@@ -67,20 +67,21 @@ def old_shards(
             ends = manifest.eos_token_id, extra.get("bos_token_id"), manifest.dtype
             was = extra.get("source_info", {}).get("settings", {})
             has_lines = ends == (fmt.eos_token_id, fmt.bos_token_id, fmt.dtype)
-            has_lines &= _without_budget(was) == _without_budget(settings.identity())
+            has_lines &= _of_a_line(was) == _of_a_line(settings.identity())
             table = tables / f"{directory.name}.npy"
-            found.append(OldShard(manifest, table, has_lines))
+            found.append(OldShard(manifest, table, reading.digest if has_lines else None))
     return found
 
 
-def _without_budget(settings: dict[str, Any]) -> str:
-    return sha256_json(settings | {"max_tokens": None})
+def _of_a_line(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that decide the document of a line, without how it is read."""
+    return settings | {"max_tokens": None, "reading_digest": None}
 
 
 def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     """Write the table of a shard; return its files, those that are not damaged."""
     manifest = shard.manifest
-    lines = read_lines(manifest) if shard.has_lines else None
+    lines = None if shard.reading is None else read_lines(manifest, shard.reading)
     lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
     files, parts, first = [], [np.empty((NUM_ROWS, 0), np.uint64)], 0
     for entry in manifest.shards:

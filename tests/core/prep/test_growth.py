@@ -134,6 +134,34 @@ def test_text_of_known_records_is_not_normalised_again(
     assert web.digest() == _fresh(web, tmp_path / "fresh")
 
 
+def test_lines_are_known_where_the_list_of_files_changed_but_not_where_another_field_is_read(
+    web: Web, tmp_path: Path, documents: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def normalize(texts: list[str]) -> tuple[list[str], list[bytes]]:
+        read.extend(texts)
+        return normalize_batch(texts)
+
+    for row in documents:
+        row["title"] = f"title of {row['text']}"
+    _write(web, documents)
+    web.with_(reading_digest="of one file").prep()
+    more = tmp_path / "more.jsonl"
+    more.write_text(json_lines([{"id": "new", "text": "a new document of a new file " * 5}]))
+    source, files = web.source, [*web.source.files, SourceFile(more, more.name)]
+    web = replace(web, source=JsonlSource(source.reading, files)).with_(reading_digest="of two")
+    monkeypatch.setattr("nmoe_core.prep.tokenize.normalize_batch", normalize)
+    web.prep(existing="grow")
+    assert read == ["a new document of a new file " * 5]
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+    titles = JsonlSource(source.reading._replace(text_field="title"), source.files)
+    web = replace(web, source=titles)
+    web.prep(existing="grow")
+    assert web.digest() == _fresh(web, tmp_path / "of titles")
+
+
 def test_a_record_is_known_by_id_and_text(web: Web, tmp_path: Path, documents: Rows) -> None:
     web = _of_kind(web, "parquet", ())
     _write(web, documents)
