@@ -65,7 +65,8 @@ def discover(named: str, base: Path, subset: str | None = None) -> list[SourceSp
     specs: dict[str, SourceSpec] = {}
     for (name, kind), group in groups.items():
         taken = _id(name) in specs
-        spec = _spec(f"{name}_{kind}" if taken else name, group, base, files)
+        is_dir = len(group[0].relative_to(path).parts) > 1
+        spec = _spec(f"{name}_{kind}" if taken else name, group, base, files, is_dir)
         specs[spec.id] = spec
     return list(specs.values())
 
@@ -85,27 +86,32 @@ def _files(top: Path, output: Path) -> list[Path]:
     return []
 
 
-def _spec(name: str, files: Sequence[Path], base: Path, others: Sequence[Path] = ()) -> SourceSpec:
+def _spec(
+    name: str, files: Sequence[Path], base: Path, others: Sequence[Path] = (), is_dir: bool = False
+) -> SourceSpec:
     kind: Any = _kind(files[0])
-    paths = tuple(
-        _patterns([_relative(f, base) for f in files], [_relative(f, base) for f in others])
-    )
-    return SourceSpec(id=_id(name), kind=kind, paths=paths)
+    ours, all_files = ([_relative(file, base) for file in part] for part in (files, others))
+    return SourceSpec(id=_id(name), kind=kind, paths=tuple(_patterns(ours, all_files, is_dir)))
 
 
-def _patterns(files: Sequence[str], others: Sequence[str]) -> Iterator[str]:
-    """A pattern per suffix that names these files and no others; else the files themselves."""
+def _patterns(files: Sequence[str], others: Sequence[str], is_dir: bool) -> Iterator[str]:
+    """A pattern per suffix that names these files and no others; else the files themselves. That of
+    a directory also names files that come into it later."""
     by_suffix: dict[str, list[str]] = defaultdict(list)
     for file in files:
         by_suffix["".join(_suffixes(Path(file)))].append(file)
     for suffix, group in by_suffix.items():
         prefix = _common([file.removesuffix(suffix) for file in group])
         is_deep = any("/" in file[len(prefix) :] for file in group)
-        prefix = prefix.rpartition("/")[0] + "/**/" if is_deep else prefix.rstrip("0123456789")
+        if is_deep or is_dir:
+            prefix = prefix.rpartition("/")[0] + ("/**/" if is_deep else "/")
+        prefix = prefix.rstrip("0123456789")
         loose = prefix.replace("**/", "*") + "*" + suffix  # its `*` also takes slashes
         matched = {file for file in others if fnmatchcase(file, loose)}
         is_pattern = (
-            len(group) > 1 and matched == set(group) and not re.search(r"[\[\]{}?]", prefix)
+            (is_dir or len(group) > 1)
+            and matched == set(group)
+            and not re.search(r"[\[\]{}?]", prefix)
         )
         yield from [f"{prefix}*{suffix}"] if is_pattern else group
 

@@ -45,8 +45,8 @@ def shard_attribute_names(run: Run) -> list[str]:
 
 
 def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
-    """The named attributes of a run in its order, by default all. Raises ConfigError: it records
-    none, or none of that name."""
+    """The named attributes of a run in its order, by default all; with duplicates the signatures
+    that they are found by. Raises ConfigError: it records none, or none of that name."""
     known = attribute_names(run)
     unknown = sorted(set(only or ()) - set(known))
     if unknown or not known:
@@ -57,7 +57,10 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
             expected=f"of {', '.join(known)}" if known else None,
             do="name it in [attributes] use, or give its files in attributes.files",
         )
-    return [name for name in known if only is None or name in only]
+    wanted = set(known if only is None else only)
+    if "duplicates" in wanted:
+        wanted.add("signatures")
+    return [name for name in known if name in wanted]
 
 
 def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:

@@ -104,13 +104,16 @@ def test_of_a_corpus_that_the_stand_in_does_not_judge_init_names_no_grader(
     [
         (["a-00001-of-2.jsonl", "a-00002-of-2.jsonl"], {"a": ["a-*.jsonl"]}),
         (["web/x.jsonl", "web/de/y.jsonl"], {"web": ["web/**/*.jsonl"]}),
+        (["web/only.jsonl"], {"web": ["web/*.jsonl"]}),
+        (["web/de/a1.jsonl", "web/de/a2.jsonl"], {"web": ["web/de/*.jsonl"]}),
+        (["web/[x]/only.jsonl"], {"web": ["web/[x]/only.jsonl"]}),
         (["a1.jsonl", "a2.jsonl", "a3b.jsonl"], {"a": ["a1.jsonl", "a2.jsonl"], "a3b": None}),
         (["a.jsonl", "a.parquet"], {"a": ["a.jsonl"], "a_parquet": ["a.parquet"]}),
         (["a.jsonl", "readme.md", ".cache/b.jsonl", "out/c.jsonl"], {"a": ["a.jsonl"]}),
         (["env/pyvenv.cfg", "env/x.jsonl", "one.txt", "two.md"], {"one": None, "two": None}),
     ],
 )
-def test_files_whose_names_differ_in_numbers_are_one_source(
+def test_files_of_one_directory_or_whose_names_differ_in_numbers_are_one_source(
     here: Path, files: list[str], expected: dict[str, list[str] | None]
 ) -> None:
     for name in files:

@@ -94,6 +94,13 @@ def test_after_a_change_the_files_are_those_of_a_fresh_run(
     assert {k: v for k, v in found.items() if k in _files(fresh)} == _files(fresh)
 
 
+def test_duplicates_asked_for_alone_bring_their_signatures(tmp_path: Path, rows: Rows) -> None:
+    project = _write(tmp_path, rows)
+    shutil.rmtree(tmp_path / "out" / "attributes")
+    assert main(["attributes", "--config", str(project.config), "--only", "duplicates"]) == 0
+    assert make_duplicates(project.run).facts["shards_written"] == 0
+
+
 def test_copies_name_documents_by_the_ids_that_they_have_now(tmp_path: Path, rows: Rows) -> None:
     for first, name in (("d0", "books//d0"), ("renamed", "books//renamed")):
         rows["books"] = {
