@@ -24,7 +24,7 @@ class BlockCache:
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self._directory, self._limit_bytes = directory, limit_bytes
-        (directory / "locks").mkdir(parents=True, exist_ok=True)
+        self._locks()
 
     def path(self, digest: str) -> Path:
         """Where a block is, if it is there."""
@@ -35,10 +35,13 @@ class BlockCache:
         Returns whether this one did. Raises what `fetch` raises."""
         if self.path(digest).exists():
             return False
-        with self._locked(f"claim-{int(digest[:8], 16) % _CLAIMS}"):
-            if self.path(digest).exists():
-                return False
-            self._put(digest, fetch())
+        try:
+            with self._locked(f"claim-{int(digest[:8], 16) % _CLAIMS}"):
+                if self.path(digest).exists():
+                    return False
+                self._put(digest, fetch())
+        except FileNotFoundError:  # the directory was deleted meanwhile
+            return False
         return True
 
     def touch(self, digest: str) -> None:
@@ -87,4 +90,10 @@ class BlockCache:
         return used
 
     def _locked(self, name: str) -> AbstractContextManager[None]:
-        return locked(self._directory / "locks" / name)
+        return locked(self._locks() / name)
+
+    def _locks(self) -> Path:
+        """The directory of the locks, made again where the cache was deleted."""
+        directory = self._directory / "locks"
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory

@@ -1,6 +1,5 @@
 """Tokens read from a store in blocks, through a cache that keeps to its limit."""
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -30,6 +29,7 @@ from loader.files.block_cache import BlockCache
 from loader.files.block_files import BlockFiles, StoreData
 from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
+from loader.files.locks import locked
 from loader.files.sealed import sealed
 from tests.loader.shared import is_interrupted, open_loader
 from tests.project import serving
@@ -135,8 +135,7 @@ def stream(url: str, tmp_path: Path, **options):
 def used(tmp_path: Path) -> int:
     """Bytes of the cache at one moment: none is written or deleted while its lock is held."""
     directory = tmp_path / "cache" / "blocks"
-    with open(directory / "locks" / "room", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(directory / "locks" / "room"):
         return sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
 
 
@@ -365,6 +364,15 @@ def test_a_damaged_block_of_the_cache_is_fetched_again(web, two_stages, tmp_path
     for found, local in zip(stream(web[0], tmp_path), open_loader(two_stages.cfg), strict=True):
         check_equal(found, local)
     assert used(tmp_path) <= LIMIT
+
+
+def test_a_cache_that_is_deleted_meanwhile_is_filled_again(web, two_stages, tmp_path):
+    with stream(web[0], tmp_path, cache_bytes=10**6) as loader:
+        for number, local in enumerate(open_loader(two_stages.cfg)):
+            check_equal(next(loader), local)
+            if number % 3 == 0:
+                shutil.rmtree(tmp_path / "cache" / "blocks", ignore_errors=True)
+    assert used(tmp_path) > 0
 
 
 def damage(bucket: Path) -> None:
