@@ -2,6 +2,8 @@
 
 `python -m benchmarks.gpu.experts CHECKPOINT --rows 16384 64 1` times the values of the setting
 `experts` over the checkpoint's first block: rows of a batch of documents, then batches of decoding.
+`hub` is skipped, with the reason, where triton_kernels is not installed or does not compute the
+model; `pip install kernels` installs it.
 Each line has its distance from the first, so that no fast wrong answer is taken. At the end stands
 what to write into the configuration: the choice is a setting, so that every machine of a run makes
 the same numbers.
@@ -14,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch import Tensor
 from benchmarks.gpu import machine
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Limits
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.engine.backend import choose_runtime, with_experts
 from nmoe_core.engine.experts import Batching, Chosen, ExpertWay
 from nmoe_core.engine.weights import mxfp4
@@ -32,6 +35,7 @@ from nmoe_core.engine.weights.mxfp4 import DecodedExperts, ExpertForm, Experts, 
 
 MATRICES = 3  # matrices of hidden by intermediate size that an expert has
 OWN: tuple[ExpertForm, ...] = ("packed", "decoded")
+LIBRARIES: dict[Literal["grouped", "hub"], ExpertForm] = {"grouped": "decoded", "hub": "packed"}
 INVARIANT = "packed, batch-invariant"
 
 
@@ -57,14 +61,18 @@ def by_setting(
     device = next(layer.attn_norm.device for layer in layers.values())
     is_interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("0", "")
     runtime = choose_runtime(config, device, (is_interpreted and config.family is GPT_OSS) or None)
-    own, library = (
-        with_experts(runtime, choice, config, device, torch.bfloat16).experts
-        for choice in ("auto", "grouped")
-    )
+    own, found = runtime.experts, list[Figure]()
     kept = {form: own.prepare(config, layer) for form, layer in layers.items()}
-    grouped = library.prepare(config, layers["decoded"])
+    others: dict[str, tuple[ExpertWay, object]] = {}
+    for choice, form in LIBRARIES.items():
+        asked = config, device, torch.bfloat16, "packed" in layers
+        try:
+            way = with_experts(runtime, choice, *asked).experts
+        except ConfigError as error:
+            found.append({"what": "experts", "route": choice, "skipped": str(error)})
+        else:
+            others[choice] = way, way.prepare(config, layers[form])
     hidden, inner, k = config.hidden_size, config.intermediate_size, config.experts_per_token
-    found: list[Figure] = []
     for count in rows:
         x, residual = torch.randn(2, count, hidden, device=device, dtype=torch.bfloat16)
         top = torch.randn(count, config.num_experts, device=device).topk(k)
@@ -82,7 +90,7 @@ def by_setting(
         runs: dict[str, machine.Run] = {
             form: product(own, what, as_usual) for form, what in kept.items()
         }
-        runs["grouped"] = product(library, grouped, as_usual)
+        runs |= {choice: product(*other, as_usual) for choice, other in others.items()}
         if "packed" in kept:
             runs[INVARIANT] = product(own, kept["packed"], Rows(batch_invariant=True))
         flop = 2 * count * k * MATRICES * hidden * inner
@@ -96,8 +104,9 @@ def by_setting(
 def advice(figures: Sequence[Figure]) -> list[str]:
     """For each number of rows, the line of the fastest setting."""
     lines: list[str] = []
-    for what in dict.fromkeys(figure["what"] for figure in figures):
-        some = [f for f in figures if f["what"] == what and f["route"] != INVARIANT]
+    timed = [f for f in figures if "milliseconds" in f and f["route"] != INVARIANT]
+    for what in dict.fromkeys(figure["what"] for figure in timed):
+        some = [f for f in timed if f["what"] == what]
         best = min(some, key=lambda figure: figure["milliseconds"])
         lines.append(f'experts = "{best["route"]}"    # fastest for {what}')
     return lines

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from loader.plan.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES
 
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
-ExpertChoice = Literal["auto", "decoded", "packed", "grouped"]
+ExpertChoice = Literal["auto", "decoded", "packed", "grouped", "hub"]
 Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
 GraderKind = Literal["hydra", "student"]
@@ -22,7 +22,7 @@ THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 def expert_fingerprints(choice: str) -> dict[str, str]:
     """What fingerprints say of how experts are multiplied: nothing of the model's own ways, which
     differ in memory alone."""
-    return {"experts": choice} if choice == "grouped" else {}
+    return {"experts": choice} if choice in ("grouped", "hub") else {}
 
 
 class TokenizerSettings(NamedTuple):

@@ -40,7 +40,8 @@ def register(verbs: Any) -> None:
         "--experts",
         choices=get_args(ExpertChoice),
         default="auto",
-        help="auto: packed on a GPU (less memory); grouped: decoded, multiplied by torch",
+        help="auto: packed on a GPU (less memory); grouped: decoded, multiplied by torch; "
+        "hub: packed, multiplied by triton_kernels",
     )
     parser.add_argument("--threads", type=int, help="default: those torch chooses")
     parser.add_argument(

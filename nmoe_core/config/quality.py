@@ -27,7 +27,8 @@ class ModelTable(StrictModel):
     """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
     experts: ExpertChoice = "auto"
     """Format of MXFP4 experts in memory; auto packs them on a GPU, which takes less memory.
-    grouped: decoded, and multiplied by torch, which rounds otherwise, so grades are made again."""
+    grouped: decoded, and multiplied by torch; hub: packed, and multiplied by triton_kernels. Both
+    round otherwise, so grades are made again."""
 
 
 class EngineOracleTable(ModelTable):

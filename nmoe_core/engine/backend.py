@@ -19,6 +19,7 @@ from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.compute.gpus import own_gpu
 from nmoe_core.engine.block import PLAIN, Runtime
 from nmoe_core.engine.grouped import GROUPED
+from nmoe_core.engine.hub import hub_experts
 from nmoe_core.engine.weights.checkpoint import Checkpoint
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.families import GPT_OSS
@@ -112,9 +113,16 @@ def with_experts(
     config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
+    is_packed: bool,
 ) -> Runtime:
-    """The runtime with the way of multiplying by experts that is asked for: its own, or the
-    library's (`grouped.py`), which is refused where torch has none (E-CONFIG-EXPERTS)."""
+    """The runtime with the way of multiplying by experts that is asked for: its own, torch's
+    (`grouped.py`) or that of triton_kernels (`hub.py`).
+
+    is_packed: Whether the files hold all experts as MXFP4. Raises ConfigError: the library does not
+    compute such a model there (E-CONFIG-EXPERTS), or is not installed (E-CONFIG-EXTRA).
+    """
+    if choice == "hub":
+        return replace(runtime, experts=hub_experts(config, device, dtype, is_packed))
     if choice != "grouped":
         return runtime
     if not config.family.has_router or (device.type == "cuda" and dtype != torch.bfloat16):

@@ -111,6 +111,11 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
     return up.add_(1).mul_(torch.mul(gate, alpha).sigmoid_().mul_(gate))
 
 
+def alternate_halves(rows: Tensor) -> Tensor:
+    """[E, 2 I, ...] with all gates before all ups, as gate, up, gate, up: a copy."""
+    return rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
 def weighted_sum(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """float32 [N, hidden]: each row's k results, at `places` [N, k], added in their order."""
     total = results.index_select(0, places[:, 0]) * weights[:, :1]

@@ -76,6 +76,7 @@ class Transformer(nn.Module):
                 the same numbers in a third of the memory of bfloat16, for more time. "decoded"
                 decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
                 "grouped" decodes them once and leaves their products to torch (`grouped.py`).
+                "hub" keeps them packed and leaves their products to triton_kernels (`hub.py`).
             use_kernels: None for wherever the device has them (`backend.has_kernels`).
 
         Raises:
@@ -84,8 +85,9 @@ class Transformer(nn.Module):
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
                 not MXFP4 cannot stay packed, and a family without experts or float32 on a GPU has
-                no grouped product (E-CONFIG-EXPERTS); `use_kernels` for a family without
-                kernels (E-CONFIG-KERNELS).
+                no grouped product, and triton_kernels computes neither other models than
+                gpt-oss in MXFP4 nor on other devices (E-CONFIG-EXPERTS), or is not installed
+                (E-CONFIG-EXTRA); `use_kernels` for a family without kernels (E-CONFIG-KERNELS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
@@ -99,7 +101,7 @@ class Transformer(nn.Module):
             config, form = checkpoint.config, checkpoint.expert_form(experts)
             backend.check_fits(checkpoint, dtype, form)
             runtime = choose_runtime(config, device, use_kernels)
-            runtime = with_experts(runtime, experts, config, device, dtype)
+            runtime = with_experts(runtime, experts, config, device, dtype, checkpoint.is_packed)
             # The tables are read first: what is read of a mapping counts as memory, and they are
             # the largest tensors.
             tables = checkpoint.tables(dtype)

@@ -84,6 +84,10 @@ def test_grades_follow_a_way_of_multiplying_whose_numbers_differ_and_no_form_in_
     grouped = run.with_settings({"backbone.experts": "grouped"})
     assert versions.grades(grouped) != versions.grades(run)
     assert versions.calibration(grouped) != versions.calibration(run)
+    hub = run.with_settings({"backbone.experts": "hub"})
+    assert len({versions.grades(each) for each in (run, grouped, hub)}) == 3
+    assert len({versions.calibration(each) for each in (run, grouped, hub)}) == 3
+    assert {s.reasons for s in plan_regrade(hub, SOURCES).shards} == {("experts",)}
     before = decisions(run)
     for now in (grouped, run):
         plan = plan_regrade(now, SOURCES)

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from nmoe_core.engine.attention import Attention
 from nmoe_core.engine.block import RMSNorm, Runtime
-from nmoe_core.engine.experts import Batching, Chosen, ExpertWay
+from nmoe_core.engine.experts import Batching, Chosen, ExpertWay, alternate_halves
 from nmoe_core.engine.kernels.contexts import KernelDocuments, KernelStep
 from nmoe_core.engine.kernels.expert_product import (
     DenseExperts,
     ExpertWeights,
-    alternate_halves,
     grouped_product,
     splits_for,
     tile_experts,

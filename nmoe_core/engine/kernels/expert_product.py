@@ -98,11 +98,6 @@ def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
     return TiledExperts(codes, exponents, bias.float().contiguous(), groups * GROUP_SIZE)
 
 
-def alternate_halves(rows: Tensor) -> Tensor:
-    """[E, 2 I, ...] with all gates before all ups, as gate, up, gate, up: a copy."""
-    return rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-
-
 @dataclass(frozen=True, slots=True)
 class TileShape:
     """Rows and columns of a program's tile, and how the compiler is to run it."""

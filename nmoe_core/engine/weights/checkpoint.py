@@ -162,7 +162,7 @@ class Checkpoint:
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
         """Meaning of "auto": packed on a GPU where all experts are MXFP4, else decoded. Grouped
-        experts are decoded."""
+        experts are decoded, those of the hub's kernels packed."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
@@ -170,10 +170,10 @@ class Checkpoint:
                 expected=", ".join(get_args(ExpertChoice)),
                 code="E-CONFIG-EXPERTS",
             )
-        if choice == "grouped":
+        if choice in ("decoded", "grouped"):
             return "decoded"
-        if choice != "auto":
-            return choice
+        if choice in ("packed", "hub"):
+            return "packed"
         is_gpu = torch.device(self.device).type == "cuda"
         return "packed" if is_gpu and self.is_packed else "decoded"
 
