@@ -12,6 +12,7 @@ the same numbers.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ MATRICES = 3  # matrices of hidden by intermediate size that an expert has
 OWN: tuple[ExpertForm, ...] = ("packed", "decoded")
 LIBRARIES: dict[Literal["grouped", "hub"], ExpertForm] = {"grouped": "decoded", "hub": "packed"}
 INVARIANT = "packed, batch-invariant"
+LARGEST_DISTANCE = 0.05  # from the first route, of routes that differ by rounding
 
 
 class Rows(NamedTuple):
@@ -102,9 +104,10 @@ def by_setting(
 
 
 def advice(figures: Sequence[Figure]) -> list[str]:
-    """For each number of rows, the line of the fastest setting."""
+    """For each number of rows, the line of the fastest setting whose results are right."""
     lines: list[str] = []
-    timed = [f for f in figures if "milliseconds" in f and f["route"] != INVARIANT]
+    right = [f for f in figures if float(f.get("distance", math.inf)) <= LARGEST_DISTANCE]
+    timed = [f for f in right if f["route"] != INVARIANT]
     for what in dict.fromkeys(figure["what"] for figure in timed):
         some = [f for f in timed if f["what"] == what]
         best = min(some, key=lambda figure: figure["milliseconds"])

@@ -2,7 +2,7 @@
 
 The library reads packed weights in a layout of its own, made once at load, a block at a time; gates
 and ups alternate in it, as they do in the files. Sums are the library's: results differ from those
-of the other ways by rounding. Never run on a GPU: tests hold it to the library's contract alone.
+of the other ways by rounding. Never run on a GPU: tests hold it to the library's contract.
 """
 
 import functools

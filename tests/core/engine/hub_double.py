@@ -1,4 +1,4 @@
-"""What the engine calls of triton_kernels, in plain torch and float64, from its documentation.
+"""What the engine calls of triton_kernels, in plain torch and float64, from its source.
 
 Not the library: no tiles, no launches. It refuses what the library's contract does not allow, and
 keeps weights in an order of its own, so that only weights that it converted are multiplied rightly.

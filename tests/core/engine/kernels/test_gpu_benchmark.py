@@ -59,6 +59,18 @@ def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path
     assert set(PARTS) == {*OURS, *PEERS}
 
 
+def test_a_fast_wrong_way_is_not_advised():
+    distances = {"packed": 0.0, "grouped": 0.01, "hub": 0.3}
+    figures = [
+        {"what": "experts, 1 rows", "route": route, "milliseconds": 3 - i, "distance": distance}
+        for i, (route, distance) in enumerate(distances.items())
+    ]
+    skipped = {"what": "experts", "route": "hub", "skipped": "not installed"}
+    assert experts.advice([skipped, *figures]) == [
+        'experts = "grouped"    # fastest for experts, 1 rows'
+    ]
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
 def test_ways_of_multiplying_by_experts_are_timed_and_the_fastest_named(tmp_path, capsys, family):
     directory = make_tiny_checkpoint(tmp_path / "checkpoint", family=family, vocab_size=300)
