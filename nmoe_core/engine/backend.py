@@ -19,7 +19,7 @@ from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.compute.gpus import own_gpu
 from nmoe_core.engine.block import PLAIN, Runtime
 from nmoe_core.engine.grouped import GROUPED
-from nmoe_core.engine.hub import hub_experts
+from nmoe_core.engine.hub import CAPABILITIES, HUB, library
 from nmoe_core.engine.weights.checkpoint import Checkpoint
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.families import GPT_OSS
@@ -115,25 +115,32 @@ def with_experts(
     dtype: torch.dtype,
     is_packed: bool,
 ) -> Runtime:
-    """The runtime with the way of multiplying by experts that is asked for: its own, torch's
-    (`grouped.py`) or that of triton_kernels (`hub.py`).
-
-    is_packed: Whether the files hold all experts as MXFP4. Raises ConfigError: the library does not
-    compute such a model there (E-CONFIG-EXPERTS), or is not installed (E-CONFIG-EXTRA).
-    """
-    if choice == "hub":
-        return replace(runtime, experts=hub_experts(config, device, dtype, is_packed))
-    if choice != "grouped":
+    """The runtime with the way of multiplying by experts that is asked for: its own, or a library's
+    (`grouped.py`, `hub.py`); `is_packed`: the files hold all experts as MXFP4. Raises ConfigError:
+    it does not compute such a model there (E-CONFIG-EXPERTS), or is not here (E-CONFIG-EXTRA)."""
+    if choice not in ("grouped", "hub"):
         return runtime
-    if not config.family.has_router or (device.type == "cuda" and dtype != torch.bfloat16):
+    is_gpu = device.type == "cuda" and torch.cuda.is_available()
+    capability = torch.cuda.get_device_capability(device)[0] if is_gpu else 0
+    if choice == "grouped":
+        expected = "a family with experts; on a GPU torch.bfloat16"
+        is_taken = config.family.has_router and (device.type != "cuda" or dtype == torch.bfloat16)
+    else:
+        expected = "gpt_oss, MXFP4, torch.bfloat16 on cuda (8.x or 9.x)"
+        is_taken = config.family is GPT_OSS and is_packed and dtype == torch.bfloat16
+        is_taken &= capability in CAPABILITIES
+    if not is_taken:
+        form = "MXFP4" if is_packed else "not MXFP4"
         raise ConfigError(
-            "no grouped product here",
-            found=f"{config.family.model_type}, {dtype} on {device.type}",
-            expected="a family with experts; on a GPU torch.bfloat16",
+            f'experts = "{choice}" does not compute this model here',
+            found=f"{config.family.model_type}, {form}, {dtype} on {device.type} ({capability}.x)",
+            expected=expected,
             do='set experts = "auto"',
             code="E-CONFIG-EXPERTS",
         )
-    return replace(runtime, experts=GROUPED)
+    if choice == "hub":
+        library()
+    return replace(runtime, experts=HUB if choice == "hub" else GROUPED)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> int:

@@ -17,64 +17,26 @@ from nmoe_core.engine.experts import Batching, Chosen, ExpertWay, alternate_halv
 from nmoe_core.engine.transfers import current
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
-from nmoe_core.engine.weights.families import GPT_OSS
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
-PACKAGE = "triton_kernels"
 REPOSITORY, VERSION = "kernels-community/gpt-oss-triton-kernels", 1
-CAPABILITIES = (8, 9)  # from 10 on the library needs scales in another layout
-_PARTS = ("matmul_ogs", "routing", "swiglu", "tensor", "tensor_details.layout")
-
-
-class Projection(NamedTuple):
-    """One projection of all experts: weight [E, inputs, outputs] in the library's layout, bias
-    float32 [E, outputs], and the scales."""
-
-    weight: Any
-    bias: Tensor
-    precision: Any
+CAPABILITIES = (8, 9)  # of GPUs; from 10 on the library needs scales in another layout
 
 
 class HubExperts(NamedTuple):
-    """Experts of one block as the library reads them."""
+    """Experts of one block as the library reads them: of each projection its weight [E, inputs,
+    outputs] in the library's layout, its bias float32 [E, outputs] and its scales."""
 
     num_experts: int
-    gate_up: Projection
-    down: Projection
+    gate_up: tuple[Any, Tensor, Any]
+    down: tuple[Any, Tensor, Any]
     activation: Any
-
-
-def hub_experts(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, is_packed: bool
-) -> ExpertWay:
-    """The library's way. Raises ConfigError: it does not compute such a model there
-    (E-CONFIG-EXPERTS), or it cannot be loaded (E-CONFIG-EXTRA)."""
-    is_gpu = device.type == "cuda" and torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability(device)[0] if is_gpu else 0
-    is_taken = config.family is GPT_OSS and is_packed and dtype == torch.bfloat16
-    if not is_taken or capability not in CAPABILITIES:
-        form = "MXFP4" if is_packed else "not MXFP4"
-        raise ConfigError(
-            "triton_kernels does not compute this model here",
-            found=f"{config.family.model_type}, {form}, {dtype} on {device.type} ({capability}.x)",
-            expected="gpt_oss, MXFP4, torch.bfloat16 on cuda (8.x or 9.x)",
-            do='set experts = "auto"',
-            code="E-CONFIG-EXPERTS",
-        )
-    library()
-    return HUB
 
 
 @functools.cache
 def library() -> Any:
-    """The library: an installed package with the parts that are called here, else the hub's. Raises
-    ConfigError: there is neither (E-CONFIG-EXTRA)."""
-    try:
-        for part in _PARTS:
-            importlib.import_module(f"{PACKAGE}.{part}")
-        return importlib.import_module(PACKAGE)
-    except ImportError:  # not installed, or newer than these parts
-        pass
+    """The library, from the hub or its cache. Raises ConfigError: it is not there, or the package
+    that loads it is not installed (E-CONFIG-EXTRA)."""
     try:
         return importlib.import_module("kernels").get_kernel(REPOSITORY, version=VERSION)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -89,10 +51,8 @@ def library() -> Any:
 
 def _prepare(config: ModelConfig, tensors: LayerTensors) -> HubExperts:
     gate_up, down = tensors.gate_up, tensors.down
-    assert isinstance(gate_up, PackedExperts)
-    assert isinstance(down, PackedExperts)
-    assert tensors.gate_up_bias is not None
-    assert tensors.down_bias is not None
+    assert isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts)  # noqa: PT018
+    assert tensors.gate_up_bias is not None and tensors.down_bias is not None  # noqa: PT018
     rows = (gate_up.blocks.data, gate_up.scales.data, tensors.gate_up_bias)
     ogs, swiglu = library().matmul_ogs, library().swiglu.swiglu_fn
     limits = config.swiglu_alpha, config.swiglu_limit
@@ -105,7 +65,7 @@ def _prepare(config: ModelConfig, tensors: LayerTensors) -> HubExperts:
         )
 
 
-def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> Projection:
+def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> tuple[Any, Tensor, Any]:
     ogs, tensor, layouts = library().matmul_ogs, library().tensor, library().tensor_details.layout
     codes = blocks.flatten(-2)
     layout, options = layouts.make_default_matmul_mxfp4_w_layout(mx_axis=1)
@@ -115,7 +75,7 @@ def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> Projection:
     weight.shape = torch.Size((len(codes), 2 * codes.shape[2], codes.shape[1]))
     scale = tensor.convert_layout(tensor.wrap_torch_tensor(scales.mT), layouts.StridedLayout)
     flex = ogs.FlexCtx(rhs_data=ogs.InFlexData())
-    return Projection(weight, bias.float(), ogs.PrecisionConfig(weight_scale=scale, flex_ctx=flex))
+    return weight, bias.float(), ogs.PrecisionConfig(weight_scale=scale, flex_ctx=flex)
 
 
 def _product(
@@ -130,22 +90,16 @@ def _product(
         )
     if not len(x):
         return residual
-    multiply = library().matmul_ogs.matmul_ogs
-    (gate_up, gate_up_bias, gate_up_scales), (down, down_bias, down_scales) = kept[1:3]
     with current(x.device):
         data, gather, scatter = _routing(chosen, kept.num_experts)
-        inner = multiply(
-            *(x, gate_up, gate_up_bias, data),
-            gather_indx=gather,
-            precision_config=gate_up_scales,
-            fused_activation=kept.activation,
-        )
-        rows = multiply(
-            *(inner, down, down_bias, data),
-            scatter_indx=scatter,
-            precision_config=down_scales,
-            gammas=data.gate_scal,
-        )
+
+        def times(rows: Tensor, projection: tuple[Any, Tensor, Any], **options: Any) -> Tensor:
+            *weights, scales = projection
+            multiply = library().matmul_ogs.matmul_ogs
+            return multiply(rows, *weights, data, precision_config=scales, **options)
+
+        inner = times(x, kept.gate_up, gather_indx=gather, fused_activation=kept.activation)
+        rows = times(inner, kept.down, scatter_indx=scatter, gammas=data.gate_scal)
     return residual + rows.to(residual.dtype)
 
 

@@ -84,10 +84,9 @@ class Transformer(nn.Module):
                 (E-CHECKPOINT-SCALE).
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
-                not MXFP4 cannot stay packed, and a family without experts or float32 on a GPU has
-                no grouped product, and triton_kernels computes neither other models than
-                gpt-oss in MXFP4 nor on other devices (E-CONFIG-EXPERTS), or is not installed
-                (E-CONFIG-EXTRA); `use_kernels` for a family without kernels (E-CONFIG-KERNELS).
+                not MXFP4 cannot stay packed, and "grouped" and "hub" do not compute every model
+                everywhere (E-CONFIG-EXPERTS); a package is missing (E-CONFIG-EXTRA);
+                `use_kernels` for a family without kernels (E-CONFIG-KERNELS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(

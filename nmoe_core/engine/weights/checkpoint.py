@@ -170,12 +170,9 @@ class Checkpoint:
                 expected=", ".join(get_args(ExpertChoice)),
                 code="E-CONFIG-EXPERTS",
             )
-        if choice in ("decoded", "grouped"):
-            return "decoded"
-        if choice in ("packed", "hub"):
-            return "packed"
         is_gpu = torch.device(self.device).type == "cuda"
-        return "packed" if is_gpu and self.is_packed else "decoded"
+        auto = choice == "auto" and is_gpu and self.is_packed
+        return "packed" if auto or choice in ("packed", "hub") else "decoded"
 
     @property
     def is_packed(self) -> bool:
