@@ -15,6 +15,7 @@ from nmoe_core.plots.png import (
     GREY,
     ORANGE,
     RED,
+    WIDTH_PX,
     count_axis,
     drawable,
     legend_below,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _MAX_BARS = 300
 _MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18  # of pictures of columns
 _BINS, _WIDE = 30, 1000
+# Of pictures of columns, at 800 pixels: the name, a chart with what stands around it, and the rooms
+# of that: left and right of all, between two side by side, above one, below one, between two.
+_HEADER_PX, _CELL_PX, _LEFT_PX, _RIGHT_PX, _BESIDE_PX = 40, 200, 58, 20, 60
+_TITLE_PX, _TICKS_PX, _BETWEEN_PX = 20, 26, 52
 
 
 def manifest_plot(
@@ -116,28 +121,44 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
     return render(draw, 340)
 
 
-def columns_plot(columns: Mapping[str, Sequence[Any]], name: str) -> bytes:
+def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
     """One chart for each of the first columns of values: a histogram of numbers, the most common
     texts or booleans with their shares; nulls are counted in the title. `name` stands above."""
     shown = {n: values for n, values in columns.items() if _is_drawn(values)}
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
 
     def draw(figure: Figure) -> None:
-        grid = _grid(figure, name, len(shown), "no number, text or boolean")
+        grid = _grid(figure, name, len(shown), "no number, text or boolean", _HEADER_PX)
         for axes, (column, values) in zip(grid, shown.items()):
             _column(axes, column, [value for value in values if value is not None], len(values))
 
-    return render(draw, 40 + 200 * _num_rows(len(shown)))
+    # Only names beside bars need as much room as they are long, and to find it takes half the time.
+    layout = "constrained" if any(map(_is_named, shown.values())) else None
+    return render(draw, _HEADER_PX + _CELL_PX * _num_rows(len(shown)), layout, scale)
 
 
-def _grid(figure: Figure, name: str, num_charts: int, nothing: str) -> Sequence[Axes]:
+def _grid(
+    figure: Figure, name: str, num_charts: int, nothing: str, header_px: int
+) -> Sequence[Axes]:
     """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts."""
     figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
         return ()
-    rows = _num_rows(num_charts)
-    grid = figure.subplots(rows, min(3, num_charts), squeeze=False).ravel().tolist()
+    rows, columns = _num_rows(num_charts), min(3, num_charts)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    if figure.get_layout_engine() is None:
+        height_px = header_px + _CELL_PX * rows
+        width = (WIDTH_PX - _LEFT_PX - _RIGHT_PX - _BESIDE_PX * (columns - 1)) / columns
+        height = (height_px - header_px - _TITLE_PX - _TICKS_PX - _BETWEEN_PX * (rows - 1)) / rows
+        figure.subplots_adjust(
+            left=_LEFT_PX / WIDTH_PX,
+            right=1 - _RIGHT_PX / WIDTH_PX,
+            top=1 - (header_px + _TITLE_PX) / height_px,
+            bottom=_TICKS_PX / height_px,
+            wspace=_BESIDE_PX / width,
+            hspace=_BETWEEN_PX / height,
+        )
     for axes in grid[num_charts:]:
         axes.set_axis_off()
     return grid[:num_charts]
@@ -163,7 +184,9 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
         axes.set_xlabel("% of documents", fontsize=8)
     else:
         finite = _finite(values)
-        axes.hist(finite, bins=_edges(axes, finite).tolist(), color=BLUE)
+        counts, edges = np.histogram(finite, _edges(axes, finite))
+        axes.stairs(counts, edges, fill=True, color=BLUE)
+        axes.set_ylim(0)
         count_axis(axes.yaxis)
         axes.set_ylabel("documents", fontsize=8)
     axes.tick_params(labelsize=8)
@@ -176,7 +199,7 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
     shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
 
     def draw(figure: Figure) -> None:
-        grid = _grid(figure, name, len(shown), "no number")
+        grid = _grid(figure, name, len(shown), "no number", 60)
         for axes, column in zip(grid, shown):
             axes.set_title(drawable(column), fontsize=9)
             found = {source: _finite(values[column]) for source, values in sources.items()}
@@ -187,9 +210,9 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
             axes.set_ylabel("% of documents", fontsize=8)
             axes.tick_params(labelsize=8)
         for axes in grid[:1]:  # one legend for all
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=4)
+            figure.legend(*axes.get_legend_handles_labels(), loc="upper right", ncols=4)
 
-    return render(draw, 60 + 200 * _num_rows(len(shown)))
+    return render(draw, 60 + _CELL_PX * _num_rows(len(shown)), None)
 
 
 def _edges(axes: Axes, values: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Terms = Sequence[Sequence[str]]
 MAX_PNG_BYTES = 400_000
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6fb4", "#e07b00", "#2a8c4a", "#c0392b", "#8a8f98"
-_WIDTH_PX, _DPI = 800, 100  # at scale 1
+WIDTH_PX, _DPI = 800, 100  # at scale 1
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: what the font of the pictures has
 _LEGEND_PT = 34  # from the axis to the legend below it: ticks and the label
@@ -56,18 +56,20 @@ def styled_figure(height_px: int = 400, layout: Any = None, scale: int = 1) -> I
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        size = (_WIDTH_PX / _DPI, height_px / _DPI)
+        size = (WIDTH_PX / _DPI, height_px / _DPI)
         figure = Figure(figsize=size, dpi=scale * _DPI, layout=layout)
         FigureCanvasAgg(figure)
         yield figure
 
 
-def render(draw: Callable[[Figure], None], height_px: int) -> bytes:
-    """PNG of what `draw` puts on an empty figure of 1600 x 2 `height_px` pixels, on which texts and
-    lines have the size that they have on one of 800 x `height_px`."""
+def render(
+    draw: Callable[[Figure], None], height_px: int, layout: Any = "constrained", scale: int = 2
+) -> bytes:
+    """PNG of what `draw` puts on an empty figure of 800 x `height_px` pixels times `scale`, on
+    which texts and lines have the size that they have on one of 800 x `height_px`."""
     from PIL import Image
 
-    with styled_figure(height_px, "constrained", scale=2) as figure:
+    with styled_figure(height_px, layout, scale) as figure:
         draw(figure)
         file = io.BytesIO()
         figure.savefig(file, format="rgba")
@@ -99,7 +101,7 @@ def half_size(markdown: str) -> str:
         from PIL import Image
 
         picture = Image.open(io.BytesIO(base64.b64decode(found[1])))
-        if picture.width <= _WIDTH_PX:
+        if picture.width <= WIDTH_PX:
             return found[0]
         half = picture.convert("RGB").reduce(2)
         return f"base64,{base64.b64encode(_png(half)).decode('ascii')}"

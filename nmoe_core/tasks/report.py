@@ -178,14 +178,14 @@ def attribute_page(
     documents at each end of the first column whose numbers differ; none where all are equal."""
     from nmoe_core.attributes.files import read_attribute, read_footer
     from nmoe_core.config.attributes import KEYS
-    from nmoe_core.plots import columns_plot, half_size, kept_picture, png_markdown
+    from nmoe_core.plots import columns_plot, kept_picture, png_markdown
 
     path, title = run.tree.shard(source, bucket).attribute(name), f"{source}: {name}"
     table = read_attribute(path)
 
     def draw() -> str:
         columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
-        return half_size(png_markdown(columns_plot(columns, title), title))
+        return png_markdown(columns_plot(columns, title, scale=1), title)
 
     kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
     picture = kept_picture(kept, [title, read_footer(path).digest], draw)

@@ -195,7 +195,7 @@ def test_counts_of_many_sizes_have_a_log_axis_so_that_one_long_document_hides_no
         assert (axes.get_xscale() == "symlog") is is_log
     step = across.patches[0].get_data()
     assert step.values.sum() == pytest.approx(100)
-    assert sum(bar.get_height() for bar in alone.patches) == len(lengths)
+    assert sum(alone.patches[0].get_data().values) == len(lengths)
     if is_log:
         assert np.count_nonzero(step.values) > 4
 
@@ -227,7 +227,7 @@ def test_a_picture_shows_its_numbers():
 def drawn(monkeypatch: pytest.MonkeyPatch, module: str, draw: Callable[[], bytes]) -> Figure:
     """The figure that a picture is rendered from."""
     figure = Figure()
-    monkeypatch.setattr(f"nmoe_core.plots.{module}.render", lambda fill, height: fill(figure))
+    monkeypatch.setattr(f"nmoe_core.plots.{module}.render", lambda fill, *_: fill(figure))
     draw()
     return figure
 
