@@ -1,14 +1,8 @@
 """Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
 
-from nmoe_core.plots.charts import (
-    calibration_plot,
-    columns_plot,
-    copies_plot,
-    loss_plot,
-    manifest_plot,
-    sources_plot,
-)
+from nmoe_core.plots.charts import calibration_plot, copies_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
+from nmoe_core.plots.columns import columns_plot, sources_plot
 from nmoe_core.plots.kept import kept_picture
 from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import half_size, png_markdown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from nmoe_core.plots.png import (
     GREY,
     ORANGE,
     RED,
-    WIDTH_PX,
     count_axis,
     drawable,
     legend_below,
@@ -28,13 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_BARS = 300
-_MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18  # of pictures of columns
-_BINS, _WIDE = 30, 1000
-# Of pictures of columns, at 800 pixels: the name, a chart with what stands around it, and the rooms
-# of that: left and right of all, between two side by side, above one, below one, between two.
-_HEADER_PX, _CELL_PX, _LEFT_PX, _RIGHT_PX, _BESIDE_PX = 40, 200, 58, 20, 60
-_TITLE_PX, _TICKS_PX, _BETWEEN_PX = 20, 26, 52
+_MAX_BARS, _MAX_CHARS = 300, 18
 
 
 def manifest_plot(
@@ -119,121 +111,6 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
         legend_below(axes, 2)
 
     return render(draw, 340)
-
-
-def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
-    """One chart for each of the first columns of values: a histogram of numbers, the most common
-    texts or booleans with their shares; nulls are counted in the title. `name` stands above."""
-    shown = {n: values for n, values in columns.items() if _is_drawn(values)}
-    shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
-
-    def draw(figure: Figure) -> None:
-        grid = _grid(figure, name, len(shown), "no number, text or boolean", _HEADER_PX)
-        for axes, (column, values) in zip(grid, shown.items()):
-            _column(axes, column, [value for value in values if value is not None], len(values))
-
-    # Only names beside bars need as much room as they are long, and to find it takes half the time.
-    layout = "constrained" if any(map(_is_named, shown.values())) else None
-    return render(draw, _HEADER_PX + _CELL_PX * _num_rows(len(shown)), layout, scale)
-
-
-def _grid(
-    figure: Figure, name: str, num_charts: int, nothing: str, header_px: int
-) -> Sequence[Axes]:
-    """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts."""
-    figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
-    if not num_charts:
-        say_empty(figure.add_subplot(), nothing)
-        return ()
-    rows, columns = _num_rows(num_charts), min(3, num_charts)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    if figure.get_layout_engine() is None:
-        height_px = header_px + _CELL_PX * rows
-        width = (WIDTH_PX - _LEFT_PX - _RIGHT_PX - _BESIDE_PX * (columns - 1)) / columns
-        height = (height_px - header_px - _TITLE_PX - _TICKS_PX - _BETWEEN_PX * (rows - 1)) / rows
-        figure.subplots_adjust(
-            left=_LEFT_PX / WIDTH_PX,
-            right=1 - _RIGHT_PX / WIDTH_PX,
-            top=1 - (header_px + _TITLE_PX) / height_px,
-            bottom=_TICKS_PX / height_px,
-            wspace=_BESIDE_PX / width,
-            hspace=_BETWEEN_PX / height,
-        )
-    for axes in grid[num_charts:]:
-        axes.set_axis_off()
-    return grid[:num_charts]
-
-
-def _num_rows(num_charts: int) -> int:
-    return -(-max(1, num_charts) // 3)
-
-
-def _is_drawn(values: Sequence[Any]) -> bool:
-    return isinstance(next((v for v in values if v is not None), None), bool | int | float | str)
-
-
-def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
-    nulls = f", {count - len(values):,} null" if len(values) < count else ""
-    axes.set_title(f"{drawable(name)}{nulls}", fontsize=9)
-    if _is_named(values):
-        common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
-        shares = [100 * times / count for _, times in common]
-        places = range(len(common))  # by number: two texts may be written alike
-        axes.barh(places, shares, color=BLUE)
-        axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
-        axes.set_xlabel("% of documents", fontsize=8)
-    else:
-        finite = _finite(values)
-        counts, edges = np.histogram(finite, _edges(axes, finite))
-        axes.stairs(counts, edges, fill=True, color=BLUE)
-        axes.set_ylim(0)
-        count_axis(axes.yaxis)
-        axes.set_ylabel("documents", fontsize=8)
-    axes.tick_params(labelsize=8)
-
-
-def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) -> bytes:
-    """One chart for each of the first columns of numbers, the same in all sources: the share of
-    each source's documents over common bins. `name` stands above."""
-    columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
-    shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
-
-    def draw(figure: Figure) -> None:
-        grid = _grid(figure, name, len(shown), "no number", 60)
-        for axes, column in zip(grid, shown):
-            axes.set_title(drawable(column), fontsize=9)
-            found = {source: _finite(values[column]) for source, values in sources.items()}
-            edges = _edges(axes, np.concatenate(list(found.values())))
-            for source, values in found.items():
-                shares = 100 * np.histogram(values, edges)[0] / max(len(values), 1)
-                axes.stairs(shares, edges, label=drawable(source))
-            axes.set_ylabel("% of documents", fontsize=8)
-            axes.tick_params(labelsize=8)
-        for axes in grid[:1]:  # one legend for all
-            figure.legend(*axes.get_legend_handles_labels(), loc="upper right", ncols=4)
-
-    return render(draw, 60 + _CELL_PX * _num_rows(len(shown)), None)
-
-
-def _edges(axes: Axes, values: np.ndarray) -> np.ndarray:
-    """Edges of the bins of a histogram; counts of three powers of ten or more get a log axis, on
-    which the few largest values leave room for the others."""
-    most = values.max(initial=0)
-    if values.min(initial=0) < 0 or most < _WIDE:
-        return np.histogram_bin_edges(values, _BINS)
-    axes.set_xscale("symlog", linthresh=1)
-    axes.set_xlim(0, most)
-    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
-    return np.unique(np.append(0, np.geomspace(1, most + 1, _BINS).round()))
-
-
-def _finite(values: Sequence[Any]) -> np.ndarray:
-    found = np.asarray([value for value in values if value is not None], float)
-    return found[np.isfinite(found)]
-
-
-def _is_named(values: Sequence[Any]) -> bool:
-    return isinstance(next(v for v in values if v is not None), bool | str)
 
 
 def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:

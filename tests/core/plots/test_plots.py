@@ -152,7 +152,7 @@ def test_texts_in_any_script_are_drawn_with_letters_that_the_font_has(
     monkeypatch: pytest.MonkeyPatch,
 ):
     texts = ["東京", "कमल", "مرحبا", "ไทย", "дом", "Straße", "東京", "凍京"]
-    figure = drawn(monkeypatch, "charts", lambda: columns_plot({"名": texts}, "詩"))
+    figure = drawn(monkeypatch, "columns", lambda: columns_plot({"名": texts}, "詩"))
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     # Two texts that are written alike are two bars.
     assert [names.count("DongJing"), len(names), {"дом", "Straße"} < {*names}] == [2, 7, True]
@@ -173,13 +173,13 @@ def test_shares_of_copies_begin_at_zero_also_where_there_are_none(
 
 def test_sources_are_compared_over_common_bins_by_share(monkeypatch: pytest.MonkeyPatch):
     sources = {"web": {"n": [1, 2, 2, None]}, "law": {"n": [9.0] * 50}, "none": {"n": []}}
-    figure = drawn(monkeypatch, "charts", lambda: sources_plot(sources, "signals"))
+    figure = drawn(monkeypatch, "columns", lambda: sources_plot(sources, "signals"))
     steps = [patch.get_data() for patch in figure.axes[0].patches]
     assert [round(step.values.sum()) for step in steps] == [100, 100, 0]
     assert all((step.edges == steps[0].edges).all() for step in steps)
     assert (steps[0].edges.min(), steps[0].edges.max()) == (1, 9)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*sources]
-    empty = drawn(monkeypatch, "charts", lambda: sources_plot({"web": {"lang": ["en"]}}, ""))
+    empty = drawn(monkeypatch, "columns", lambda: sources_plot({"web": {"lang": ["en"]}}, ""))
     assert empty.axes[0].texts[0].get_text() == "no number"
 
 
@@ -189,8 +189,8 @@ def test_counts_of_many_sizes_have_a_log_axis_so_that_one_long_document_hides_no
 ):
     lengths = [0, *range(20, 120), most]
     sources = {"web": {"n": lengths}, "law": {"n": [30] * 9}}
-    across = drawn(monkeypatch, "charts", lambda: sources_plot(sources, "signals")).axes[0]
-    alone = drawn(monkeypatch, "charts", lambda: columns_plot({"n": lengths}, "signals")).axes[0]
+    across = drawn(monkeypatch, "columns", lambda: sources_plot(sources, "signals")).axes[0]
+    alone = drawn(monkeypatch, "columns", lambda: columns_plot({"n": lengths}, "signals")).axes[0]
     for axes in (across, alone):
         assert (axes.get_xscale() == "symlog") is is_log
     step = across.patches[0].get_data()
