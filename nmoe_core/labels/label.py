@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
@@ -30,6 +30,7 @@ from nmoe_core.labels.files import (
     write_summary,
 )
 from nmoe_core.labels.known import KnownAnswers, keep_answers, sha256_of
+from nmoe_core.labels.marks import Marks
 from nmoe_core.labels.oracle import (
     Oracle,
     Question,
@@ -37,7 +38,6 @@ from nmoe_core.labels.oracle import (
     Scorer,
     Shown,
     coverage,
-    is_salvaged,
     label_record,
     parse_record,
     scorer_of,
@@ -50,16 +50,6 @@ PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
 # Made once: `json.dumps` with an option makes an encoder each time.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-
-
-class _Mark(NamedTuple):
-    """Position of one document's record in the label file, and its outcome."""
-
-    offset: int
-    size: int
-    is_ok: bool
-    is_salvaged: bool
-    attempts: int
 
 
 def label_shard(
@@ -96,7 +86,7 @@ def label_shard(
         return result
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
-        resumed_from, num_reused, num_new = len(run.marks), run.reuse(log), 0
+        resumed_from, num_reused, num_new = run.marks.num_marked, run.reuse(log), 0
         while pending := run.pending(retry_failed):
             num_new += run.append(log, pending)
         if num_new == 0 and (result := run.finished()) is not None:
@@ -114,8 +104,7 @@ class _Labelling:
         self.documents, self.oracle, self.progress = documents, oracle, progress
         self.scores, self.started = out_dir / SCORES_NAME, out_dir / STARTED_NAME
         self.summary, self.partial = out_dir / SUMMARY_NAME, out_dir / PARTIAL_NAME
-        self.marks: dict[str, _Mark] = {}
-        self.num_parsed = 0
+        self.marks = Marks(documents.rows)
         asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
         self.fingerprints = {"code": LABEL_CODE, **documents.fingerprints, **asked}
         if scale := oracle.scale.in_file():
@@ -137,30 +126,22 @@ class _Labelling:
         began, foreign = recorded(self.started), None
         for line in log.lines():
             record = parse_record(line, log.path)
-            self._mark(record, line.offset, len(line.payload))
+            self.marks.add(record, line.offset, len(line.payload))
             if foreign is None and scorer_of(record) != self.oracle.scorer:
                 foreign = scorer_of(record)
         if began == self.fingerprints and foreign is None:
             log.cut()
             return
-        if self.marks and not replace:
+        if self.marks.num_records and not replace:
             self._refuse_to_drop(began, foreign)
         keep_answers(self.scores.parent, self.oracle)
         self.summary.unlink(missing_ok=True)
         self.partial.unlink(missing_ok=True)
-        self.marks, self.num_parsed = {}, 0
+        self.marks.clear()
         log.clear()
         log.sync()
         # It comes last: records are never taken for those of another run.
         write_json(self.started, {"fingerprints": self.fingerprints})
-
-    def _mark(self, record: Record, offset: int, size: int) -> None:
-        """Remember a record, unless an earlier one of its document was parsed already."""
-        known = self.marks.get(record["doc_id"])
-        if known is None or not known.is_ok:
-            self.num_parsed += record["ok"]
-            outcome = record["ok"], is_salvaged(record), record.get("attempts", 1)
-            self.marks[record["doc_id"]] = _Mark(offset, size, *outcome)
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
         """Labels of another scorer, or of lines read by another rule, are not dropped unasked."""
@@ -184,15 +165,11 @@ class _Labelling:
             code="E-LABEL-MIXED",
         )
 
-    def _attempts(self, doc_id: str) -> int:
-        """Number of requests about a document."""
-        return self.marks[doc_id].attempts if doc_id in self.marks else 0
-
     def reuse(self, log: AppendLog) -> int:
         """Append a record for each document whose text was answered before; return how many."""
         unasked = [row for row in self.documents.rows if row[0] not in self.marks]
         directories = {self.scores.parent: None, **dict.fromkeys(self.documents.labelled)}
-        num_before = len(self.marks)
+        num_before = self.marks.num_marked
         with KnownAnswers(directories if unasked else (), self.oracle) as known:
             for doc_id, source in unasked if len(known) else ():
                 text, is_cut = self.documents.text(doc_id)
@@ -201,7 +178,7 @@ class _Labelling:
                     again = weighted_again(record, self.oracle.scale)
                     self._append(log, again | {"doc_id": doc_id, "source": source})
         log.sync()
-        return len(self.marks) - num_before
+        return self.marks.num_marked - num_before
 
     def pending(self, retry_failed: int) -> list[tuple[str, str]]:
         """Documents to ask about: those never asked, then those refused and allowed once more."""
@@ -209,7 +186,7 @@ class _Labelling:
         return [row for row in rows if row[0] not in self.marks] or [
             (doc_id, source)
             for doc_id, source in rows
-            if not self.marks[doc_id].is_ok and self.marks[doc_id].attempts <= retry_failed
+            if not self.marks[doc_id].is_ok and self.marks.attempts(doc_id) <= retry_failed
         ]
 
     def append(self, log: AppendLog, pending: list[tuple[str, str]]) -> int:
@@ -220,7 +197,7 @@ class _Labelling:
         for i, result in self.oracle.label(self._questions(pending, shown)):
             if i not in shown:
                 raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
-            attempts = self._attempts(pending[i][0]) + 1
+            attempts = self.marks.attempts(pending[i][0]) + 1
             record = label_record(pending[i], shown.pop(i), result, self.oracle, attempts)
             self._append(log, record)
             num_done += 1
@@ -237,7 +214,7 @@ class _Labelling:
 
     def _append(self, log: AppendLog, record: Record) -> None:
         line = _encode(record).encode("utf-8", "replace") + b"\n"
-        self._mark(record, log.append(line), len(line))
+        self.marks.add(record, log.append(line), len(line))
 
     def _questions(
         self, pending: list[tuple[str, str]], shown: dict[int, Shown]
@@ -246,11 +223,11 @@ class _Labelling:
             text, is_truncated = self.documents.text(doc_id)
             snippet = text[:SNIPPET_CHARS].replace("\n", " ")
             shown[i] = Shown(snippet, sha256_of(text), is_truncated)
-            yield Question(text, self._attempts(doc_id))
+            yield Question(text, self.marks.attempts(doc_id))
 
     def _show_partial(self) -> None:
         """Write the counts so far, for people who watch; an fsync would take milliseconds."""
-        seen, parsed = len(self.marks), self.num_parsed
+        seen, parsed = self.marks.num_marked, self.marks.num_parsed
         counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
         tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
         tmp.write_text(json.dumps(counts) + "\n")
@@ -268,13 +245,16 @@ class _Labelling:
     def finish(self) -> tuple[str, dict[str, Any]]:
         """Put the records in the documents' order and commit the summary over them; return the
         digest of the records and the summary."""
-        marks = [(source, self.marks[doc_id]) for doc_id, source in self.documents.rows]
+        rows = self.documents.rows
         with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
-            for _, mark in marks:
+            for mark in (self.marks[doc_id] for doc_id, _ in rows):
                 written.seek(mark.offset)
                 file.write(written.read(mark.size))
         digest = sha256_file(self.scores)
-        outcomes = ({"source": s, "ok": m.is_ok, "salvaged": m.is_salvaged} for s, m in marks)
+        outcomes = (
+            {"source": source, "ok": mark.is_ok, "salvaged": mark.is_salvaged}
+            for source, mark in ((source, self.marks[doc_id]) for doc_id, source in rows)
+        )
         summary: dict[str, Any] = {
             **coverage(outcomes),
             **self.oracle.scorer._asdict(),

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import random
 import shutil
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import merge_noise
+from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.files import label_status, merge_labels, read_labels
+from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice
+from nmoe_core.shards.documents import Text
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
 from tests.refusals import refused
@@ -48,6 +52,25 @@ def test_records_name_what_was_scored_by_whom_and_are_made_once(labelling: Label
     assert (again.digest, len(oracle.asked)) == (made.digest, len(rows))
     assert again.facts == made.facts | {"num_new": 0, "resumed_from": len(rows)}
     assert {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()} == before
+
+
+def test_memory_does_not_grow_with_the_answers(tmp_path: Path) -> None:
+    rows = [(f"document {i}", "web") for i in range(5000)]
+    documents = Documents(rows, {}, lambda doc_id: Text("w1 w2", False), lambda doc_id: 2)
+    oracle, bytes_at = FakeOracle(), dict[int, int]()
+
+    def measure(num_done: int, _: int) -> None:
+        if num_done in (1000, 5000):
+            oracle.asked.clear()
+            oracle.attempts.clear()
+            bytes_at[num_done] = tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        label_shard(documents, tmp_path, oracle, progress=measure)
+    finally:
+        tracemalloc.stop()
+    assert bytes_at[5000] - bytes_at[1000] < 4000, "less than one byte per answer"
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"doc_id": "web//we', b"\0\0\0\0"])

@@ -1,0 +1,72 @@
+"""Where the record of each document lies in the label file, and its outcome.
+
+Memory: 25 bytes per document and its entry in a dict, all taken at the start: a long labelling does
+not grow with its answers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nmoe_core.labels.oracle import Record, is_salvaged
+
+_NO_RECORD, _REFUSED, _OK, _SALVAGED = range(4)
+_MAX_ATTEMPTS = 2**31  # a damaged file may name any number
+
+
+class Mark(NamedTuple):
+    """Position of one document's record in the file, and its outcome."""
+
+    offset: int
+    size: int
+    is_ok: bool
+    is_salvaged: bool
+
+
+class Marks:
+    """The records of the documents in `rows` of (document id, source).
+
+    Attributes:
+        num_records: Records seen, those of other documents and of earlier attempts included.
+        num_marked: Documents that have a record.
+        num_parsed: Those whose answer was accepted.
+    """
+
+    def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
+        self._rows = {doc_id: i for i, (doc_id, _) in enumerate(rows)}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all records."""
+        nothing = bytes(8 * len(self._rows))
+        self._offsets, self._sizes, self._attempts = (array("q", nothing) for _ in range(3))
+        self._outcomes = bytearray(len(self._rows))
+        self.num_records = self.num_marked = self.num_parsed = 0
+
+    def add(self, record: Record, offset: int, size: int) -> None:
+        """Remember a record, unless an earlier one of its document was parsed already."""
+        self.num_records += 1
+        row = self._rows.get(record["doc_id"])
+        if row is None or self._outcomes[row] >= _OK:
+            return
+        self.num_marked += self._outcomes[row] == _NO_RECORD
+        self.num_parsed += record["ok"]
+        self._offsets[row], self._sizes[row] = offset, size
+        self._attempts[row] = min(record.get("attempts", 1), _MAX_ATTEMPTS)
+        self._outcomes[row] = (
+            _SALVAGED if is_salvaged(record) else _OK if record["ok"] else _REFUSED
+        )
+
+    def __contains__(self, doc_id: str) -> bool:
+        return self._outcomes[self._rows[doc_id]] != _NO_RECORD
+
+    def __getitem__(self, doc_id: str) -> Mark:
+        row = self._rows[doc_id]
+        outcome = self._outcomes[row]
+        return Mark(self._offsets[row], self._sizes[row], outcome >= _OK, outcome == _SALVAGED)
+
+    def attempts(self, doc_id: str) -> int:
+        """Number of requests about a document."""
+        return self._attempts[self._rows[doc_id]]
