@@ -64,6 +64,8 @@ _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
 _INEXACT = ("E-TOKENIZER-DRIFT",)  # an engine differs from its reference
 _NAMED_FILES = 5
+# A worker reads about as much before it may spend time on a comparison with the reference.
+SAMPLED_BYTES = 10**9
 _DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
 
 
@@ -157,7 +159,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     buckets, count_all = frozenset(plan.wanted), plan.budget is not None
     known = KnownDocuments(journal.directory / KNOWN_NAME)
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
-    load_tokenizer(plan.settings.chosen).load()
+    load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
     if plan.settings.columns:
         import nmoe_core.attributes.columns  # noqa: F401  (forked workers share it)
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
@@ -180,6 +182,12 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
                 retire_beside(split_dir)
             _remove_empty(new_dirs)
             raise
+
+
+def _is_long(plan: PassPlan) -> bool:
+    """Whether each worker would load the reference for its samples, in the middle of its work."""
+    size_bytes = plan.split.source.size_bytes()
+    return size_bytes is not None and size_bytes >= SAMPLED_BYTES * plan.settings.compute.workers
 
 
 def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:

@@ -78,9 +78,10 @@ class Tokenizer:
         """The library's own form of it."""
         return self._reference
 
-    def load(self) -> None:
-        """Load now what texts are encoded with: processes that are forked later share it."""
-        if self._fast is None:
+    def load(self, with_reference: bool = False) -> None:
+        """Load now what texts are encoded with, and what samples are compared with if they will
+        be: processes that are forked later share it. A reference takes up to 80 MB."""
+        if self._fast is None or with_reference:
             self._reference.row("")
 
     def encode_batch(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.project import output_of
+from nmoe_core.text.tokenizer import load_tokenizer
+from tests.project import json_lines, output_of
 
 # The peaks of this process and of the largest of its workers, in bytes. The first is not asked of
 # `getrusage`, which begins with the peak of the process that started this one.
@@ -88,3 +89,23 @@ def test_a_document_of_100_mb_takes_three_times_its_text_and_no_more(
     cut = _prep(path, workers)
     assert cut.num_tokens == 1_000_001
     assert cut.peak_bytes < small.peak_bytes + 3.2 * len(text)
+
+
+@pytest.mark.parametrize(("sampled_bytes", "is_shared"), [(100, True), (10**9, False)])
+def test_workers_of_a_large_source_share_the_reference_of_the_tokenizer(
+    tmp_path: Path, sampled_bytes: int, is_shared: bool
+) -> None:
+    """Each would load its own for its first comparison, long after the start."""
+    load_tokenizer("o200k_harmony")  # what is known of it is kept: it is not loaded for that
+    (tmp_path / "in.jsonl").write_text(json_lines({"text": f"text {i} " * 20} for i in range(50)))
+    code = f"""
+import os, sys
+from nmoe_core import JSONLSource, PrepConfig, PrepPipeline
+from nmoe_core.prep import run
+run.SAMPLED_BYTES, fork = {sampled_bytes}, os.fork
+os.fork = lambda: fork() if print("tiktoken" in sys.modules) is None else 0
+config = PrepConfig(output_dir="out", dataset_name="web", num_workers=2)
+PrepPipeline(JSONLSource("in.jsonl"), config).run()
+"""
+    said = output_of(sys.executable, "-c", code, cwd=tmp_path)
+    assert set(said.split()) == {str(is_shared)}
