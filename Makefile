@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-all ui lint docs bench crash fuzz clean
+.PHONY: setup demo test test-all ui lint docs bench crash fuzz soak clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -36,7 +36,7 @@ demo: setup  ## the main job on real text found on this machine
 # Two processes share the test files; one thread each, as they would fight over the cores otherwise.
 # In the order of directories, the longest files come early: no process waits for the other's last.
 TEST_WORKERS ?= 2
-test test-all crash fuzz: export OMP_NUM_THREADS := 1
+test test-all crash fuzz soak: export OMP_NUM_THREADS := 1
 test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 test-all crash: export HYPOTHESIS_PROFILE := random
 
@@ -54,6 +54,9 @@ ui: setup  ## Dagster in the browser
 
 fuzz: setup  ## N changed files of each format, from SEED on
 	$(BIN)/python -m tests.fuzz -n $(or $(N),1000) $(if $(SEED),--seed $(SEED))
+
+soak: setup  ## long runs whose memory must stay flat; one with ONLY=NAME, shorter with SCALE=0.5
+	$(BIN)/python -m benchmarks.soak $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))
 
 lint: setup
 	$(BIN)/ruff check .
