@@ -9,6 +9,7 @@ from nmoe_assets.assets.names import named
 from nmoe_assets.automation import sensors
 from nmoe_assets.automation.conditions import automation_sensor
 from nmoe_assets.checks.manifests import manifest_checks
+from nmoe_assets.dagster_private import find_migrations_once
 from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import task_jobs, verify_job
 from nmoe_assets.ops.pipeline import pipeline_job
@@ -20,6 +21,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 
 keep_ignored()  # in every process that executes runs
+find_migrations_once()  # in every process that evaluates ticks
 
 
 class Mixture(dg.Component, dg.Resolvable, dg.Model):

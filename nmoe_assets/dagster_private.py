@@ -7,6 +7,7 @@
 | `CheckRunHealthResult`, `WorkerStatus` | the launcher can say that the process of a run is gone | none | runs that a power cut ended stay "started" for ever |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
 | `show_under_location` | a run of the command line is listed by its job's page and drawn by the timeline | the tag `.dagster/repository`, which the page follows and the timeline does not | the timeline omits `dagster job execute`, so the demo |
+| `find_migrations_once` | a process that opens the SQLite instance for every tick keeps its size | none | alembic keeps a function for each opening until the process ends: some 50 MB a day for a code location |
 | `event_files` | the files of a deleted run go too | none | an empty SQLite file stays for each run that `retention` deleted |
 """  # noqa: E501
 
@@ -22,6 +23,7 @@ from dagster._core.definitions.source_asset import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as SUPPRESS_DEFAULT_EVENT,
 )
 from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+from dagster._core.storage import sql
 
 __all__ = [
     "SUPPRESS_DEFAULT_EVENT",
@@ -29,9 +31,18 @@ __all__ = [
     "CheckTarget",
     "WorkerStatus",
     "event_files",
+    "find_migrations_once",
     "launch_backfill",
     "show_under_location",
 ]
+
+
+def find_migrations_once() -> None:
+    """Name the migrations of the storage by their path. Dagster names them as a resource of its
+    package, which alembic looks up anew, and registers for the end of the process, each time that
+    an instance of SQLite is opened."""
+    sql.ALEMBIC_SCRIPTS_LOCATION = str(Path(sql.__file__).with_name("alembic"))
+    sql.get_alembic_config.cache_clear()
 
 
 def launch_backfill(

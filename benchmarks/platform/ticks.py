@@ -23,14 +23,13 @@ from tests.project import json_lines
 
 
 def daemon(watch: Watch, directory: Path) -> None:
-    """Ticks of every sensor and of the schedule. One of 48 has news: a slice of labels failed, a
-    document was added, a shard has other scores. What is requested is said to be made."""
+    """Ticks of every sensor. One of 48 has news: a slice of labels failed, a document was added, a
+    shard has other scores, the schedule is due. What is requested is said to be made."""
     warnings.simplefilter("ignore", dg.BetaWarning)
     run, done, requested = small_project(directory).run, 0, set[str]()
     environment(directory)
     definitions, cursors = build_definitions(run), dict[str, str | None]()
     repository = definitions.get_repository_def()
-    notifier = {"notifier": Notifier()}  # without a webhook
     tags, label = range_tags(["val-02"]), definitions.resolve_job_def("label")
 
     def have_news() -> None:
@@ -38,6 +37,8 @@ def daemon(watch: Watch, directory: Path) -> None:
         with open(directory / "in/docs.jsonl", "a", encoding="ascii") as file:
             file.write(json_lines([{"text": f"a document of tick {done}"}]))
         dagster.report("docs", "quality_scores", version=f"1 {done}", partition="0001")
+        with dg.build_schedule_context(instance) as context:
+            repository.get_schedule_def("nightly_verify").evaluate_tick(context)
 
     def tick() -> None:
         asked = dagster.tick()  # `follow_changes`
@@ -48,16 +49,21 @@ def daemon(watch: Watch, directory: Path) -> None:
         for sensor in repository.sensor_defs:
             if isinstance(sensor, dg.AutomationConditionSensorDefinition):
                 continue
-            before = cursors.get(sensor.name), repository.name, repository, sensor.name, notifier
-            with dg.build_sensor_context(instance, *before) as context:
+            # With a reference, as the process of a code location has it: each tick opens it.
+            with dg.build_sensor_context(
+                instance_ref=instance.get_ref(),
+                cursor=cursors.get(sensor.name),
+                repository_name=repository.name,
+                repository_def=repository,
+                sensor_name=sensor.name,
+                resources={"notifier": Notifier()},  # without a webhook
+            ) as context:
                 data = sensor.evaluate_tick(context)
             cursors[sensor.name] = data.cursor
             if data.run_requests:
                 requested.add(sensor.name)
             if data.run_requests and sensor.name == "label_retries":
                 dagster.report("hydra", "oracle_labels", version=f"{done}", partition="val-02")
-        with dg.build_schedule_context(instance) as context:
-            repository.get_schedule_def("nightly_verify").evaluate_tick(context)
 
     def stored_bytes() -> int:
         return sum(p.stat().st_size for p in (directory / "dagster").rglob("*") if p.is_file())

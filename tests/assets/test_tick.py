@@ -64,3 +64,14 @@ def test_a_tick_reads_statuses_of_all_sources_at_once(
             found.append([s for s in statements if table in s and s.startswith("SELECT")])
     few, many = map(len, found)
     assert 0 < many == few
+
+
+def test_a_tick_that_opens_the_instance_keeps_nothing_for_the_end_of_the_process(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of a code location opens it some ten thousand times a day."""
+    kept: list[object] = []
+    monkeypatch.setattr("atexit.register", kept.append)
+    with dg.DagsterInstance.from_ref(instance.get_ref()) as opened:
+        assert opened.get_runs() == []
+    assert kept == []
