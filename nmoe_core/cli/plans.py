@@ -5,6 +5,8 @@ another tokenizer."""
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     edit = Edit(
         weights=arguments.weights,
-        sources=dict(arguments.add),
+        sources=_by_name(arguments.add, "--add"),
         removed=arguments.remove,
         phases=arguments.phase,
         steps=arguments.steps,
@@ -124,7 +126,8 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
 def pair(arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.tasks.plans.twin import write_twin
 
-    plan, sources = resolve_plan(arguments.plan), dict(arguments.source)
+    sources = _by_name(arguments.source, "--source")
+    plan = resolve_plan(arguments.plan)
     return write_twin(plan, sources, arguments.seq_len, arguments.output)
 
 
@@ -180,6 +183,14 @@ def _source(text: str) -> tuple[str, Path]:
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=PATH")
     return name, path_argument(path)
+
+
+def _by_name(pairs: Sequence[tuple[str, Path]], flag: str) -> dict[str, Path]:
+    names = Counter(name for name, _ in pairs)
+    for name, count in names.items():
+        if count > 1:
+            raise ConfigError("a name appears twice", where=flag, found=repr(name))
+    return dict(pairs)
 
 
 def _phase(text: str) -> dict[str, Any]:
