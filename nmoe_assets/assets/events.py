@@ -21,7 +21,7 @@ from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.resources import Machine
-from nmoe_core.base.errors import LockedError, NmoeError
+from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result
 from nmoe_core.tasks.shards import Attempt
 
@@ -60,7 +60,7 @@ def materialize_unpartitioned(
     dg.RetryRequested: another run is writing it."""
     watch = Stopwatch()
     try:
-        with CurrentInputs(context).watched():
+        with CurrentInputs(context).watched(), device_errors():
             made = make()
     except LockedError as error:
         raise wait_for_lock() from error

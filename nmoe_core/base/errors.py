@@ -1,10 +1,18 @@
 """Errors of the tasks that make data, each with the stem of its codes; see `loader.errors`."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from loader.errors import ConfigError as ConfigError
 from loader.errors import FormatError as FormatError
 from loader.errors import NmoeError as NmoeError
 from loader.errors import StateError as StateError
 from loader.errors import one_line as one_line
+
+# Of torch, of its libraries and of Triton; a worker's error may come as a text alone.
+_FULL = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_LOST = re.compile(r"\b(CUDA|HIP|cuDNN|NCCL) error\b|Triton Error", re.IGNORECASE)
 
 
 class SourceError(NmoeError):
@@ -53,3 +61,35 @@ class LockedError(NmoeError):
     """Another process is writing the same output."""
 
     code = "E-LOCKED"
+
+
+class DeviceError(NmoeError, RuntimeError):
+    """A GPU, or the memory of a device, failed in the middle of work."""
+
+    code = "E-DEVICE"
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise errors of a device, which torch raises as RuntimeError, as DeviceError: its memory ran
+    out (E-DEVICE-MEMORY), or it was lost (E-DEVICE-LOST). Any other is raised as it is."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or _FULL.search(str(error)):
+            raise DeviceError(
+                "memory ran out",
+                found=one_line(error),
+                do="take a smaller batch or context (max_batch, batch_size, max_ctx), experts = "
+                '"packed", or a larger device, and run again: what was committed is kept',
+                code="E-DEVICE-MEMORY",
+            ) from error
+        if _LOST.search(str(error)):
+            raise DeviceError(
+                "the device failed, and this process cannot use it any more",
+                found=one_line(error),
+                do="look at nvidia-smi and the kernel's log, and run again in a new process: what "
+                "was committed is kept",
+                code="E-DEVICE-LOST",
+            ) from error
+        raise

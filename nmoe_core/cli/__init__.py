@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from nmoe_core.base.errors import NmoeError
+from nmoe_core.base.errors import NmoeError, device_errors
 from nmoe_core.base.interrupts import send_again_if_ignored, terminate
 from nmoe_core.cli import (
     attributes,
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     send_again_if_ignored(SystemExit, signal.SIGTERM)
     send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
-        with progress_shown():
+        with progress_shown(), device_errors():
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.compute.api import map_shards
@@ -146,7 +146,8 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     started, cpu_started = time.perf_counter(), time.process_time()
     result, failed = None, None
     try:
-        result = make(key)
+        with device_errors():
+            result = make(key)
     except (NmoeError, OSError) as error:
         failed = error
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
