@@ -112,11 +112,12 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
             if name != "FAILED":
                 continue
             count, not_before = tries.get(key, (0, 0.0))
+            wait_s = _FIRST_WAIT_S * 2**count
             if count >= budget:
                 spent.append(key)
             elif not not_before:
-                tries[key] = [count, now + _FIRST_WAIT_S * 2**count]
-            elif now >= not_before:
+                tries[key] = [count, now + wait_s]
+            elif now >= not_before or now < not_before - wait_s:  # the clock went back meanwhile
                 tries[key] = [count + 1, 0.0]
                 run_key = f"{key}:{count + 1}:{int(now)}"
                 requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))

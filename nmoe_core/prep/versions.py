@@ -67,8 +67,8 @@ def find_version(split_dir: Path, version_id: str) -> Version:
 
 
 def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None = None) -> None:
-    """Keep the current version of a split, and of all kept ones only the `most` newest. If the new
-    version has the same content it is the current one, and takes over its time of making. The
+    """Keep the current version of a split, and beside it the newest others, `most` in all. If the
+    new version has the same content it is the current one, and takes over its time of making. The
     caller holds the lock of the split."""
     try:
         current = _version(split_dir, is_current=True)
@@ -86,7 +86,10 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         _link_version(split_dir, staged)
         os.replace(staged, kept / current.id)
         fsync_dir(kept)
-    for path in _kept(split_dir)[most:] if most is not None else ():
+    # The clock may have gone back since another version was made: this one is the last, whatever
+    # its time.
+    last_first = sorted(_kept(split_dir), key=lambda path: path.name != current.id)
+    for path in last_first[most:] if most is not None else ():
         old = path.with_name(f".{path.name}{TMP_MARK}old")  # a part of a version is none
         os.replace(path, old)
         shutil.rmtree(old)

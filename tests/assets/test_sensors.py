@@ -155,6 +155,19 @@ def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
     assert _tick("label_retries", defs, in_memory, cursor).cursor == "{}"
 
 
+@pytest.mark.parametrize("jump_s", [-86_400.0, 365 * 86_400.0])
+def test_a_failed_slice_is_tried_again_though_the_clock_jumps(
+    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    clock = [1_000_000.0]
+    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
+    _fail_labels(defs, in_memory)
+    seen = _tick("label_retries", defs, in_memory, None)
+    assert not seen.run_requests
+    clock[0] += jump_s
+    assert len(_tick("label_retries", defs, in_memory, seen.cursor).run_requests) == 1
+
+
 class _Webhook(BaseHTTPRequestHandler):
     received: ClassVar[list[bytes]] = []
     refusals: ClassVar[list[int]] = []

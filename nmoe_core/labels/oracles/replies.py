@@ -74,7 +74,8 @@ async def post(connection: Connection, body: bytes) -> Reply:
         return Reply("failure", "connection_lost", str(error))
     text = payload.decode(errors="replace")
     if status != 200:
-        wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
+        named = (headers.get(key, b"").decode("latin-1") for key in (b"retry-after", b"date"))
+        wait_s = retry_after_s(*named)
         kind = _KINDS.get(status, "document" if 400 <= status < 500 else "failure")
         return Reply(kind, f"http_{status}", text, status, retry_after_s=wait_s)
     try:
@@ -87,18 +88,26 @@ async def post(connection: Connection, body: bytes) -> Reply:
     return Reply("answer", status=status, value=value)
 
 
-def retry_after_s(value: str) -> float:
-    """Seconds that a Retry-After header asks for: a number, or a date; 0 where there is none."""
+def retry_after_s(value: str, date: str = "") -> float:
+    """Seconds that a Retry-After header asks for: a number, or a date; 0 where there is none.
+
+    A date is compared with `date`, the reply's own Date header, since the clocks of two machines
+    differ; with the clock here where that is missing.
+    """
     try:
         return min(max(0.0, float(value)), 1e9)
     except ValueError:
         pass
+    when, now = _moment(value), _moment(date) or datetime.now(UTC)
+    return 0.0 if when is None else max(0.0, (when - now).total_seconds())
+
+
+def _moment(date: str) -> datetime | None:
     try:
-        when = parsedate_to_datetime(value)
+        when = parsedate_to_datetime(date)
     except ValueError:
-        return 0.0
-    now = datetime.now(UTC)
-    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - now).total_seconds())
+        return None
+    return when.replace(tzinfo=when.tzinfo or UTC)
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:

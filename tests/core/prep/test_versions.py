@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_so_many_versions_are_kept_whole_and_unchanged_shards_are_on_the_disk_on
         assert verify_manifest(version.manifest, checksums=True, deep=True) == []
     web.prep()
     assert (web.out.parent / ".train.versions").exists() == (most > 0)
+
+
+def test_the_version_that_is_replaced_is_kept_though_the_clock_went_back(
+    web: Web, grow: Callable[..., str]
+) -> None:
+    grow(299, keep_versions=1)
+    next_year = time.time() + 365 * 86_400
+    os.utime(web.out / "manifest.json", (next_year, next_year))  # made when the clock was wrong
+    second = grow(300, keep_versions=1)
+    third = grow(250, keep_versions=1)
+    assert _ids(web) == [third, second]
 
 
 def test_a_run_that_ends_while_it_prunes_leaves_no_part_of_a_version(

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,20 @@ def test_retry_after_is_read_as_seconds_or_a_date() -> None:
     assert {header: retry_after_s(header) for header in seconds} == seconds
     assert 1e9 <= retry_after_s("Fri, 31 Dec 2199 23:59:59 GMT") <= 1e11
     assert retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT") == 0
+
+
+@pytest.mark.parametrize("ahead", [-1, 1])
+def test_a_date_to_wait_for_is_taken_by_the_servers_clock(server: JudgeServer, ahead: int) -> None:
+    now = datetime.now(UTC) + ahead * timedelta(days=365)
+    asked_for = {"Date": format_datetime(now), "Retry-After": format_datetime(now)}
+
+    def behave(document: str, nth: int) -> Reply:
+        return answers(document, nth) if nth else Reply(status=429, headers=asked_for)
+
+    server.behave = behave
+    scores_of(server, documents_of(8), concurrency=2)
+    later = format_datetime(now + timedelta(seconds=7))
+    assert retry_after_s(later, asked_for["Date"]) == 7
 
 
 def test_a_storm_of_refusals_lowers_concurrency_and_it_recovers(server: JudgeServer) -> None:
