@@ -21,13 +21,13 @@ from tests.project import json_lines, read_rows
 _MANIFEST = "out/data/web/train/manifest.json"
 
 
-def _grow(project: Path) -> None:
+def grow(project: Path) -> None:
     """Add documents to the input."""
     with open(project / "in" / "web.jsonl", "a") as file:
         file.write(json_lines(rows_of(1000, 1030)))
 
 
-def _checkpoint(project: Path) -> str:
+def checkpoint_of(project: Path) -> str:
     return tomllib.loads((project / "run.toml").read_text())["backbone"]["checkpoint"]
 
 
@@ -41,9 +41,9 @@ def _after(run: Callable[[Path], int | None], change: Callable[[Path], object]) 
     return begin
 
 
-def _grow_shards(project: Path) -> None:
+def grow_shards(project: Path) -> None:
     """Add documents to the shards."""
-    _grow(project)
+    grow(project)
     assert run_task(project, "prep-mixture") == 0
 
 
@@ -59,7 +59,7 @@ def _export(form: str) -> Writer:
         return value["content_hash"]
 
     views = lambda project: {form: partial(files, project)}  # noqa: E731
-    return Writer(export, views, _after(export, _grow_shards), has_gap=True)
+    return Writer(export, views, _after(export, grow_shards), has_gap=True)
 
 
 def _other_settings(project: Path) -> None:
@@ -147,12 +147,12 @@ def _regenerate(project: Path) -> int:
 
 
 def _curate(project: Path) -> int:
-    flags = ["--model-dir", _checkpoint(project), "--n-clusters", "4", "--no-plot"]
+    flags = ["--model-dir", checkpoint_of(project), "--n-clusters", "4", "--no-plot"]
     return nmoe("curate --input", project / "in/web.jsonl", "--output", project / "g.jsonl", *flags)
 
 
 def _generate(project: Path) -> int:
-    flags = ["--checkpoint", _checkpoint(project), "--max-tokens", "2", "--max-seq-len", "16"]
+    flags = ["--checkpoint", checkpoint_of(project), "--max-tokens", "2", "--max-seq-len", "16"]
     output = project / "completions.jsonl"
     return nmoe("generate", project / "prompts.jsonl", "-o", output, *flags, "--quiet")
 
@@ -199,7 +199,7 @@ def _keep_all(project: Path) -> int:
 
 OTHER_WRITERS = {
     "hydra grade --grader none": Writer(
-        _keep_all, grades, _after(_keep_all, _grow_shards), has_gap=True
+        _keep_all, grades, _after(_keep_all, grow_shards), has_gap=True
     ),
     "export megatron": _export("megatron"),
     "export olmo": _export("olmo"),
@@ -229,7 +229,7 @@ OTHER_WRITERS = {
     "curate": Writer(
         _curate,
         _one("records", lambda project: len(read_rows(project / "g.jsonl"))),
-        _after(_curate, _grow),
+        _after(_curate, grow),
         is_heavy=True,
     ),
     "generate": Writer(

@@ -38,7 +38,7 @@ NUM_DOCUMENTS = 300
 LABELLED = ("prep-mixture", "hydra slices", "hydra oracle-label", "hydra merge-labels")
 GRADED = ("hydra calibrate", "hydra grade")
 STUDENT = (*LABELLED, "train student", *GRADED)
-TASKS = (*STUDENT, "attributes", "curate shards", "plan")
+TASKS = (*STUDENT, "attributes", "curate shards", "loader plan")
 SHORT = (*LABELLED, "attributes")
 WITH_HEADS = (*LABELLED, "train probe", "train judge", *GRADED)
 
@@ -56,7 +56,7 @@ def nmoe(words: str, *more: object) -> int:
 
 def run_task(project: Path, task: str) -> int:
     """The exit status of a task of the run in `project`; the loader plan has no verb of its own."""
-    if task == "plan":
+    if task == "loader plan":
         make_plan(Project(project).run, ["web"], ["web"])
         return 0
     words = [str(project / word) if word.endswith(".html") else word for word in task.split()]

@@ -16,12 +16,12 @@ import pytest
 
 from nmoe_core.base.atomic import TMP_MARK
 from nmoe_core.base.errors import NmoeError
+from tests.crash.all_writers import ALL_WRITERS, DISTURBED
 from tests.crash.disk import ERRORS, KILL, POWER_CUT, Change, Disk, Killed
-from tests.crash.other_writers import OTHER_WRITERS
 from tests.crash.project import SHORT, TASKS, WITH_HEADS, Twice, nmoe
 from tests.crash.reached import ELSEWHERE, REACHED, UNTRIED
 from tests.crash.sites import sites
-from tests.crash.writers import HEAD_WRITERS, TASK_WRITERS, Writer
+from tests.crash.writers import HEAD_WRITERS, Writer
 from tests.project import contents, product_tests
 
 # A file that is open when its process is killed is closed by nobody.
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-WRITERS = TASK_WRITERS | OTHER_WRITERS
 MANY = 12  # places of one step that a site repeats
 
 
@@ -159,7 +158,7 @@ def of_all(writers: Writers, name: str, writer: Writer) -> int:
     return 4 * len(ks)
 
 
-_LIGHT = [name for name, writer in WRITERS.items() if not writer.is_heavy]
+_LIGHT = [name for name, writer in DISTURBED.items() if not writer.is_heavy]
 
 
 @pytest.fixture(scope="module")
@@ -171,28 +170,29 @@ def few_writers(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> I
 
 @pytest.mark.parametrize("name", _LIGHT)
 def test_a_writer_that_is_disturbed_anywhere_loses_nothing(few_writers: Writers, name: str) -> None:
-    changes = few_writers.undisturbed(name, WRITERS[name]).changes
+    changes = few_writers.undisturbed(name, DISTURBED[name]).changes
     seed = os.environ.get("CRASH_SEED", "0")
     print(f"CRASH_SEED={seed}")
     rng = random.Random(seed + name)
     for ways in (ERRORS, (KILL, POWER_CUT)):
-        few_writers.disturbed(name, WRITERS[name], rng.randint(1, len(changes)), rng.choice(ways))
+        few_writers.disturbed(name, DISTURBED[name], rng.randint(1, len(changes)), rng.choice(ways))
 
 
 def test_every_place_that_changes_files_is_tried_or_named() -> None:
     listed = [*REACHED, *itertools.chain(*ELSEWHERE.values(), *UNTRIED.values())]
     assert sorted(listed) == sorted(sites()), "a new writer belongs into the suite"
+    assert {*REACHED.values()} <= {*ALL_WRITERS}
     names = product_tests()
     assert {test for test in ELSEWHERE if test not in names} == set()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", DISTURBED)
 def test_a_writer_that_is_disturbed_at_each_change_loses_nothing(
     writers: Writers, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property("runs", of_all(writers, name, WRITERS[name]))
+    record_property("runs", of_all(writers, name, DISTURBED[name]))
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.curate.topics.model import load_topic_model
-from nmoe_core.heads.files import read_head
 from nmoe_core.labels.agreement import read_noise
 from nmoe_core.labels.files import read_labels
 from nmoe_core.labels.slices import read_slice
@@ -88,8 +87,13 @@ def _attributes(project: Path) -> Views:
 
 
 def _head(name: str) -> Read:
+    def labels_digest(path: Path) -> object:
+        from nmoe_core.heads.files import read_head  # with torch, which other writers need not load
+
+        return read_head(path)[0]["labels_digest"]
+
     path = Path("out", "heads", f"hydra_{name}.safetensors")
-    return lambda project: {name: lambda: read_head(project / path)[0]["labels_digest"]}
+    return lambda project: {name: partial(labels_digest, project / path)}
 
 
 def _calibration(project: Path) -> Views:
@@ -140,7 +144,7 @@ TASK_WRITERS = {
     "hydra grade": _task("hydra grade", grades, has_gap=True, is_heavy=True),
     "attributes": _task("attributes", _attributes),
     "curate shards": _task("curate shards", _curated, has_gap=True, is_heavy=True),
-    "plan": _task("plan", _plan, is_heavy=True),
+    "loader plan": _task("loader plan", _plan, is_heavy=True),
 }
 HEAD_WRITERS = {
     "train probe": _task("train probe", _head("probe"), is_heavy=True),
