@@ -11,7 +11,7 @@ import numpy as np
 
 from nmoe_core.ablate.arms import ARMS, Texts
 from nmoe_core.ablate.model import BATCH, CONTEXT, document_bits, train, windows_of
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.progress import Meter
 from nmoe_core.config.run import Run
@@ -81,7 +81,9 @@ def ablate(run: Run, settings: Settings) -> dict[str, Any]:
         },
     }
     found["says"] = [_says(name, one) for name, one in found["evaluation"].items()]
-    write_json(run.tree.root / NAME, found)
+    path = run.tree.root / NAME
+    with replacing(path):
+        write_json(path, found)
     return found
 
 

@@ -9,18 +9,45 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _WAIT_S = 0.05
 _signals: dict[type[BaseException], signal.Signals] = {}
+_told: list[BaseException] = []
 _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 
+@contextmanager
+def stops_when_told() -> Iterator[None]:
+    """Inside, SIGTERM is one line and the exit that lets everything be cleaned up, and Ctrl-C
+    raises KeyboardInterrupt, unless it is ignored or handled otherwise. That holds as well where a
+    library puts an error of its own in the place of what the handler raised, as C code may."""
+    _told.clear()
+    signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    send_again_if_ignored(SystemExit, signal.SIGTERM)
+    send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
+    try:
+        yield
+    except Exception:
+        if _told:
+            raise _told[-1] from None
+        raise
+
+
 def terminate(signum: int, frame: object) -> None:
-    """Handler of SIGTERM: one line, and the exit that lets everything be cleaned up."""
+    """Handler of SIGTERM."""
     os.write(2, b"terminated\n")  # print may be what is interrupted
-    raise SystemExit(128 + signum)
+    _told.append(SystemExit(128 + signum))
+    raise _told[-1]
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    _told.append(KeyboardInterrupt())
+    raise _told[-1]
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:

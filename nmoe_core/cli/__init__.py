@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from nmoe_core.base.errors import NmoeError, device_errors
-from nmoe_core.base.interrupts import send_again_if_ignored, terminate
+from nmoe_core.base.interrupts import stops_when_told
 from nmoe_core.cli import (
     attributes,
     curate,
@@ -99,11 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
     take_project(arguments)
-    signal.signal(signal.SIGTERM, terminate)  # clean up as after Ctrl-C
-    send_again_if_ignored(SystemExit, signal.SIGTERM)
-    send_again_if_ignored(KeyboardInterrupt, signal.SIGINT)
     try:
-        with progress_shown(), device_errors():
+        with stops_when_told(), progress_shown(), device_errors():
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status

@@ -204,10 +204,12 @@ def run_compare(arguments: argparse.Namespace) -> Any:
         pca_deep=arguments.pca_deep_only or arguments.pca_components,
     )
     if arguments.plot is not None:
-        from nmoe_core.base.atomic import write_bytes
+        from nmoe_core.base.atomic import replacing, write_bytes
         from nmoe_core.curate.pictures import compared_picture
 
-        write_bytes(arguments.plot, compared_picture(found, arguments.seed))
+        picture = compared_picture(found, arguments.seed)
+        with replacing(arguments.plot):
+            write_bytes(arguments.plot, picture)
     return found.comparison
 
 

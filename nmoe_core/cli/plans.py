@@ -114,13 +114,15 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.base.atomic import output_lock
     from nmoe_core.tasks.plans.bisection import Replays, suspects_of, write_bisection
 
     plan = resolve_plan(arguments.plan)
     steps = arguments.from_step, arguments.to_step
     suspects = suspects_of(plan, *steps, arguments.source)
-    with Replays(arguments.command, arguments.output) as replays:
-        return write_bisection(plan, suspects, replays, arguments.above, arguments.output)
+    output = arguments.output
+    with output_lock(output), Replays(arguments.command, output) as replays:
+        return write_bisection(plan, suspects, replays, arguments.above, output)
 
 
 def pair(arguments: argparse.Namespace) -> dict[str, Any]:

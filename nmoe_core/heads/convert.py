@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import HeadError
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
@@ -50,7 +51,8 @@ def import_pickle(
     unknown = Scorer(UNKNOWN, UNKNOWN, UNKNOWN)
     header = header_of(model, tap_of(head.kind, model), max_ctx, UNKNOWN, unknown)
     more = {"imported_from": path.name, "metrics": {}, "fingerprints": {}}
-    save_head(target, head, header | more)
+    with replacing(target):
+        save_head(target, head, header | more)
     return target
 
 

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import CurationError
 from nmoe_core.plots.png import BLUE, GREY, cluster_colors, show_pixels_only, styled_figure
 
@@ -70,12 +69,18 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     drawn = {path: draw_bar, path.with_name(f"{path.stem}_umap{path.suffix}"): draw_plane}
     path.parent.mkdir(parents=True, exist_ok=True)
     for path, drawing in drawn.items():
-        with styled_figure() as figure, TemporaryDirectory(dir=path.parent) as directory:
+        # Under a name that the next run removes, where this one is killed.
+        scratch = path.with_name(f".{path.name}{TMP_MARK}new")
+        with replacing(path), styled_figure() as figure:
             draw = drawing(figure, film)
             draw(0)
-            made = Path(directory) / path.name
-            (_write_mp4 if is_mp4 else _write_gif)(made, figure, draw, shown)
-            write_bytes(path, made.read_bytes())
+            scratch.mkdir()
+            try:
+                made = scratch / path.name
+                (_write_mp4 if is_mp4 else _write_gif)(made, figure, draw, shown)
+                write_bytes(path, made.read_bytes())
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     return list(drawn)
 
 

@@ -146,7 +146,7 @@ def add_rows(
         FormatError: The record is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is writing it.
     """
-    with replacing(tree.takedown):
+    with replacing(tree.takedown, tree.takedown_grams):
         known = read_rows(tree)
         grams, digests = read_grams(tree, known), _digests(known)
         keys, added, parts = {row.key for row in known}, [], [grams]

@@ -1,9 +1,14 @@
 """A program that was told to stop stops, wherever the signal met it."""
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from nmoe_core.cli import main
 
 # The signal comes while Python runs the callback of a weak reference, and its handler raises there.
 PROGRAM = """
@@ -60,3 +65,33 @@ def test_only_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again(
     assert done.stdout.splitlines() == printed
     assert error in done.stderr
     assert bool(error) == bool(done.stderr)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """A shell's, whose commands Ctrl-C ends; those of the tests afterwards."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_stops_though_a_library_puts_an_error_of_its_own_in_the_place_of_the_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], asked: signal.Signals
+) -> None:
+    def converted(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), asked)
+        except BaseException:  # noqa: BLE001  (as C code does, which sees that a call failed)
+            raise ValueError("could not determine the shape") from None
+
+    monkeypatch.setattr("nmoe_core.engine.weights.tiny.make_tiny_checkpoint", converted)
+    try:
+        status = main(["make-tiny-checkpoint", "directory"])
+    except SystemExit as error:
+        status = error.code
+    said = "terminated\n" if asked == signal.SIGTERM else "interrupted\n"
+    assert (status, capfd.readouterr().err) == (128 + asked, said)

@@ -125,6 +125,8 @@ def _serve(printed: str, *imports: str) -> None:
             try:
                 status = _work(printed, *json.loads(line))
                 sys.stdout.flush()
+            except KeyboardInterrupt:
+                status = 130
             finally:
                 os._exit(status)
         print(child, flush=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from loader.plan.records import LoaderPlan
 from loader.twin import twin
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import replacing, write_bytes
 
 
 def write_twin(
@@ -16,7 +16,8 @@ def write_twin(
     Raises as `loader.twin`."""
     output = output.absolute()
     other = twin(plan, sources, seq_len).placed_in(output.parent)
-    write_bytes(output, other.to_json().encode())
+    with replacing(output):
+        write_bytes(output, other.to_json().encode())
     return {
         "plan": str(output),
         "plan_id": other.plan_id,

@@ -15,7 +15,7 @@ from loader.masking import mask
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from loader.state import resume
-from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.labels.oracle import read_records
@@ -108,7 +108,8 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
     roots = [run.tree.curated, *([run.tree.data] if raw else [])]
     proof = prove(run.tree, roots, unrecorded, allow_shared=allow_shared)
-    write_json(run.tree.takedown_proof, proof)
+    with replacing(run.tree.takedown_proof):
+        write_json(run.tree.takedown_proof, proof)
     names = {row.item for row in read_rows(run.tree)}
     facts = {key: value for key, value in proof.items() if key != "scanned"}
     facts["unmatched"] = [
@@ -134,7 +135,8 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
             do="name the plan that the loader opens in this tree",
         )
     after = mask(plan, tokens, replace_text=True)
-    write_bytes(output, after.placed_in(output.parent).to_json().encode())
+    with replacing(output):
+        write_bytes(output, after.placed_in(output.parent).to_json().encode())
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
 
 
