@@ -28,6 +28,7 @@ HEAVY = (
     *("nmoe_core.engine.generation.generator", "nmoe_core.heads.train", "nmoe_core.report.write"),
     *("nmoe_core.heads.scoring", "nmoe_core.ablate.result", "nmoe_core.curate.jsonl.run"),
     *("nmoe_core.tasks.curate", "nmoe_core.tasks.takedown.report", "nmoe_core.tasks.attributes"),
+    *("nmoe_assets.verbs", "nmoe_core.grading.grade", "numba"),
 )
 
 
