@@ -67,9 +67,10 @@ def test_the_version_that_is_replaced_is_kept_though_the_clock_went_back(
     web: Web, grow: Callable[..., str]
 ) -> None:
     grow(299, keep_versions=1)
-    next_year = time.time() + 365 * 86_400
-    os.utime(web.out / "manifest.json", (next_year, next_year))  # made when the clock was wrong
     second = grow(300, keep_versions=1)
+    (first_kept,) = (web.out.parent / ".train.versions").iterdir()
+    next_year = time.time() + 365 * 86_400
+    os.utime(first_kept, (next_year, next_year))  # kept when the clock was wrong
     third = grow(250, keep_versions=1)
     assert _ids(web) == [third, second]
 
