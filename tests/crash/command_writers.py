@@ -13,7 +13,6 @@ from loader.files.format import read_json_object
 from loader.plan.file import load_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_sealed, sha256_file
-from nmoe_core.labels.files import read_labels
 from nmoe_core.takedown.record import read_rows
 from tests.crash.other_writers import checkpoint_of, grow, grow_shards
 from tests.crash.project import nmoe, run_task
@@ -236,11 +235,8 @@ COMMAND_WRITERS = {
         _one(lambda project: read_json_object(project / "bisection" / "causes.json")),
         _bisectable,
     ),
-    "hydra audit": _heavy(
-        _audit,
-        _one(lambda p: read_labels(tree_of(p).labels / "audit" / "web" / "scores.jsonl").digest),
-        has_gap=True,
-    ),
+    # Labels without a summary are those of an audit that is under way.
+    "hydra audit": _heavy(_audit, _file("out/labels/audit/web/summary.json"), has_gap=True),
     "takedown --apply": _heavy(
         _apply, _one(lambda project: len(read_rows(tree_of(project)))), _applied
     ),
