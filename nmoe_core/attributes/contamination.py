@@ -27,6 +27,7 @@ from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
 
 WINDOW_WORDS = 13
+_AT_A_TIME = 1024  # windows
 SCHEMA = pa.schema(
     [
         pa.field("contamination", pa.float32(), nullable=False),  # share of words, 0 to 1
@@ -155,10 +156,15 @@ def _equal(first, i, second, k):
 
 @njit(cache=True)
 def _scan(hashes, bounds, known, passes, shift, among, results):
-    """Words of each text that a verified window covers, and the set that covers most."""
+    """Words of each text that a verified window covers, and the set that covers most.
+
+    Many windows are looked up in the filter one after the other, so that the processor waits for
+    several places of memory at a time.
+    """
     places, owners, set_words = known
     windows, begins, part_shift = among
     shares, names, by_set = results
+    some, passed = np.empty(_AT_A_TIME, np.uint64), np.empty(_AT_A_TIME, np.int64)
     top = np.uint64(1)
     for _ in range(WINDOW_WORDS):
         top = top * _BASE
@@ -168,21 +174,26 @@ def _scan(hashes, bounds, known, passes, shift, among, results):
         by_set[:] = 0
         for i in range(start, min(stop, start + WINDOW_WORDS - 1)):
             h = h * _BASE + hashes[i]
-        for first in range(start, stop - WINDOW_WORDS + 1):
-            i = first + WINDOW_WORDS - 1
-            h = h * _BASE + (hashes[i] - left * top)
-            left = hashes[first]
-            window = mix(h)
-            wanted = bits(window)
-            if passes[window >> shift] & wanted != wanted:
-                continue
-            at = place(window, windows, begins, part_shift)
-            if at < 0 or not _equal(hashes, first, set_words, places[at]):
-                continue
-            new = i + 1 - max(first, covered_to)
-            covered += new
-            covered_to = i + 1
-            by_set[owners[at]] += new
+        end = stop - WINDOW_WORDS + 1
+        for begin in range(start, end, _AT_A_TIME):
+            count, num_passed = min(_AT_A_TIME, end - begin), 0
+            for k in range(count):
+                first = begin + k
+                h = h * _BASE + (hashes[first + WINDOW_WORDS - 1] - left * top)
+                left = hashes[first]
+                some[k] = mix(h)
+            for k in range(count):
+                wanted = bits(some[k])
+                passed[num_passed] = k
+                num_passed += passes[some[k] >> shift] & wanted == wanted
+            for k in passed[:num_passed]:
+                at = place(some[k], windows, begins, part_shift)
+                if at < 0 or not _equal(hashes, begin + k, set_words, places[at]):
+                    continue
+                new = begin + k + WINDOW_WORDS - max(begin + k, covered_to)
+                covered += new
+                covered_to = begin + k + WINDOW_WORDS
+                by_set[owners[at]] += new
         if covered:
             shares[text] = covered / (stop - start)
             names[text] = np.argmax(by_set)

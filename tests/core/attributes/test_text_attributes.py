@@ -126,6 +126,8 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
             for text in (CHINESE, sets["quiz"][3])
         ),
         CHINESE + " " + sets["quiz"][0],
+        # Across where so many windows end as are looked up at a time.
+        *(" ".join(["x", "y"] * (n // 2) + [sets["quiz"][1]] * 26) for n in range(980, 1030, 6)),
     ]
     found = contamination(of([*planted, *real_texts(), ""]), evaluations).to_pylist()
     known = {name: windows(texts) for name, texts in sets.items()}
