@@ -246,7 +246,8 @@ COMMAND_WRITERS = {
     "ablate": _heavy(_ablate, _file("out/ablation.json"), _ablatable),
     "train import-pt": _heavy(_import, _file("heads/hydra_probe.safetensors"), _pickled),
     "curate calibrate-k": _heavy(_find_k, _file("k_calibrate_k.json")),
-    "curate embed": _heavy(_embed, _file("deep.npy")),
+    # Beside the array stands how many records the last run embedded.
+    "curate embed": _heavy(_embed, _file("deep.npy"), ignored=("deep_meta.json",)),
     "curate compare": _heavy(_compare, _file("compared.png"), _arrays),
     "curate animate": _heavy(_animate, _file("film.gif"), _arrays),
 }
