@@ -114,6 +114,7 @@ _BY_WRITER = {
         "nmoe_core.tasks.plans.bisection:Replays.value",
         "nmoe_core.tasks.plans.bisection:write_bisection",
     ),
+    "train import-pt": ("nmoe_core.heads.convert:import_pickle",),
     "hydra audit": ("nmoe_core.grading.audit:_job",),
     "takedown --apply": ("nmoe_core.takedown.record:add_rows",),
     "takedown --verify": ("nmoe_core.tasks.takedown.report:verify",),
