@@ -121,7 +121,6 @@ _BY_WRITER = {
     "takedown --mask": ("nmoe_core.tasks.takedown.report:mask_plan",),
     "seen --index": ("nmoe_core.seen.files:_write", "nmoe_core.seen.files:index_shard"),
     "ablate": ("nmoe_core.ablate.result:ablate",),
-    "train import-pt": ("nmoe_core.heads.convert:import_pickle",),
     "curate calibrate-k": ("nmoe_core.curate.jsonl.run:calibrate_file",),
     "curate embed": ("nmoe_core.curate.jsonl.deep:embed_deep",),
     "curate compare": ("nmoe_core.cli.curate:run_compare",),
