@@ -21,6 +21,8 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.text.vocabulary import keep, kept, load_tiktoken
 
+# Each byte takes 16 more on its way, which a long document must not take at once.
+_IDS_AT_A_TIME = 2**16
 Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
 
 
@@ -51,6 +53,10 @@ class TokenBytes(NamedTuple):
 
     def of(self, ids: np.ndarray) -> bytes:
         """Those of ids, int64 `[length]`, one after the other. Raises KeyError: an id has none."""
+        starts = range(0, len(ids), _IDS_AT_A_TIME)
+        return b"".join(self._of_some(ids[i : i + _IDS_AT_A_TIME]) for i in starts)
+
+    def _of_some(self, ids: np.ndarray) -> bytes:
         is_known = (ids >= 0) & (ids < len(self.offsets) - 1)
         if not is_known.all():
             raise KeyError(f"no token has the id {ids[~is_known][0]}")
