@@ -34,7 +34,7 @@ class Sizes:
     rounds: int
 
 
-FULL_SIZES = Sizes(4096, 4, 1024, 64, (1, 64, 128, 256), 8192, 5)
+FULL_SIZES = Sizes(4096, 4, 1024, 64, (1, 8, 64, 128, 256), 8192, 5)
 TINY_SIZES = Sizes(20, 2, 12, 3, (1, 2), 16, 1)
 
 
@@ -129,7 +129,7 @@ def generating(model: Transformer, limits: Limits, sizes: Sizes, batch: int) -> 
         assert sum(len(completion.tokens) for completion in done) == batch * num_new
         return time.perf_counter() - started
 
-    seconds(3)  # compiles kernels and records steps
+    seconds(1 + new)  # compiles kernels, and records a step of every batch size on the way
     prefilled = seconds(1)
     taken = (seconds(1 + new) - prefilled) / new
     num_bytes = decode_bytes(model.config, batch, context + new // 2)

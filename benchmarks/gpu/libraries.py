@@ -25,7 +25,7 @@ def mixtures(
     config: ModelConfig, device: torch.device, limits: Limits, sizes: Sizes
 ) -> list[Figure]:
     """Every way of multiplying by experts, over one block's, packed and decoded."""
-    rows = [sizes.documents * sizes.document_tokens, sizes.batch_sizes[1], sizes.batch_sizes[0]]
+    rows = [sizes.documents * sizes.document_tokens, *reversed(sizes.batch_sizes)]
     layers = both_forms(random_layer(config, device))
     return by_setting(config, layers, limits, rows, sizes.rounds)
 
@@ -44,8 +44,10 @@ def attentions(
     flex: Any = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
     found: list[Figure] = []
     for window in (None, config.sliding_window):
+        # A tensor: the compiled product of the first mask would hold a number for the second too.
+        reach = torch.tensor(window or length, device=device)
 
-        def is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor, reach: int = window or length):
+        def is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor, reach: Tensor = reach):
             return (i >= j) & (i - j < reach)
 
         mask = create_block_mask(is_seen, None, None, length, length, device=device)

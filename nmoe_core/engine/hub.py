@@ -2,7 +2,8 @@
 
 The library reads packed weights in a layout of its own, made once at load, a block at a time; gates
 and ups alternate in it, as they do in the files. Sums are the library's: results differ from those
-of the other ways by rounding. Never run on a GPU: tests hold it to the library's contract.
+of the other ways by rounding. Tests hold the calls to the library's contract; docs/kernels.md says
+which build of it has run.
 """
 
 import functools

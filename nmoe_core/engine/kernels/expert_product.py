@@ -108,28 +108,23 @@ class TileShape:
     num_stages: int
 
 
-# From few rows per expert, where reading and decoding the weights is most of the work, to many.
-TILES = (
-    TileShape(rows=16, columns=128, num_warps=4, num_stages=4),
-    TileShape(rows=32, columns=128, num_warps=4, num_stages=4),
-    TileShape(rows=64, columns=128, num_warps=8, num_stages=3),
-    TileShape(rows=128, columns=128, num_warps=8, num_stages=3),
-)
+# From few rows per expert, where reading and decoding the weights is most of the work, to many: on
+# an H100 the fastest of about forty shapes from 4 rows on (docs/kernels.md).
+TILES = tuple(TileShape(rows, columns=256, num_warps=4, num_stages=3) for rows in (16, 32, 64))
 DECODE, PREFILL = TILES[0], TILES[-1]
-# A product is split until it has two programs for each of a Hopper GPU's 132 multiprocessors: one
-# program has 13 kB of weights under way, and by calculation the memory asks each multiprocessor for
-# 18 kB. A split is at least twice as long as the pipeline.
-WANTED_PROGRAMS, LEAST_K_TILES = 264, 8
+# Up to 408 programs (eight tokens) splits of a product saved a quarter to a half of its time there,
+# and from 432 on they cost a few per cent. Splits of fewer tiles of inputs were not measured.
+MOST_SPLIT_PROGRAMS, LEAST_K_TILES = 420, 8
 # Scalar instructions multiply float32, with a tile's inputs in registers: a larger one spills them.
 FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
 
 def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
-    """The smallest tile that holds an expert's rows, if all have as many; else the largest. On a
-    GPU float32 has a tile of its own."""
+    """The smallest tile that has more rows than an expert, if all have as many; else the largest.
+    On a GPU float32 has a tile of its own."""
     if dtype == torch.float32 and not INTERPRETED.value:
         return FLOAT32
-    return next((tile for tile in TILES if num_rows <= tile.rows * num_experts), PREFILL)
+    return next((tile for tile in TILES if num_rows < tile.rows * num_experts), PREFILL)
 
 
 def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> int:
@@ -137,10 +132,9 @@ def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> in
     programs are few."""
     num_tiles, num_outputs = len(routing.tile_experts), weights.bias.shape[1]
     programs = num_tiles * triton.cdiv(num_outputs, shape.columns)
-    if not programs or shape.rows > DECODE.rows:
+    if shape.rows > DECODE.rows or programs > MOST_SPLIT_PROGRAMS:
         return 1
-    most = triton.cdiv(weights.in_features, TILE_K) // LEAST_K_TILES
-    return max(1, min(triton.cdiv(WANTED_PROGRAMS, programs), most))
+    return max(1, triton.cdiv(weights.in_features, TILE_K) // LEAST_K_TILES)
 
 
 @on_its_device

@@ -3,8 +3,9 @@
 Arguments: the compute capability, 90 or 100, and `quick` for one or two variants of each kernel or
 `everything`. Prints one JSON line a compilation: kernel, registers, bytes of shared memory and of
 stack (spilled registers), whether tensor-core products are in it, and its loop of such products:
-instructions of a warp, shapes of products, and waits for them. Run by test_compiles.py in a process
-of its own, since the interpreter and the compiler exclude each other.
+instructions of a warp, shapes of products, waits for them, and spilled registers read or written.
+Run by test_compiles.py in a process of its own, since the interpreter and the compiler exclude each
+other.
 """
 
 import json
@@ -88,6 +89,7 @@ def product_loop(sass: str) -> dict[str, Any]:
         "loop_instructions": len(body),
         "products": [match[0] for text in body if (match := PRODUCT.search(text))],
         "waits": sum("WARPGROUP.DEPBAR" in text for text in body),
+        "loop_spills": sum(re.match(r"(@\S+ )?(LDL|STL)\b", text) is not None for text in body),
     }
 
 
@@ -95,7 +97,7 @@ def mixtures() -> None:
     bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
     # With one choice per token, each tile shape; the smallest and the largest first.
-    counts = [tile.rows * EXPERTS for tile in (TILES[0], TILES[-1], *TILES[1:-1])]
+    counts = [tile.rows * EXPERTS - 1 for tile in (TILES[0], TILES[-1], *TILES[1:-1])]
     for dtype in (torch.bfloat16, torch.float32):
         packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]
         dense = [DenseExperts(torch.zeros(s, dtype=dtype), b) for s, b in zip(sizes, bias)]

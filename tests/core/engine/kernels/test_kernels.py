@@ -150,7 +150,7 @@ def test_a_small_batch_of_a_mixture_is_split_and_near_what_it_is_unsplit(monkeyp
     torch.testing.assert_close(split, unsplit, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("batch", "splits"), [(1, 3), (2, 2), (4, 1), (70, 1)])
+@pytest.mark.parametrize(("batch", "splits"), [(1, 5), (8, 5), (16, 1), (70, 1)])
 def test_splits_follow_from_the_number_of_programs_of_a_batch(batch, splits):
     """At the shapes of gpt-oss-20b: 32 experts, four a token, 2,880 inputs and outputs."""
     logits = torch.randn(batch, 32)
