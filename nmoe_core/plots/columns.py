@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18
-_BINS, _WIDE = 30, 1000
+_BINS, _WIDE, _STEPS = 30, 1000, 4
 # At 800 pixels: the name, a chart with what stands around it, and the rooms of that: left and right
 # of all, between two side by side, above one, below one, between one and the next below.
 _HEADER_PX, _CELL_PX, _LEFT_PX, _RIGHT_PX, _BESIDE_PX = 40, 200, 58, 20, 60
 _TITLE_PX, _TICKS_PX, _BETWEEN_PX = 20, 26, 52
+_NAMES_PX, _AXIS_PX = 130, 14  # left of bars, for `_MAX_CHARS` letters; the name of an axis
 
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
@@ -30,37 +31,39 @@ def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
 
     def draw(figure: Figure) -> None:
-        grid = _grid(figure, name, len(shown), "no number, text or boolean", _HEADER_PX)
+        is_named = any(map(_is_named, shown.values()))
+        grid = _grid(figure, name, len(shown), "no number, text or boolean", _HEADER_PX, is_named)
         for axes, (column, values) in zip(grid, shown.items()):
             _column(axes, column, [value for value in values if value is not None], len(values))
 
-    # Only names beside bars need as much room as they are long, and to find it takes half the time.
-    layout = "constrained" if any(map(_is_named, shown.values())) else None
-    return render(draw, _HEADER_PX + _CELL_PX * _num_rows(len(shown)), layout, scale)
+    return render(draw, _HEADER_PX + _CELL_PX * _num_rows(len(shown)), None, scale)
 
 
 def _grid(
-    figure: Figure, name: str, num_charts: int, nothing: str, header_px: int
+    figure: Figure, name: str, num_charts: int, nothing: str, header_px: int, is_named: bool = False
 ) -> Sequence[Axes]:
-    """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts."""
+    """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts.
+    `is_named`: texts stand beside bars, and their axis has a name below it."""
     figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
         return ()
     rows, columns = _num_rows(num_charts), min(3, num_charts)
     grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    if figure.get_layout_engine() is None:
-        height_px = header_px + _CELL_PX * rows
-        width = (WIDTH_PX - _LEFT_PX - _RIGHT_PX - _BESIDE_PX * (columns - 1)) / columns
-        height = (height_px - header_px - _TITLE_PX - _TICKS_PX - _BETWEEN_PX * (rows - 1)) / rows
-        figure.subplots_adjust(
-            left=_LEFT_PX / WIDTH_PX,
-            right=1 - _RIGHT_PX / WIDTH_PX,
-            top=1 - (header_px + _TITLE_PX) / height_px,
-            bottom=_TICKS_PX / height_px,
-            wspace=_BESIDE_PX / width,
-            hspace=_BETWEEN_PX / height,
-        )
+    left_px, below_px = (_NAMES_PX, _TICKS_PX + _AXIS_PX) if is_named else (_LEFT_PX, _TICKS_PX)
+    beside_px, between_px = _BESIDE_PX - _LEFT_PX + left_px, _BETWEEN_PX - _TICKS_PX + below_px
+    height_px = header_px + _CELL_PX * rows
+    width = (WIDTH_PX - left_px - _RIGHT_PX - beside_px * (columns - 1)) / columns
+    height = (height_px - header_px - _TITLE_PX - below_px - between_px * (rows - 1)) / rows
+    # Rooms that do not depend on what is drawn: to search for them takes as long as to draw.
+    figure.subplots_adjust(
+        left=left_px / WIDTH_PX,
+        right=1 - _RIGHT_PX / WIDTH_PX,
+        top=1 - (header_px + _TITLE_PX) / height_px,
+        bottom=below_px / height_px,
+        wspace=beside_px / width,
+        hspace=between_px / height,
+    )
     for axes in grid[num_charts:]:
         axes.set_axis_off()
     return grid[:num_charts]
@@ -89,7 +92,7 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
         counts, edges = np.histogram(finite, _edges(axes, finite))
         axes.stairs(counts, edges, fill=True, color=BLUE)
         axes.set_ylim(0)
-        count_axis(axes.yaxis)
+        count_axis(axes.yaxis, num_steps=_STEPS)
         axes.set_ylabel("documents", fontsize=8)
     axes.tick_params(labelsize=8)
 
@@ -122,6 +125,7 @@ def _edges(axes: Axes, values: np.ndarray) -> np.ndarray:
     which the few largest values leave room for the others."""
     most = values.max(initial=0)
     if values.min(initial=0) < 0 or most < _WIDE:
+        axes.locator_params("x", nbins=_STEPS)  # a label costs as much as all bars
         return np.histogram_bin_edges(values, _BINS)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(0, most)

@@ -6,7 +6,7 @@ from pathlib import Path
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import sha256_json
 
-_LOOK = 3  # a new number draws every kept picture again
+_LOOK = 4  # a new number draws every kept picture again
 
 
 def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:

@@ -82,8 +82,9 @@ def _png(picture: Image) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(file, "PNG", optimize=True)
+    # An octree takes an eighth of a median cut's time, and its pictures are smaller.
+    few = picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few.save(file, "PNG")
     return file.getvalue()
 
 
@@ -141,14 +142,16 @@ def show_pixels_only(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def count_axis(axis: Any, *, is_log: bool = False) -> None:
-    """Label an axis of counts as 500, 2k, 3M, 1.5B, at whole numbers."""
+def count_axis(axis: Any, *, is_log: bool = False, num_steps: int = 10) -> None:
+    """Label an axis of counts as 500, 2k, 3M, 1.5B, at whole numbers and at most at `num_steps` + 1
+    of them."""
     from matplotlib.ticker import MaxNLocator
 
     if is_log:
         axis.set_minor_formatter(lambda value, _: "")
     else:
-        axis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        steps = {"steps": [1, 2, 5, 10], "integer": True, "min_n_ticks": 1}
+        axis.set_major_locator(MaxNLocator(num_steps, **steps))
     axis.set_major_formatter(lambda value, _: short_count(value))
 
 

@@ -18,6 +18,8 @@ from nmoe_core.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
 
+_TINY_LAYERS = 4  # random blocks tell a head nothing more when there are more of them
+
 
 def backbone_kind(run: Run) -> str:
     """`tiny` where the weights are random, made by the run or by `make-tiny-checkpoint`; else
@@ -35,7 +37,7 @@ def make_backbone(run: Run) -> Result:
 
     table, path = run.config.backbone, run.tree.checkpoint
     if table.kind == "tiny":
-        make_tiny_checkpoint(path, family=table.family, seed=table.seed)
+        make_tiny_checkpoint(path, family=table.family, seed=table.seed, num_layers=_TINY_LAYERS)
     with open_checkpoint(path) as checkpoint:
         config = checkpoint.config
     is_tiny = backbone_kind(run) == "tiny"

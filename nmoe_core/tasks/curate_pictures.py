@@ -37,7 +37,7 @@ def topic_pictures(
 
     directory = run.tree.topics
     made_from: Fingerprints = {
-        "code": "pictures/3",
+        "code": "pictures/4",
         "topic_model": model.digest,
         "seq_len": str(seq_len),
     }

@@ -39,7 +39,9 @@ def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
     return np.sort(np.random.RandomState(seed).permutation(num_rows)[:most])
 
 
-def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndarray:
+def fit_centroids(
+    embeddings: np.ndarray, num_topics: int, seed: int, most_starts: int = _MAX_STARTS
+) -> np.ndarray:
     """Cluster unit rows `[N, D]`; return the means of the clusters, float32 `[num_topics, D]`.
 
     k-means over `FIRST_ROWS` random rows gives the start; mini-batch steps over up to
@@ -60,7 +62,7 @@ def fit_centroids(embeddings: np.ndarray, num_topics: int, seed: int) -> np.ndar
         is_whole = len(embeddings) <= FIRST_ROWS  # then several starts are affordable
         first = np.asarray(embeddings[np.sort(shuffled[:FIRST_ROWS])])
         # The stubs of scikit-learn know only n_init="auto".
-        num_starts = min(_MAX_STARTS, 3 * FIRST_ROWS // len(first)) if is_whole else 1
+        num_starts = min(most_starts, 3 * FIRST_ROWS // len(first)) if is_whole else 1
         start: Any = KMeans(num_topics, random_state=seed, n_init=num_starts)  # pyright: ignore[reportArgumentType]
         centers = start.fit(first).cluster_centers_
         if not is_whole:
