@@ -41,10 +41,13 @@ class DataOptions(_Options, total=False):
 
 class WorkerOptions(_Options, total=False):
     """pin_memory: page-locked tensors, copied by torch's own thread. prefetch_factor: batches that
-    a worker may be ahead."""
+    a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn" or
+    "forkserver"; left out, they are spawned where tokens come from a store in blocks, since its
+    client does not survive a fork, and else started as torch does."""
 
     pin_memory: bool
     prefetch_factor: int
+    multiprocessing_context: str | None
 
 
 class TokenDataset(BatchDataset, IterableDataset[Any]):
@@ -179,9 +182,12 @@ class WorkerLoader(DeterministicLoader):
         of_data: dict[str, Any] = {**options, "with_meta": True}
         pin_memory, ahead = of_data.pop("pin_memory", False), of_data.pop("prefetch_factor", 2)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
+        context = of_data.pop("multiprocessing_context", None)
+        self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
         if num_workers:
             self._workers["prefetch_factor"] = ahead
-        self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
+            by_store = "spawn" if self._data.plan.store else None
+            self._workers["multiprocessing_context"] = context or by_store
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # the step of the batch that workers give next
         dtype = options.get("dtype", "int64")

@@ -506,6 +506,21 @@ def test_a_forked_worker_is_refused_and_a_spawned_one_reads(bucket, two_stages, 
     check_equal(next(iter(spawned)), open_loader(two_stages.cfg).next())
 
 
+def test_workers_of_a_loader_are_spawned_where_its_tokens_come_from_a_store(
+    bucket, two_stages, tmp_path
+):
+    torch_data = pytest.importorskip("loader.torch_data", reason="torch is not installed")
+    url, cache = f"file://{bucket}/plans/plan.json", tmp_path / "cache"
+    options = {"num_workers": 1, "cache_bytes": LIMIT, "cache_dir": cache}
+    with torch_data.WorkerLoader(url, **options) as loader:
+        check_equal(loader.next(), open_loader(two_stages.cfg).next())
+    with (
+        torch_data.WorkerLoader(url, multiprocessing_context="fork", **options) as loader,
+        pytest.raises(ConfigError, match="spawn"),
+    ):
+        loader.next()
+
+
 def test_a_process_forked_while_a_block_is_fetched_keeps_no_lock(tmp_path):
     cache, end = BlockCache(tmp_path, 100), get_context("fork").Event()
     child = get_context("fork").Process(target=end.wait, daemon=True)
