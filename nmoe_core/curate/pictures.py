@@ -21,17 +21,19 @@ def order_picture(
     orders: Mapping[str, np.ndarray],
     seq_len: int,
     what: str = "clusters",
+    scale: int = 2,
 ) -> bytes:
     """A strip of clusters and a line of window diversity (concat) for each named permutation.
 
-    `doc_tokens` include EOS; `what` is what clusters are called, in the plural.
+    `doc_tokens` include EOS; `what` is what clusters are called, in the plural; `scale` is that of
+    `plots.png.render`.
     """
     ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
-    counts = {
-        name: window_topics(doc_clusters[order], doc_tokens[order], seq_len)
+    lines = {
+        name: (order, window_topics(doc_clusters[order], doc_tokens[order], seq_len))
         for name, order in orders.items()
     }
-    return ordering_plot(doc_clusters, orders, counts, ceiling, seq_len, what)
+    return ordering_plot(doc_clusters, lines, ceiling, seq_len, what, scale)
 
 
 def order_pictures(

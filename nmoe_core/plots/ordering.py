@@ -32,21 +32,22 @@ _STRIP_PX, _LINES_PX = 34, 360
 
 def ordering_plot(
     doc_clusters: np.ndarray,
-    orders: Mapping[str, np.ndarray],
-    counts: Mapping[str, np.ndarray],
+    orders: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ceiling: float,
     seq_len: int,
     what: str,
+    scale: int = 2,
 ) -> bytes:
     """A strip of clusters and a line of window diversity for each order.
 
     Args:
         doc_clusters: int `[N]`.
-        orders: Named permutations of the documents.
-        counts: Distinct clusters of each window in each order: int `[W]`.
-        ceiling: The highest mean of `counts` that an order can have.
+        orders: Named permutations of the documents, each with the distinct clusters of each window
+            in this order: int `[W]`.
+        ceiling: The highest mean of these that an order can have.
         seq_len: Tokens of a window.
         what: What clusters are called, in the plural.
+        scale: See `png.render`.
     """
 
     def draw(figure: Figure) -> None:
@@ -60,7 +61,7 @@ def ordering_plot(
             return
         pixels = cluster_colors(doc_clusters)[doc_clusters]
         columns = np.linspace(0, len(pixels) - 1, min(len(pixels), _MAX_COLUMNS)).round()
-        for axes, (name, order) in zip(strips, orders.items()):
+        for axes, (name, (order, _)) in zip(strips, orders.items()):
             row = pixels[order[columns.astype(int)]][None]
             axes.imshow(row, aspect="auto", interpolation="nearest")
             show_pixels_only(axes)
@@ -69,14 +70,14 @@ def ordering_plot(
         strips[0].set_title(
             f"{len(pixels):,} documents in order, a colour for each of {present} {what}"
         )
-        _diversity(lines, counts, ceiling)
+        _diversity(lines, {name: counts for name, (_, counts) in orders.items()}, ceiling)
         lines.set(
             title=f"Distinct {what} in each window of {seq_len:,} tokens",
             xlabel="window, in training order",
             ylabel=f"distinct {what}",
         )
 
-    return render(draw, 74 + _STRIP_PX * len(orders) + _LINES_PX)
+    return render(draw, 74 + _STRIP_PX * len(orders) + _LINES_PX, scale=scale)
 
 
 def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> None:

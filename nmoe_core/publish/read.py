@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,7 @@ from nmoe_core.shards.manifest import left_out
 from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, verify_manifest
 
 _WORKERS = 8
+_DEPTHS = range(1, 5)  # where manifests are looked for below a directory that has none
 _HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
 
 
@@ -90,8 +92,7 @@ def opened(where: str) -> Iterator[Opened]:
     `load_plan`, and PlanError where the store does not answer (E-STORE)."""
     if not is_url(where):
         path = Path(where)
-        path = path / MANIFEST_NAME if path.is_dir() else path
-        yield _opened(path, where)
+        yield _opened(_manifest_in(path) if path.is_dir() else path, where)
         return
     url = address(where)
     if not url.partition("?")[0].endswith(".json"):
@@ -158,6 +159,21 @@ def _fetch(directory: str, local: Path, checksum: str | None) -> None:
     if checksum is not None:
         check_digest(part, checksum, "E-SHARD-CHECKSUM", url)
     os.replace(part, local)
+
+
+def _manifest_in(directory: Path) -> Path:
+    """A directory's manifest. Raises FormatError: there is none (E-MANIFEST-MISSING)."""
+    path = directory / MANIFEST_NAME
+    if path.exists():
+        return path
+    below = chain.from_iterable(directory.glob("*/" * n + MANIFEST_NAME) for n in _DEPTHS)
+    names = [str(found) for found in islice(below, 3)]
+    raise FormatError(
+        "the directory holds no manifest",
+        where=directory,
+        do=f"name one below it, such as {' or '.join(names)}" if names else "make it with prep",
+        code="E-MANIFEST-MISSING",
+    )
 
 
 def _opened(path: Path, where: str, url: str | None = None, root: Path = Path()) -> Opened:

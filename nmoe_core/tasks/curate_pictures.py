@@ -79,13 +79,13 @@ def order_picture(shard: ShardPaths, seq_len: int) -> str:
     ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
-    from nmoe_core.plots import half_size, kept_picture, png_markdown
+    from nmoe_core.plots import kept_picture, png_markdown
 
     def draw() -> str:
         topics, tokens, order = arranged_documents([shard])
         orders = {"before": np.arange(len(order)), "after": order}
-        png = draw_orders(topics, tokens, orders, seq_len, "topics")
-        return half_size(png_markdown(png, f"{shard.source}: order"))
+        png = draw_orders(topics, tokens, orders, seq_len, "topics", scale=1)
+        return png_markdown(png, f"{shard.source}: order")
 
     kept = shard.tree.picture(f"curated/{shard.source}/{shard.name}")
     return kept_picture(kept, [shard.source, seq_len, _arranged_from(shard)], draw)

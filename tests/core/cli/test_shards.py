@@ -144,6 +144,17 @@ def test_what_cannot_be_read_is_one_error(split: Path, capsys: Output, argv: lis
     refused_line(capsys, *argv)
 
 
+def test_a_directory_above_manifests_is_refused_and_they_are_named(
+    split: Path, tmp_path: Path, capsys: Output
+) -> None:
+    for verb in ("verify", "info"):
+        line = refused_line(capsys, verb, str(split.parent), code="E-MANIFEST-MISSING")
+        assert f"such as {split / 'manifest.json'}" in line
+    (tmp_path / "empty").mkdir()
+    line = refused_line(capsys, "verify", str(tmp_path / "empty"), code="E-MANIFEST-MISSING")
+    assert "make it with prep" in line
+
+
 def test_wrong_usage_exits_2() -> None:
     for argv in (
         ["inspect", "--data-dir", ".", "--num-shards", "0"],
