@@ -166,7 +166,7 @@ def _manifest_in(directory: Path) -> Path:
     path = directory / MANIFEST_NAME
     if path.exists():
         return path
-    below = chain.from_iterable(directory.glob("*/" * n + MANIFEST_NAME) for n in _DEPTHS)
+    below = chain.from_iterable(sorted(directory.glob("*/" * n + MANIFEST_NAME)) for n in _DEPTHS)
     names = [str(found) for found in islice(below, 3)]
     raise FormatError(
         "the directory holds no manifest",

@@ -96,7 +96,7 @@ def product_loop(sass: str) -> dict[str, Any]:
 def mixtures() -> None:
     bias = [torch.zeros(EXPERTS, n) for n in (2 * HIDDEN, HIDDEN)]
     sizes = [(EXPERTS, 2 * HIDDEN, HIDDEN), (EXPERTS, HIDDEN, HIDDEN)]
-    # With one choice per token, each tile shape; the smallest and the largest first.
+    # With one choice per token, the most of each tile shape; the smallest and the largest first.
     counts = [tile.rows * EXPERTS - 1 for tile in (TILES[0], TILES[-1], *TILES[1:-1])]
     for dtype in (torch.bfloat16, torch.float32):
         packed = [tile_experts(*mxfp4.encode(torch.zeros(s)), b) for s, b in zip(sizes, bias)]

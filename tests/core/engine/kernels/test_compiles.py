@@ -16,7 +16,9 @@ TRITON = importlib.util.find_spec("triton")
 TOOL = Path(TRITON.origin or "").parent / "backends/nvidia/bin/cuobjdump" if TRITON else Path()
 # Of a warp, for 256 x 64 weights: read, decoded and multiplied by a tile of so many rows.
 MOST_INSTRUCTIONS = {16: 430, 32: 480, 64: 490}
-LARGEST_TILE = 64
+# Sums of the largest tile take half of the registers: it may keep a few others aside, outside of
+# its loop.
+LARGEST_TILE, MOST_STACK_BYTES = 64, 256
 # Of a warp, for 64 keys that 16 queries see whole.
 MOST_OF_ATTENTION = 380
 
@@ -40,9 +42,9 @@ def test_every_kernel_compiles_without_spilling_and_decodes_in_few_instructions(
     names = "add_rms_norm choose combine count decode merge offsets place prefill product rotate"
     assert {r["kernel"] for r in records} == {f"_{name}_kernel" for name in names.split()}
     for record in records:
-        # Sums of the largest tile take half of the registers: addresses are kept before its loop.
         assert record["loop_spills"] == 0, record
-        assert record["stack_bytes"] == 0 or record["rows"] == LARGEST_TILE, record
+        most_bytes = MOST_STACK_BYTES if record["rows"] == LARGEST_TILE else 0
+        assert record["stack_bytes"] <= most_bytes, record
         assert record["shared_bytes"] <= LARGEST_SHARED_BYTES, record
         multiplies = record["kernel"] in ("_product_kernel", "_prefill_kernel", "_decode_kernel")
         assert record["has_products"] == (multiplies and not record["is_float32"]), record
@@ -54,5 +56,5 @@ def test_every_kernel_compiles_without_spilling_and_decodes_in_few_instructions(
     assert {r["rows"] for r in packed if r["is_split"]} == {16}
     for record in packed:
         assert record["loop_instructions"] <= MOST_INSTRUCTIONS[record["rows"]], record
-        if record["rows"] == 64 and capability == 90:
+        if record["rows"] == LARGEST_TILE and capability == 90:
             assert record["products"] == ["HGMMA.64x256x16.F32.BF16"] * 4, record
