@@ -1,62 +1,41 @@
-"""Do the tests notice? Draws small changes of product code, and runs the tests of its area on each.
+"""Do the tests notice? Draws small changes of product code, and runs the tests that reach each.
 
     python -m benchmarks.mutants --seed 7 --count 40 loader/order nmoe_core/takedown
 
 A mutant changes one comparison, operator, condition or small constant of a function, in a copy of
-the tree. It is killed where the tests fail or do not end. The share of killed mutants is printed,
-and the change of each survivor: it shows a missing test, or changes nothing that can be observed.
+the tree. One run of the tests, measured by `coverage`, says which of them run each line. A mutant
+is killed where one of those fails or does not end, the quick ones first; at last all tests of their
+files run, for what a shared fixture made. The share of killed mutants is printed, and the change of
+each survivor: it shows a missing test, or changes nothing that can be observed.
 """
 
 import argparse
 import ast
 import copy
 import difflib
+import json
 import os
+import queue
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import coverage
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-# Directories or files of the product, and the tests of each; those that end in seconds come first.
-AREAS: dict[str, tuple[str, ...]] = {
-    "loader/order": (
-        "tests/loader/test_schedule.py",
-        "tests/loader/test_policies.py",
-        "tests/loader/test_packed.py",
-        "tests/loader/test_twin.py",
-    ),
-    "loader/state.py": (
-        "tests/loader/test_state.py",
-        "tests/loader/test_continuations.py",
-        "tests/loader/test_remix.py",
-    ),
-    "loader/files": ("tests/loader/test_format.py", "tests/core/shards"),
-    "loader/plan": ("tests/loader/test_plan.py", "tests/loader/test_mixture.py"),
-    "loader/rows": ("tests/loader/test_rows.py", "tests/loader/test_spans.py", "tests/loader"),
-    "nmoe_core/base": ("tests/core/test_docid.py", "tests/core/test_files.py", "tests/core/labels"),
-    "nmoe_core/shards": ("tests/core/shards", "tests/core/prep"),
-    "nmoe_core/sources": ("tests/core/sources",),
-    "nmoe_core/calibration": ("tests/core/calibration", "tests/core/grading"),
-    "nmoe_core/labels": ("tests/core/labels",),
-    "nmoe_core/curate/order": (
-        "tests/core/curate/test_order.py",
-        "tests/core/curate/test_curated.py",
-    ),
-    "nmoe_core/curate/diversity": ("tests/core/curate/test_diversity.py",),
-    "nmoe_core/takedown": ("tests/core/takedown",),
-    "nmoe_core/seen": ("tests/core/seen",),
-    "nmoe_core/prep": ("tests/core/prep/test_run.py", "tests/core/prep"),
-    "nmoe_core/heads": ("tests/core/heads",),
-    "nmoe_core/engine/model.py": ("tests/core/engine/test_forward.py", "tests/core/engine"),
-    "nmoe_core/engine/weights": ("tests/core/engine/test_checkpoint.py", "tests/core/engine"),
-    "nmoe_core/engine/generation": ("tests/core/engine",),
-}
+AREAS = (
+    *("loader", "nmoe_core/base", "nmoe_core/prep", "nmoe_core/shards", "nmoe_core/sources"),
+    *("nmoe_core/labels", "nmoe_core/heads", "nmoe_core/calibration", "nmoe_core/grading"),
+    *("nmoe_core/curate", "nmoe_core/engine", "nmoe_core/takedown", "nmoe_core/seen"),
+)
+TESTS = ("tests/loader", "tests/core")
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)]
 _COMPARED = dict([*_PAIRS, *((b, a) for a, b in _PAIRS), (ast.In, ast.NotIn), (ast.NotIn, ast.In)])
 _PAIRS = [(ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.BitAnd, ast.BitOr)]
@@ -68,7 +47,6 @@ _LARGEST = 64  # of the constants that are changed by one
 class Mutant:
     """A file with one change."""
 
-    area: str
     file: str
     line: int
     text: str
@@ -103,7 +81,7 @@ def changes_of(node: ast.AST) -> Iterator[Callable[[], ast.AST]]:
         yield lambda: ast.Constant(not node.value)
 
 
-def mutants_of(area: str, path: Path) -> list[Mutant]:
+def mutants_of(path: Path) -> list[Mutant]:
     """Every mutant of a file's functions."""
     source, name = path.read_text(), path.relative_to(REPOSITORY).as_posix()
     tree, found = ast.parse(source), []
@@ -118,7 +96,7 @@ def mutants_of(area: str, path: Path) -> list[Mutant]:
         for change in changes_of(node):
             replaced = ast.unparse(ast.fix_missing_locations(copy.deepcopy(change())))
             text = _with(source, target, f"({replaced})")
-            found.append(Mutant(area, name, target.lineno, text))  # pyright: ignore
+            found.append(Mutant(name, target.lineno, text))  # pyright: ignore
     return found
 
 
@@ -137,7 +115,7 @@ def draw(areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
     for i, area in enumerate(areas):
         root = REPOSITORY / area
         files = [root] if root.is_file() else sorted(root.rglob("*.py"))
-        every = [mutant for path in files for mutant in mutants_of(area, path)]
+        every = [mutant for path in files for mutant in mutants_of(path)]
         share = count // len(areas) + (i < count % len(areas))
         drawn += rng.sample(every, min(share, len(every)))
     return drawn
@@ -154,47 +132,107 @@ def copied_tree(directory: Path) -> Path:
     return directory
 
 
-def is_noticed(tree: Path, area: str, limit_s: float | None = None) -> bool:
-    """Whether the tests of the area fail in the tree, or do not end within the limit."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *AREAS[area]]
+def run_tests(
+    tree: Path, tests: Sequence[str], under: Sequence[str] = ("-m",), limit_s: float | None = None
+) -> bool:
+    """Whether tests pass in the tree, and end within the limit."""
+    options = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "benchmarks.reached"]
     paths = os.pathsep.join([str(tree), str(tree / "loader")])
     env = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *under, *options, *tests]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
-        return subprocess.run(command, cwd=tree, env=env, timeout=limit_s, **silent).returncode != 0
+        code = subprocess.run(command, cwd=tree, env=env, timeout=limit_s, **silent).returncode
     except subprocess.TimeoutExpired:
-        return True
+        return False
+    return code in (0, 5)  # 5: none is to run
+
+
+class Reached:
+    """The tests that run each line of the product, and the seconds of each test."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.tests: dict[str, list[str]] = {}
+        """By file and line."""
+
+    def measure(self, tree: Path, tests: str) -> None:
+        """Run the tests of a file or directory, and add what they reach."""
+        under = ["-m", "coverage", "run", "--include=loader/*,nmoe_core/*", "-m"]
+        if not run_tests(tree, [tests], under):
+            raise SystemExit(f"{tests} fails without a mutant")
+        self.seconds |= json.loads((tree / "seconds.json").read_text())
+        data = coverage.CoverageData(str(tree / ".coverage"))
+        data.read()
+        for file in data.measured_files():
+            name = Path(file).relative_to(tree).as_posix()
+            for line, found in data.contexts_by_lineno(file).items():
+                self.tests.setdefault(f"{name}:{line}", []).extend(filter(None, found))
+        data.erase()
+
+    def is_killed(self, tree: Path, mutant: Mutant) -> bool:
+        """Whether one of the tests fails, or does not end, with the mutant in the tree."""
+        tests = self.tests.get(f"{mutant.file}:{mutant.line}", [])
+        tests.sort(key=self.seconds.__getitem__)
+        files = {test.partition("::")[0] for test in tests}
+        rest = [t for t in self.seconds if t.partition("::")[0] in files and t not in set(tests)]
+        (tree / mutant.file).write_text(mutant.text)
+        try:
+            for part in filter(None, (tests, rest)):
+                limit_s = 60 + 5 * sum(map(self.seconds.__getitem__, part))
+                if not run_tests(tree, part, limit_s=limit_s):
+                    return True
+            return False
+        finally:
+            shutil.copy2(REPOSITORY / mutant.file, tree / mutant.file)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("areas", nargs="*", default=[*AREAS], metavar="AREA", help=", ".join(AREAS))
+    parser.add_argument("areas", nargs="*", default=AREAS, help="files or directories")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--count", type=int, default=40, help="mutants over all areas")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--reached", type=Path, help="file that keeps which tests run which line")
     args = parser.parse_args()
-    if unknown := set(args.areas) - set(AREAS):
-        parser.error(f"unknown areas {sorted(unknown)}; known are {', '.join(AREAS)}")
-    survivors, limits_s = [], {}
+    if unknown := [area for area in args.areas if not (REPOSITORY / area).exists()]:
+        parser.error(f"there is no {unknown[0]}")
     mutants = draw(args.areas, args.seed, args.count)
+    parts = [
+        path.relative_to(REPOSITORY).as_posix()
+        for tests in TESTS
+        for path in sorted((REPOSITORY / tests).iterdir())
+        if path.name.startswith("test_") or (path.is_dir() and any(path.glob("test_*")))
+    ]
+    reached, trees, survivors = Reached(), queue.SimpleQueue[Path](), []
     print(f"seed {args.seed}: {len(mutants)} mutants", flush=True)
-    with tempfile.TemporaryDirectory() as directory:
-        tree = copied_tree(Path(directory))
-        for mutant in mutants:
-            if mutant.area not in limits_s:
-                started = time.monotonic()
-                if is_noticed(tree, mutant.area):
-                    parser.error(f"the tests of {mutant.area} fail without a mutant")
-                limits_s[mutant.area] = 60 + 3 * (time.monotonic() - started)
-            path = tree / mutant.file
-            path.write_text(mutant.text)
-            if is_killed := is_noticed(tree, mutant.area, limits_s[mutant.area]):
-                print(f"killed    {mutant.file}:{mutant.line}", flush=True)
-            shutil.copy2(REPOSITORY / mutant.file, path)
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(args.processes) as pool:
+        for i in range(args.processes):
+            trees.put(copied_tree(Path(directory).resolve() / str(i)))
+
+        def in_a_tree(work: Callable[..., bool | None], what: object) -> bool | None:
+            tree = trees.get()
+            try:
+                return work(tree, what)
+            finally:
+                trees.put(tree)
+
+        if args.reached and args.reached.is_file():
+            reached.seconds, reached.tests = json.loads(args.reached.read_text())
+        else:
+            list(pool.map(partial(in_a_tree, reached.measure), parts))
+            if args.reached:
+                args.reached.write_text(json.dumps([reached.seconds, reached.tests]))
+        print(f"{len(reached.seconds)} tests, {sum(reached.seconds.values()):.0f} s", flush=True)
+        killed = pool.map(partial(in_a_tree, reached.is_killed), mutants)
+        for mutant, is_killed in zip(mutants, killed):
+            print("killed   " if is_killed else "SURVIVED ", f"{mutant.file}:{mutant.line}")
             if not is_killed:
                 survivors.append(mutant)
-                print(f"SURVIVED  {mutant.file}:{mutant.line}\n{mutant.diff()}", flush=True)
-    killed = len(mutants) - len(survivors)
-    print(f"{killed} of {len(mutants)} killed ({killed / max(len(mutants), 1):.0%})")
+                print(mutant.diff())
+            sys.stdout.flush()
+    num_killed = len(mutants) - len(survivors)
+    print(f"{num_killed} of {len(mutants)} killed ({num_killed / max(len(mutants), 1):.0%})")
     return 0
 
 
