@@ -12,13 +12,13 @@ from nmoe_core.shards.lines import line_keys, placed_keys
 from nmoe_core.sources.files import BLOCK_BYTES
 from nmoe_core.sources.jsonl import LinesBlock
 from nmoe_core.sources.kept import Kept
-from nmoe_core.sources.records import BadRecord, Block, Record, Rows
+from nmoe_core.sources.records import BadRecord, Block, Record, RecordColumns, Rows
 
 
 class BlockRecords(NamedTuple):
     """Records of a block that are to be tokenised."""
 
-    records: list[Record | BadRecord]
+    records: RecordColumns
     keys: np.ndarray
     """uint64 `[records, 2]`: of their lines, zero where that says too little."""
     kept: Kept | None = None
@@ -30,7 +30,7 @@ class BlockRecords(NamedTuple):
 def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockRecords:
     """The records of a block that belong to the split and are not known."""
     if not rows.overlaps(block.start.row, block.end.row):
-        return BlockRecords([], np.zeros((0, 2), np.uint64))
+        return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
     has_columns = bool(block.reading.kept)  # which are taken from parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known)
@@ -47,7 +47,7 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         row_numbers = np.array([record.row for record in records], np.int64)
         match = match._replace(lines=row_numbers[match.lines] - block.start.row)
         records, keys = [records[i] for i in new.tolist()], keys[new]
-    return BlockRecords(records, keys, kept, match)
+    return BlockRecords(RecordColumns.of(records), keys, kept, match)
 
 
 def _read_lines(
@@ -62,19 +62,11 @@ def _read_lines(
         match = LineMatch(*(values[wanted[match.lines]] for values in match))
         wanted[match.lines] = False
     numbers = np.flatnonzero(wanted).tolist()
-    records: list[Record | BadRecord] = []
-    at, placed, replaced = list[int](), dict[int, str](), list[int]()
-    for i, record in block.parse((i, lines[i]) for i in numbers):
-        if isinstance(record, Record):
-            if record.is_placed:
-                placed[len(records)] = record.id
-            if record.is_replaced:
-                replaced.append(len(records))
-        at.append(i)
-        records.append(record)
-    keys = keys[at]
-    keys[[*placed]] = placed_keys(keys[[*placed]], placed.values())
-    keys[replaced] = 0  # such a record is counted, which a known line is not
+    records = block.parse((i, lines[i]) for i in numbers)
+    keys = keys[np.array(records.rows, np.int64) - block.start.row]
+    places = (records.ids[i] for i in records.placed)
+    keys[records.placed] = placed_keys(keys[records.placed], places)
+    keys[records.replaced] = 0  # such a record is counted, which a known line is not
     return BlockRecords(records, keys, match=match)
 
 

@@ -6,10 +6,9 @@ pieces, as far as `max_doc_tokens`.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
-from operator import attrgetter
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,9 @@ from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
 from nmoe_core.prep.read import read_block
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
-from nmoe_core.shards.shard_file import id_line
+from nmoe_core.shards.shard_file import id_lines
 from nmoe_core.sources.kept import Kept
-from nmoe_core.sources.records import BadRecord, Block, Position, Record, Rows
+from nmoe_core.sources.records import Block, Position, RecordColumns, Rows
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
@@ -84,14 +83,16 @@ class TokenizedBlock:
 
 
 class _Stored(NamedTuple):
-    """A document for one of the asked-for shards: its ids without BOS and EOS, its line of ids."""
+    """Documents of a batch for the asked-for shards, an entry each."""
 
-    bucket: int
-    tokens: np.ndarray
-    line: bytes
-    record: int
-    """Its number among the records."""
-    text_bytes: int
+    buckets: np.ndarray
+    records: np.ndarray
+    """Their numbers among the records."""
+    text_bytes: np.ndarray
+    tokens: list[memoryview]
+    """Their ids without BOS and EOS, in the integers of the shards."""
+    lines: list[bytes]
+    """Their lines of ids."""
 
 
 class BlockTokenizer(NamedTuple):
@@ -133,21 +134,22 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     read = read_block(block, worker.rows, worker.known)
-    columns, match = _columns(worker, read.records), read.match
-    bad = [str(record) for record in read.records if isinstance(record, BadRecord)]
-    wanted = np.flatnonzero(columns.outcomes == KEPT).tolist()
-    chosen = [(i, record) for i in wanted if isinstance(record := read.records[i], Record)]
-    read.records.clear()
+    columns, match, records = _columns(worker, read.records), read.match, read.records
+    wanted = np.flatnonzero(columns.outcomes == KEPT)
+    texts, names = records.texts, records.ids
+    if len(wanted) < len(texts):
+        texts = [texts[i] for i in wanted.tolist()]
+        names = [names[i] for i in wanted.tolist()]
+        records.texts.clear()
     stored: list[_Stored] = []
     num_text_bytes = num_known = 0
-    while chosen:
-        batch = _take_batch(chosen)
-        counts = _tokenize(worker, batch, columns, stored)
+    while texts:
+        batch = _take_batch(texts)
+        rest = len(names) - len(texts)
+        counts = _tokenize(worker, batch, names[:rest], wanted[:rest], columns, stored)
+        names, wanted = names[rest:], wanted[rest:]
         num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
-    tokens, ids = _by_shard(worker, stored)
-    order = [document.record for document in stored]
-    lines = np.empty(len(stored), LINE_ROW)
-    lines["key"], lines["text_bytes"] = read.keys[order], [one.text_bytes for one in stored]
+    tokens, ids, lines = _by_shard(worker, stored, read.keys)
     if match is not None:
         whole = _whole(worker, block, match)
         is_here = whole.outcomes == KEPT
@@ -169,7 +171,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()) - num_known,
         num_known=num_known,
         num_text_bytes=num_text_bytes,
-        bad=bad,
+        bad=[*map(str, records.bad.values())],
         kept=kept,
     )
 
@@ -189,70 +191,85 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
     )
 
 
-def _by_shard(worker: BlockTokenizer, stored: list[_Stored]) -> tuple[np.ndarray, bytes]:
-    """Tokens with BOS and EOS, and lines of ids, of the documents of each shard in turn."""
-    stored.sort(key=attrgetter("bucket"))  # keeps the order of equal ones
+def _by_shard(
+    worker: BlockTokenizer, stored: list[_Stored], keys: np.ndarray
+) -> tuple[np.ndarray, bytes, np.ndarray]:
+    """Of the documents of each shard in turn: tokens with BOS and EOS, lines of ids, and rows of
+    lines out of `keys`, those of the records."""
+    none = _Stored(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), [], [])
+    buckets, records, text_bytes = map(np.concatenate, zip(none[:3], *(one[:3] for one in stored)))
+    order = np.argsort(buckets, kind="stable")
+    rows = np.empty(len(order), LINE_ROW)
+    rows["key"], rows["text_bytes"] = keys[records[order]], text_bytes[order]
+    every = [ids for one in stored for ids in one.tokens], [i for one in stored for i in one.lines]
+    ids, lines = ([values[i] for i in order.tolist()] for values in every)
     tokenizer, integers = worker.tokenizer, worker.integers
     eos = np.array([tokenizer.eos_token_id], integers).tobytes()
-    has_bos = tokenizer.bos_token_id is not None
-    bos = [np.array([tokenizer.bos_token_id], integers).tobytes()] if has_bos else []
-    payload = b"".join([part for one in stored for part in (*bos, one.tokens.data, eos)])
+    if tokenizer.bos_token_id is None:
+        payload = eos.join([*ids, b""])
+    else:
+        bos = np.array([tokenizer.bos_token_id], integers).tobytes()
+        payload = b"".join([part for one in ids for part in (bos, one, eos)])
     tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
-    if num_eos != len(stored) or (num_eos and int(tokens.max()) >= tokenizer.vocab_size):
+    if num_eos != len(order) or (num_eos and int(tokens.max()) >= tokenizer.vocab_size):
         raise FormatError(
             "the tokenizer gave an EOS inside a text, or an id outside its vocabulary",
             where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return tokens, b"".join([document.line for document in stored])
+    return tokens, b"".join(lines), rows
 
 
-def _columns(worker: BlockTokenizer, records: Sequence[Record | BadRecord]) -> Columns:
+def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
-    num_shards = worker.settings.num_shards
-    are_read = np.array([isinstance(record, Record) for record in records], np.bool_)
-    good = [record for record in records if isinstance(record, Record)]
-    buckets = np.full(len(records), -1, np.int32)
-    buckets[are_read] = buckets_of([record.id for record in good], num_shards)
-    outcomes = np.where(buckets < 0, BAD, KEPT).astype(np.uint8)
+    num_shards, count = worker.settings.num_shards, len(records.rows)
+    buckets = np.full(count, -1, np.int32)
+    are_read = np.ones(count, np.bool_)
+    are_read[[*records.bad]] = False
+    buckets[are_read] = buckets_of(compress(records.ids, are_read), num_shards)
+    outcomes = np.where(are_read, KEPT, BAD).astype(np.uint8)
     if not worker.count_all and len(worker.buckets) < num_shards:
-        outcomes[(buckets >= 0) & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
-    are_replaced = np.zeros(len(records), np.bool_)
-    are_replaced[are_read] = [record.is_replaced for record in good]
-    rows = np.fromiter((record.row for record in records), np.int64, len(records))
-    zeros = np.zeros(len(records), np.int64)
+        outcomes[are_read & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
+    are_replaced = np.zeros(count, np.bool_)
+    are_replaced[records.replaced] = True
+    rows, zeros = np.array(records.rows, np.int64), np.zeros(count, np.int64)
     return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1)
 
 
-def _take_batch(chosen: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
-    """Take documents off the front, as many as one call tokenises: a long one goes alone."""
-    ends = np.cumsum([len(record.text) for _, record in chosen])
-    fitting = int(np.searchsorted(ends, _BATCH_CHARS, side="right"))
-    batch = chosen[: max(fitting, 1)]
-    del chosen[: len(batch)]
+def _take_batch(texts: list[str]) -> list[str]:
+    """Take texts off the front, as many as one call tokenises: a long one goes alone."""
+    ends = np.cumsum([len(text) for text in texts])
+    fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
+    batch = texts[:fitting]
+    del texts[:fitting]
     return batch
 
 
 def _tokenize(
-    worker: BlockTokenizer, batch: list[tuple[int, Record]], columns: Columns, stored: list[_Stored]
+    worker: BlockTokenizer,
+    texts: list[str],
+    names: list[str],
+    numbers: np.ndarray,
+    columns: Columns,
+    stored: list[_Stored],
 ) -> tuple[int, int]:
     """Tokenise one batch into columns and documents; return the bytes of its texts, and how many
-    were known."""
-    texts, encoded = normalize_batch([record.text for _, record in batch])
-    names = [record.id for _, record in batch]
-    numbers = np.array([i for i, _ in batch])
-    batch.clear()
+    were known. `texts` is emptied: what is held twice is long."""
+    normal, encoded = normalize_batch(texts)
+    texts.clear()
     digests = [hashlib.sha256(payload).hexdigest() for payload in encoded]
-    text_bytes = np.array([len(payload) for payload in encoded])
-    known = _known(worker, digests)
+    text_bytes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    known, num_text_bytes = _known(worker, digests), int(text_bytes.sum())
     if known:
-        new = [place for place in range(len(texts)) if place not in known]
-        texts, encoded = [texts[place] for place in new], [encoded[place] for place in new]
-    encoded_ids = _encode(worker, texts, encoded)
-    ids = [known[k] if k in known else next(encoded_ids) for k in range(len(names))]
-    lengths = np.array([len(one) for one in ids])
+        new = [place for place in range(len(normal)) if place not in known]
+        normal, encoded = [normal[place] for place in new], [encoded[place] for place in new]
+    ids = _encode(worker, normal, encoded)
+    if known:
+        new_ids = iter(ids)
+        ids = [known[k] if k in known else next(new_ids) for k in range(len(names))]
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
     outcomes[lengths < least] = FILTERED
@@ -261,33 +278,35 @@ def _tokenize(
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
     is_kept, buckets = outcomes <= TRUNCATED, columns.buckets[numbers]
     columns.num_tokens[numbers] = (np.minimum(lengths, most) + num_ends) * is_kept
-    here = np.flatnonzero(is_kept & np.isin(buckets, list(worker.buckets)))
-    lines = [id_line(names[k], digests[k]) for k in here.tolist()]
-    columns.id_bytes[numbers[here]] = [len(line) for line in lines]
-    rows = (one[here].tolist() for one in (buckets, numbers, text_bytes))
-    for k, line, bucket, number, size in zip(here.tolist(), lines, *rows):
-        stored.append(_Stored(bucket, ids[k][:most], line, number, size))
-    return int(text_bytes.sum()), len(known)
+    is_here = is_kept & np.isin(buckets, list(worker.buckets))
+    if not is_here.all():
+        numbers, buckets, text_bytes = numbers[is_here], buckets[is_here], text_bytes[is_here]
+        ids = list(compress(ids, is_here))
+        names, digests = list(compress(names, is_here)), list(compress(digests, is_here))
+    lines = id_lines(names, digests)
+    columns.id_bytes[numbers] = [len(line) for line in lines]
+    if lengths.max() > most:
+        ids = [one[:most] for one in ids]
+    stored.append(_Stored(buckets, numbers, text_bytes, ids, lines))
+    return num_text_bytes, len(known)
 
 
-def _known(worker: BlockTokenizer, digests: Sequence[str]) -> dict[int, np.ndarray]:
+def _known(worker: BlockTokenizer, digests: Sequence[str]) -> dict[int, memoryview]:
     """Tokens of the texts that the split holds already, by their place in the batch."""
     if worker.known is None:
         return {}
     found = worker.known.find_texts(digests)
-    return {place: ids.astype(worker.integers, copy=False) for place, ids in found.items()}
+    return {place: ids.astype(worker.integers, copy=False).data for place, ids in found.items()}
 
 
-def _encode(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> Iterator[np.ndarray]:
+def _encode(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> list[memoryview]:
     """The ids of each text; of a long one as many as decide what is stored of it."""
     tokenizer = worker.tokenizer
     if not texts:
-        return iter(())
+        return []
     if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
         ids = tokenizer.encode_long(texts[0], worker.settings.max_doc_tokens + 1)
-        bounds = [0, len(ids)]
-    else:
-        ids, offsets = tokenizer.encode_batch(texts, encoded)
-        bounds = offsets.tolist()
-    ids = ids.astype(worker.integers, copy=False)
-    return (ids[start:stop] for start, stop in pairwise(bounds))
+        return [ids.astype(worker.integers, copy=False).data]
+    ids, offsets = tokenizer.encode_batch(texts, encoded)
+    together = ids.astype(worker.integers, copy=False).data
+    return [together[start:stop] for start, stop in pairwise(offsets.tolist())]

@@ -6,6 +6,7 @@ from a `state`: it cuts longer files back to it. A lost index is made again from
 
 import os
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,16 @@ def id_line(ingest_id: str, text_sha256: str) -> bytes:
     """A document's line of the `.ids.jsonl` file."""
     row = {"id": ingest_id, "text_sha256": text_sha256}
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[bytes]:
+    """`id_line` of documents; it looks at all ids at once for characters that JSON escapes."""
+    together = "".join(ingest_ids)
+    is_plain = together.isascii() and together.isprintable()
+    rows = zip(ingest_ids, text_sha256s, strict=True)
+    if not is_plain or '"' in together or "\\" in together:
+        return [id_line(*row) for row in rows]
+    return [b'{"id":"%b","text_sha256":"%b"}\n' % (i.encode(), s.encode()) for i, s in rows]
 
 
 def seal_file(path: Path) -> str:

@@ -6,8 +6,8 @@ Blocks are the same whatever position the reading starts at, so a journalled pos
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -103,6 +103,47 @@ class BadRecord(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
+
+
+@dataclass(slots=True)
+class RecordColumns:
+    """Records of a block as columns: a list is filled and read faster than objects are made."""
+
+    rows: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    """"" where the record could not be read, and so is its text."""
+    texts: list[str] = field(default_factory=list)
+    kept: list[tuple[Any, ...]] = field(default_factory=list)
+    """Values of the kept fields, if the block holds them by record."""
+    replaced: list[int] = field(default_factory=list)
+    """Places in the lists of records with replaced bytes."""
+    placed: list[int] = field(default_factory=list)
+    """Of those whose id is the place of a line."""
+    bad: dict[int, BadRecord] = field(default_factory=dict)
+    """Those that could not be read, by place."""
+
+    @classmethod
+    def of(cls, records: Iterable[Record | BadRecord]) -> "RecordColumns":
+        """The columns of records."""
+        columns = cls()
+        for record in records:
+            place = len(columns.rows)
+            if isinstance(record, BadRecord):
+                columns.bad[place] = record
+                record = Record(record.row, "", "")
+            columns.rows.append(record.row)
+            columns.ids.append(record.id)
+            columns.texts.append(record.text)
+            if record.is_replaced:
+                columns.replaced.append(place)
+        return columns
+
+    def records(self) -> Iterator[Record | BadRecord]:
+        """One object for each."""
+        replaced, placed = set(self.replaced), set(self.placed)
+        for i, (row, id_, text) in enumerate(zip(self.rows, self.ids, self.texts)):
+            kept = self.kept[i] if self.kept else ()
+            yield self.bad.get(i) or Record(row, id_, text, i in replaced, kept, i in placed)
 
 
 @dataclass(frozen=True, slots=True)
