@@ -7,7 +7,7 @@ pieces, as far as `max_doc_tokens`.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import compress, pairwise
 from typing import NamedTuple
 
@@ -82,16 +82,17 @@ class TokenizedBlock:
     """Kept columns of the stored documents, in the same order."""
 
 
-class _Stored(NamedTuple):
-    """Documents of a batch for the asked-for shards, an entry each."""
+@dataclass(slots=True)
+class _Stored:
+    """Documents for the asked-for shards, an entry each."""
 
-    buckets: np.ndarray
-    records: np.ndarray
+    buckets: list[int] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)
     """Their numbers among the records."""
-    text_bytes: np.ndarray
-    tokens: list[memoryview]
+    text_bytes: list[int] = field(default_factory=list)
+    tokens: list[memoryview] = field(default_factory=list)
     """Their ids without BOS and EOS, in the integers of the shards."""
-    lines: list[bytes]
+    lines: list[bytes] = field(default_factory=list)
     """Their lines of ids."""
 
 
@@ -136,18 +137,14 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     read = read_block(block, worker.rows, worker.known)
     columns, match, records = _columns(worker, read.records), read.match, read.records
     wanted = np.flatnonzero(columns.outcomes == KEPT)
-    texts, names = records.texts, records.ids
-    if len(wanted) < len(texts):
-        texts = [texts[i] for i in wanted.tolist()]
-        names = [names[i] for i in wanted.tolist()]
-        records.texts.clear()
-    stored: list[_Stored] = []
-    num_text_bytes = num_known = 0
+    names = [records.ids[i] for i in wanted.tolist()]
+    texts = [records.texts[i] for i in wanted.tolist()]
+    records.texts.clear()
+    stored, start, num_text_bytes, num_known = _Stored(), 0, 0, 0
     while texts:
         batch = _take_batch(texts)
-        rest = len(names) - len(texts)
-        counts = _tokenize(worker, batch, names[:rest], wanted[:rest], columns, stored)
-        names, wanted = names[rest:], wanted[rest:]
+        part = slice(start, start := start + len(batch))
+        counts = _tokenize(worker, batch, names[part], wanted[part], columns, stored)
         num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
     tokens, ids, lines = _by_shard(worker, stored, read.keys)
     if match is not None:
@@ -192,24 +189,19 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
 
 
 def _by_shard(
-    worker: BlockTokenizer, stored: list[_Stored], keys: np.ndarray
+    worker: BlockTokenizer, stored: _Stored, keys: np.ndarray
 ) -> tuple[np.ndarray, bytes, np.ndarray]:
     """Of the documents of each shard in turn: tokens with BOS and EOS, lines of ids, and rows of
     lines out of `keys`, those of the records."""
-    none = _Stored(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), [], [])
-    buckets, records, text_bytes = map(np.concatenate, zip(none[:3], *(one[:3] for one in stored)))
-    order = np.argsort(buckets, kind="stable")
+    order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
-    rows["key"], rows["text_bytes"] = keys[records[order]], text_bytes[order]
-    every = [ids for one in stored for ids in one.tokens], [i for one in stored for i in one.lines]
-    ids, lines = ([values[i] for i in order.tolist()] for values in every)
+    rows["key"] = keys[[stored.records[i] for i in order]]
+    rows["text_bytes"] = [stored.text_bytes[i] for i in order]
+    ids = [stored.tokens[i] for i in order]
     tokenizer, integers = worker.tokenizer, worker.integers
-    eos = np.array([tokenizer.eos_token_id], integers).tobytes()
-    if tokenizer.bos_token_id is None:
-        payload = eos.join([*ids, b""])
-    else:
-        bos = np.array([tokenizer.bos_token_id], integers).tobytes()
-        payload = b"".join([part for one in ids for part in (bos, one, eos)])
+    ends = (tokenizer.eos_token_id, tokenizer.bos_token_id)
+    eos, bos = (b"" if end is None else np.array([end], integers).tobytes() for end in ends)
+    payload = b"".join([bos, (eos + bos).join(ids), eos]) if ids else b""
     tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
@@ -219,7 +211,7 @@ def _by_shard(
             where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return tokens, b"".join(lines), rows
+    return tokens, b"".join([stored.lines[i] for i in order]), rows
 
 
 def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
@@ -242,8 +234,7 @@ def _take_batch(texts: list[str]) -> list[str]:
     """Take texts off the front, as many as one call tokenises: a long one goes alone."""
     ends = np.cumsum([len(text) for text in texts])
     fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
-    batch = texts[:fitting]
-    del texts[:fitting]
+    batch, texts[:] = texts[:fitting], texts[fitting:]
     return batch
 
 
@@ -253,7 +244,7 @@ def _tokenize(
     names: list[str],
     numbers: np.ndarray,
     columns: Columns,
-    stored: list[_Stored],
+    stored: _Stored,
 ) -> tuple[int, int]:
     """Tokenise one batch into columns and documents; return the bytes of its texts, and how many
     were known. `texts` is emptied: what is held twice is long."""
@@ -265,10 +256,8 @@ def _tokenize(
     if known:
         new = [place for place in range(len(normal)) if place not in known]
         normal, encoded = [normal[place] for place in new], [encoded[place] for place in new]
-    ids = _encode(worker, normal, encoded)
-    if known:
-        new_ids = iter(ids)
-        ids = [known[k] if k in known else next(new_ids) for k in range(len(names))]
+    new_ids = iter(_encode(worker, normal, encoded))
+    ids = [known[k] if k in known else next(new_ids) for k in range(len(names))]
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
@@ -279,15 +268,13 @@ def _tokenize(
     is_kept, buckets = outcomes <= TRUNCATED, columns.buckets[numbers]
     columns.num_tokens[numbers] = (np.minimum(lengths, most) + num_ends) * is_kept
     is_here = is_kept & np.isin(buckets, list(worker.buckets))
-    if not is_here.all():
-        numbers, buckets, text_bytes = numbers[is_here], buckets[is_here], text_bytes[is_here]
-        ids = list(compress(ids, is_here))
-        names, digests = list(compress(names, is_here)), list(compress(digests, is_here))
-    lines = id_lines(names, digests)
-    columns.id_bytes[numbers] = [len(line) for line in lines]
-    if lengths.max() > most:
-        ids = [one[:most] for one in ids]
-    stored.append(_Stored(buckets, numbers, text_bytes, ids, lines))
+    lines = id_lines(list(compress(names, is_here)), list(compress(digests, is_here)))
+    columns.id_bytes[numbers[is_here]] = [len(line) for line in lines]
+    stored.buckets += buckets[is_here].tolist()
+    stored.records += numbers[is_here].tolist()
+    stored.text_bytes += text_bytes[is_here].tolist()
+    stored.tokens += [one[:most] for one in compress(ids, is_here)]
+    stored.lines += lines
     return num_text_bytes, len(known)
 
 

@@ -13,6 +13,7 @@ from nmoe_core.shards.shard_file import (
     IndexWriter,
     StagedFiles,
     id_line,
+    id_lines,
     npy_header,
     regenerate_index,
 )
@@ -26,6 +27,11 @@ FORMAT = ShardFormat("web", "v1", "o200k_harmony", 201_088, EOS, "f")
 
 def _documents(lengths: list[int]) -> list[np.ndarray]:
     return [np.arange(i, i + n, dtype=np.uint32) for i, n in enumerate(lengths)]
+
+
+@given(st.lists(st.text(st.sampled_from('aZ/:." \\\x00\n\x7f\u00e9\u4eac\U0001f642'))))
+def test_lines_of_ids_are_the_same_for_many_documents_as_for_one(names: list[str]):
+    assert id_lines(names, ["5f"] * len(names)) == [id_line(name, "5f") for name in names]
 
 
 def _add_batch(writer: ShardWriter, documents: list[np.ndarray], first: int) -> None:
