@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=1000, help="inputs of each family")
     parser.add_argument("--seed", type=int, default=random.randrange(10**9), help="the first one")
     args = parser.parse_args()
+    if unknown := set(args.families) - set(FAMILIES):
+        parser.error(f"no family {min(unknown)!r}; there are {', '.join(FAMILIES)}")
     findings = 0
     for name in args.families:
         with fuzzer(FAMILIES[name]) as fuzz:
