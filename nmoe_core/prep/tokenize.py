@@ -201,7 +201,7 @@ def _by_shard(
     tokenizer, integers = worker.tokenizer, worker.integers
     ends = (tokenizer.eos_token_id, tokenizer.bos_token_id)
     eos, bos = (b"" if end is None else np.array([end], integers).tobytes() for end in ends)
-    payload = b"".join([bos, (eos + bos).join(ids), eos]) if ids else b""
+    payload = b"".join([part for one in ids for part in (bos, one, eos)])
     tokens = np.frombuffer(payload, integers)
     # Two tests of a whole block cost less than one of every document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
