@@ -25,7 +25,7 @@ from loader.files.aws_profile import profile_options
 
 STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
-_LOCAL_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_LOCAL_FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
 MAX_BYTES = 512 * 2**20  # of a file that is read into memory
 _TIMEOUT, _TIMEOUTS = "NMOE_STORE_TIMEOUT_S", 6

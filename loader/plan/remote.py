@@ -291,5 +291,8 @@ def _locked(mirror: Path) -> Iterator[None]:
 
 def _write(path: Path, content: bytes) -> None:
     part = _beside(path, ".part")
-    part.write_bytes(content)
+    with open(part, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave it torn under its name
     os.replace(part, path)

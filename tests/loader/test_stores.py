@@ -1,5 +1,6 @@
 """Addresses, and plans and shards behind them in stores of fsspec, HTTP and S3 on this machine."""
 
+import errno
 import json
 import os
 import re
@@ -312,16 +313,21 @@ def test_a_plan_of_a_store_that_cannot_be_parsed_is_one_line(tmp_path, capsys, t
     assert "E-PLAN-FORMAT" in the_line(f"file://{tmp_path}/plan.json", tmp_path, capsys)
 
 
-def test_an_unknown_kind_of_url_and_a_full_disk_are_one_line(bucket, tmp_path, monkeypatch, capsys):
+def test_an_unknown_kind_of_url_is_one_line(tmp_path, capsys):
     assert "no client" in the_line("nosuch://b/plan.json", tmp_path, capsys)
 
-    def full(*_: object) -> None:
-        raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("loader.files.store.os.fsync", full)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_full_or_broken_disk_of_this_machine_is_one_line(
+    bucket, tmp_path, monkeypatch, capsys, code
+):
+    def failing(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("loader.files.store.os.fsync", failing)
     line = the_line(f"file://{bucket}/plans/plan.json", tmp_path, capsys)
     assert "E-STORE" not in line  # the store is not to blame
-    assert os.strerror(28) in line
+    assert os.strerror(code) in line
 
 
 # Addresses: URLs stay whole, and are refused where only paths work
