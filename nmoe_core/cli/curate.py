@@ -259,12 +259,12 @@ def _show_curated(facts: dict[str, Any]) -> None:
     counts, clusters = facts["counts"], facts["clusters"]
     print(
         f"{facts['input_count']:,} records, {facts['total_tokens']:,} tokens; "
-        f"{counts['embedded_now']:,} embedded now; {counts['empty_texts']:,} empty texts, "
+        f"{facts['embedded_now']:,} embedded now; {counts['empty_texts']:,} empty texts, "
         f"{counts['blank_lines']:,} blank lines, {counts['set_aside']:,} set aside"
     )
     print(
         f"{facts['n_clusters']} clusters, version {clusters['version']}, "
-        + ("fitted now" if clusters["is_refitted"] else f"share drift {clusters['share_tv']:.3f}")
+        + ("fitted now" if facts["is_refitted"] else f"share drift {clusters['share_tv']:.3f}")
     )
     figures = ("mean", "min_full", "last", "std", "ceiling", "percent_of_ceiling")
     rows = []

@@ -145,13 +145,12 @@ def embed_deep(
             "width": width,
             "max_tokens": max_tokens,
             "num_truncated": int((counts[chosen] > max_tokens).sum()),
-            "embedded_now": len(todo),
             "devices": list(devices),
             "dtype": dtype,
         }
         write_array(output, cache.read(cache.find(keys[chosen])))
         write_json(paths.beside("_meta.json"), facts)
-    return facts
+    return facts | {"embedded_now": len(todo)}  # which is of this run, not of its output
 
 
 def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:

@@ -63,7 +63,8 @@ def curate_file(
             if plot:
                 _draw(paths, curated, settings)
             write_json(paths.beside("_meta.json"), facts)
-    return facts
+    # What one run did is no part of its output, whose bytes are the same after any number of runs.
+    return facts | {"embedded_now": embedded.num_computed, "is_refitted": curated.is_refitted}
 
 
 def calibrate_file(
@@ -160,12 +161,10 @@ def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[
         "clusters": {
             "version": clusters.header["version"],
             "fitted_on": clusters.header["num_rows"],
-            "is_refitted": curated.is_refitted,
             "share_tv": curated.drift.share_tv,
             "distance_ratio": curated.drift.distance_ratio,
         },
         "counts": {
-            "embedded_now": embedded.num_computed,
             "blank_lines": records.num_blank,
             "empty_texts": records.num_empty,
             "set_aside": len(records.rejected),

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from nmoe_core.cli import main
 from nmoe_core.curate.shards.planning import AUTO_ORDERS
 from nmoe_core.plots.png import MAX_PNG_BYTES
-from tests.project import json_lines, said
+from tests.project import contents, json_lines, said
 
 TOPICS = {
     "sea": "wave tide harbour anchor sailor reef current storm vessel deck",
@@ -135,8 +135,16 @@ def test_all_files_and_keys_of_the_document_are_made(data: Data) -> None:
     assert "% of it" in data.capsys.readouterr().out
     lines, curated = read(data.path), read(data.made(".jsonl"))
     assert curated == [lines[i] for i in np.load(data.made("_order.npy"))] != lines
-    assert not data.facts("--stats-only")["clusters"]["is_refitted"]
-    assert data.facts("--stats-only", "--refit")["clusters"]["is_refitted"]
+    assert not data.facts("--stats-only")["is_refitted"]
+    assert data.facts("--stats-only", "--refit")["is_refitted"]
+
+
+def test_a_second_run_which_embeds_and_fits_nothing_writes_the_same_bytes(data: Data) -> None:
+    assert data.curate() == 0
+    before = contents(data.directory)
+    facts = data.facts()
+    assert (facts["embedded_now"], facts["is_refitted"]) == (0, False)
+    assert contents(data.directory) == before
 
 
 def test_stats_only_prints_and_writes_nothing(data: Data) -> None:
