@@ -1,16 +1,21 @@
 """Numbers of tokens, and the configurations that come with the project."""
 
+import json
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from loader import read_config
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.redact import Redactor
+from nmoe_core.base.strict import refusing
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import parse_count
@@ -287,3 +292,25 @@ def test_a_url_is_refused_as_the_directory_of_a_cache(
     with pytest.raises(ConfigError, match="object stores"):
         cache_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_shows_the_value_that_is_wrong_and_none_where_a_key_is_missing() -> None:
+    class Table(BaseModel):
+        size: int
+
+    for values, found in (({"size": "many"}, "found 'many'"), ({}, None)):
+        with (
+            pytest.raises(ConfigError, match=r"a\.toml: size: ") as caught,
+            refusing(Table, "a.toml"),
+        ):
+            Table.model_validate(values)
+        assert ("found" in str(caught.value)) == (found is not None)
+        assert found is None or found in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["sk-1/2+3", "it's", 'a"b', "a\\b", "line\n", "\x01key", "ключ"])
+def test_a_secret_is_hidden_in_every_spelling(secret: str) -> None:
+    spellings = [secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret)]
+    shown = Redactor(secret).clean(" ".join(f"<{spelling}>" for spelling in spellings))
+    assert shown == " ".join(["<[hidden]>"] * len(spellings))
+    assert Redactor(None).clean("sk-1 a") == "sk-1 a"

@@ -188,6 +188,19 @@ def test_resume_at_a_noted_length(tmp_path: Path) -> None:
     assert path.read_bytes() == b"{}\n"
 
 
+def test_a_line_is_waited_for_until_it_is_on_the_disk_only_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk: list[bytes] = []
+    path = tmp_path / "log"
+    monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(path.read_bytes()))
+    with AppendLog(path) as log:
+        log.append(b"first\n")
+        assert on_disk == []
+        log.append(b"second\n", durable=True)
+        assert on_disk == [b"first\nsecond\n"]
+
+
 def test_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with AppendLog(path), pytest.raises(LockedError, match="another process is writing this file"):
