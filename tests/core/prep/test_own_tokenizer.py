@@ -15,6 +15,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
 from nmoe_core.heads.features import Corpus
+from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.tasks.backbone import ids_for_model, require_checkpoints
@@ -84,6 +85,17 @@ def test_two_tokenizers_give_the_same_documents_in_the_same_order(own: str, tmp_
         for tokenizer, rows in zip(texts, found)
     ]
     assert decoded[0] == decoded[1]
+
+
+def test_uint16_is_taken_where_the_largest_id_is_65535_and_no_further(tmp_path: Path) -> None:
+    for num_ids, dtype in ((2**16, "uint16"), (2**16 + 1, "uint32")):
+        ids = {f"w{i}": i for i in range(num_ids - 1)} | {"</s>": num_ids - 1}
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="w0"))
+        made.add_special_tokens(["</s>"])
+        made.save(str(tmp_path / "tokenizer.json"))
+        chosen = {"tokenizer": str(tmp_path / "tokenizer.json"), "eos_token": "</s>"}
+        settings = PrepSettings(name="web", engine="reference", dtype="auto", **chosen)
+        assert shard_format(settings).dtype == dtype
 
 
 def test_uint16_holds_the_same_ids_and_every_reader_takes_them(own: str, tmp_path: Path) -> None:
