@@ -66,6 +66,19 @@ def test_journal_of_other_shards_is_used_where_it_holds_them_all(
     assert web.digest() == whole
 
 
+def test_shards_that_are_current_leave_the_journal_of_a_pass_over_others(
+    web: Web, whole: dict[str, str]
+) -> None:
+    web.shards(buckets=[0])
+    journal = web.interrupt(buckets=[1, 2])
+    before = journal.read_bytes()
+    assert web.shards(buckets=[0]).skipped == [0]
+    assert journal.read_bytes() == before
+    web.prep()
+    assert not journal.exists()
+    assert web.digest() == whole
+
+
 def _drop_the_seal(journal: Path) -> None:
     """As a version before seals wrote it."""
     entry = json.loads(journal.read_text())

@@ -177,6 +177,24 @@ def test_manifests_have_the_names_and_sizes_that_the_run_gives(
     assert "[E-TOKENIZER-DRIFT]" in refused_line(cfg | {"vocab_size": 5})
 
 
+@pytest.mark.parametrize(("named", "subset"), [({"name": "small"}, "small"), ({}, None)])
+def test_the_configuration_of_a_data_set_is_read_that_is_named(
+    cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch, named: dict[str, str], subset: str | None
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": texts(0, 50)}).to_iterable_dataset()
+    asked: list[object] = []
+
+    def builder(_: str, *, name: str | None, **__: object) -> Any:
+        asked.append(name)
+        return builder_of(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    hub = {"id": "org/name", "revision": COMMIT}
+    assert stream_of(cfg | {"configs": {"t": hub | named}})
+    assert set(asked) == {subset}
+
+
 def test_a_commit_of_the_hub_needs_no_look_up(
     cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
