@@ -136,6 +136,18 @@ def test_doubled_eos_is_counted_across_chunk_edges(
     assert len(seen.issues()) == 2
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 7, 100])
+def test_the_deep_tier_finds_the_same_at_any_edge_of_its_chunks(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("nmoe_core.shards.verify.CHUNK_TOKENS", chunk)
+    assert _codes(tree, deep=True) == set()
+    tokens = np.lib.format.open_memmap(_npy(tree), mode="r+")
+    tokens[3], tokens[4] = 4, EOS  # the first document ends one token later
+    tokens.flush()
+    assert "E-SHARD-EOS" in _codes(tree, deep=True)
+
+
 def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None:
     _write(tmp_path / "same_text", [[1, 2, 3], [40]], prefix="v")
     _write(tmp_path / "same_id", [[41]], prefix="d")
