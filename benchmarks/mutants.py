@@ -89,9 +89,12 @@ def mutants_of(path: Path) -> list[Mutant]:
     tree, found = ast.parse(source), []
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     nodes = {id(n): n for f in functions for part in f.body for n in ast.walk(part)}
-    # Pieces of an f-string have no place of their own before Python 3.12.
-    for joined in [n for n in nodes.values() if isinstance(n, ast.JoinedStr)]:
-        for inner in ast.walk(joined):
+    # Pieces of an f-string have no place of their own before Python 3.12. The type of a variable of
+    # a function is never computed.
+    strings = [n for n in nodes.values() if isinstance(n, ast.JoinedStr)]
+    types = [n.annotation for n in nodes.values() if isinstance(n, ast.AnnAssign)]
+    for left_out in [*strings, *types]:
+        for inner in ast.walk(left_out):
             nodes.pop(id(inner), None)
     for node in nodes.values():
         target = node.test if isinstance(node, ast.If | ast.IfExp) else node

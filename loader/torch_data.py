@@ -7,6 +7,7 @@ loader's and moves between any numbers of workers and ranks.
 """
 
 from collections.abc import Iterator
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -18,6 +19,7 @@ from loader.batches import Batch
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
 from loader.map_data import BatchDataset, RowDataset, StepDataset
+from loader.plan.tables import unknown_name
 from loader.rows.stream import Split
 
 __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attention_mask"]
@@ -183,6 +185,8 @@ class WorkerLoader(DeterministicLoader):
         pin_memory, ahead = of_data.pop("pin_memory", False), of_data.pop("prefetch_factor", 2)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         context = of_data.pop("multiprocessing_context", None)
+        if context not in (None, *(known := get_all_start_methods())):
+            raise unknown_name("way to start", str(context), known, "multiprocessing_context")
         self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
         if num_workers:
             self._workers["prefetch_factor"] = ahead

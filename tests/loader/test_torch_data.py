@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from loader import FormatError, StateError, document_ids
+from loader import ConfigError, FormatError, StateError, document_ids
 from loader.plan import check
 from tests.loader.shared import open_loader, rows_of
 from tests.refusals import refused
@@ -239,3 +239,9 @@ def test_a_state_after_every_batch_opens_the_data_once(two_stages, monkeypatch):
     assert len(list(resumed)) == 2
     assert len(resumed) == 33
     assert len(opened) == 6
+
+
+def test_a_way_to_start_workers_that_there_is_not_is_refused_by_name(two_stages):
+    with pytest.raises(ConfigError, match=r"spawn; did you mean 'spawn'") as caught:
+        WorkerLoader(two_stages.cfg, multiprocessing_context="spwan")
+    assert "multiprocessing_context" in str(caught.value)
