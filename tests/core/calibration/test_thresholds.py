@@ -217,3 +217,20 @@ def test_baselines_show_what_source_and_length_alone_tell() -> None:
     assert metrics["spearman"] == found["spearman_source_only"]
     assert metrics["spearman_within_source"] is None
     assert within_groups(val[0].mean(1), val[0].mean(1), val[1]) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), min_size=1), st.floats(0.01, 0.99))
+def test_with_weights_the_oracles_threshold_has_the_share_to_leave_out_at_or_below_it(
+    rows: list[tuple[int, int]], target_keep: float
+) -> None:
+    oracle, weights = np.array(rows, np.float64).T
+    found = would_keep(oracle, target_keep, weights)
+    left_out = (1 - target_keep) * weights.sum()
+    reached = [value for value in oracle if weights[oracle <= value].sum() >= left_out - 1e-9]
+    assert found == min(reached)
+
+
+def test_the_curve_of_few_documents_keeps_one_at_least() -> None:
+    curve = keep_curve(np.arange(10) / 10)
+    assert curve[0] == [0.01, midpoint_above(np.arange(10)[::-1] / 10, 1)]
+    assert sum(threshold <= 0.9 for _, threshold in curve) == 99

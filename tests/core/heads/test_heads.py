@@ -96,6 +96,7 @@ def test_a_few_failed_documents_are_borne_and_more_are_an_error_that_names_one()
     failed = {f"d{i}": "states are not finite" for i in range(10)}
     require_few_failed(failed, 500)
     require_few_failed({f"d{i}": "" for i in range(50)}, 5000)
+    require_few_failed({"d0": ""}, 2)  # but for one document
     for num_documents, more in ((500, {"x": "why"}), (10, {})):
         with refused("E-HEAD-NONFINITE", "d0: "):
             require_few_failed(failed | more, num_documents)
