@@ -103,7 +103,7 @@ class Pass:
                 blocks.close()
                 break
             self.journal.commit_if_due(self.entry, self.flush)
-        self.appender.copy_all()
+        self.appender.append_all()
         self.counts.is_complete = True
         self._judge_bad(at_end=True)
         if self.plan.settings.needs_columns:
@@ -228,7 +228,7 @@ class Pass:
 
     def flush(self) -> list[int]:
         """Hand all files to the system; return duplicate descriptors of them."""
-        self.appender.copy_all()
+        self.appender.append_all()
         files = [file for writer in self.writers.values() for file in writer.flush()]
         return files + self.columns.flush() + self.lines.flush()
 

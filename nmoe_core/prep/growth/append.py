@@ -1,6 +1,7 @@
 """Appends the documents of blocks to shards: new ones, and known ones out of old files.
 
 Documents that follow each other in an old file are copied at once, however many blocks they are of.
+New ones wait for those of the next blocks: a write to a shard costs as much time as many documents.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from nmoe_core.prep.kept_columns import KeptColumns
 from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
+
+_MAX_BLOCKS = 4
 
 
 class _Waiting(NamedTuple):
@@ -35,6 +38,7 @@ class Appender:
     ) -> None:
         self._writers, self._lines, self._columns = writers, lines, columns
         self._known, self._waiting = known, dict[int, _Waiting]()
+        self._new, self._num_blocks = dict[int, list[Run]](), 0
         there = [file for writer in writers.values() for file in writer.state]
         self.num_documents = sum(num_documents for _, num_documents, _ in there)
         """Documents in the shards, those that wait included."""
@@ -78,12 +82,16 @@ class Appender:
                 id_bytes[first:last],
                 block.lines[new_ends[first] : new_ends[last]],
             )
-            self._append(bucket, new)
+            self._new.setdefault(bucket, []).append(new)
+        self._num_blocks += 1
+        if self._num_blocks == _MAX_BLOCKS:
+            self._append_new()
 
-    def copy_all(self) -> None:
-        """Copy the documents that wait."""
+    def append_all(self) -> None:
+        """Append the documents that wait."""
         for bucket in list(self._waiting):
             self._copy(bucket)
+        self._append_new()
 
     def _wait(self, bucket: int, more: _Waiting) -> None:
         """Copy documents later, with those that follow them."""
@@ -97,7 +105,21 @@ class Appender:
 
     def _copy(self, bucket: int) -> None:
         if (waiting := self._waiting.pop(bucket, None)) is not None:
+            self._append_new_of(bucket)
             self._append(bucket, self._known.run(waiting.number, waiting.num_documents))
+
+    def _append_new(self) -> None:
+        for bucket in list(self._new):
+            self._append_new_of(bucket)
+        self._num_blocks = 0
+
+    def _append_new_of(self, bucket: int) -> None:
+        if runs := self._new.pop(bucket, None):
+            tokens, num_tokens, ids, id_bytes, lines = zip(*runs)
+            sizes = np.concatenate(num_tokens), np.concatenate(id_bytes)
+            all_ids = memoryview(b"".join(ids))
+            joined = np.concatenate(tokens), sizes[0], all_ids, sizes[1], np.concatenate(lines)
+            self._append(bucket, Run(*joined))
 
     def _append(self, bucket: int, run: Run) -> None:
         self._writers[bucket].add_batch(run.tokens, run.num_tokens, run.ids, run.id_bytes)
