@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import FULL, SLIDING
+from nmoe_core.engine.weights.rope import Llama3Scaling
 from tests.core.engine.builders import assert_equals_transformers, greedy, make_generator
 from tests.refusals import refused
 
@@ -193,3 +194,10 @@ def test_a_tiny_checkpoint_of_a_family_is_read_by_transformers(tmp_path: Path, f
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ours = Transformer.from_checkpoint(tmp_path)
     assert_equals_transformers(ours, theirs, torch.arange(40)[None])
+
+
+def test_factors_between_which_no_frequency_lies_are_refused() -> None:
+    Llama3Scaling(8.0, 1.0, 1.5, 32)
+    for high in (1.0, 0.5):
+        with refused("E-CHECKPOINT-CONFIG", "high_freq_factor", "above low_freq_factor 1.0"):
+            Llama3Scaling(8.0, 1.0, high, 32)

@@ -68,3 +68,11 @@ def test_a_text_behind_another_one_of_the_same_hash_is_found() -> None:
     between = np.array([7], np.uint32)
     tokens = np.concatenate([other, between, other, between, text, between, text])
     assert _found(GramIndex(grams_of(text, 0)), tokens) == {0: [6, 9]}
+
+
+def test_a_gram_that_the_end_of_the_tokens_cuts_off_is_no_hit() -> None:
+    before, text = np.zeros(50, np.uint32), np.arange(100, 140, dtype=np.uint32)
+    index = GramIndex(grams_of(text, 0))
+    for num_kept in range(len(text)):
+        assert _found(index, np.append(before, text[:num_kept])) == {}
+    assert _found(index, np.append(before, text)) == {0: [50]}
