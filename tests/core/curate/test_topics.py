@@ -109,6 +109,7 @@ def test_too_few_documents_for_the_topics_are_refused(corpus, options):
     with refused("E-CURATION-TOPICS"):
         corpus.fit(**{"sample_documents": 1000} | options)
     assert not (corpus.topics / "topic_model.safetensors").exists()
+    assert corpus.fit(num_topics=6, sample_documents=6).facts["changed"]
 
 
 def test_a_table_with_nan_and_one_of_another_backbone_are_refused(corpus):
