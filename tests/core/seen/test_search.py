@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tree import Tree
+from nmoe_core.seen.answer import checked
 from nmoe_core.seen.files import Part
 from nmoe_core.seen.search import Sentence
 from nmoe_core.seen.spellings import Spellings
 from nmoe_core.seen.suffixes import is_in_order, parts, suffix_array
 from nmoe_core.shards.documents import ShardFile
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+from tests.refusals import refused
 
 pytest.importorskip("pydivsufsort", reason="extra seen is not installed")
 WORDS = {
@@ -169,3 +172,19 @@ def test_parts_are_whole_documents_and_a_long_one_is_alone() -> None:
     assert parts(spans, 1) == [(0, 3), (3, 5), (5, 30), (30, 31), (31, 40)]
     assert parts(spans, 100) == [(0, 40)]
     assert parts(np.empty((0, 2), np.int64), 5) == []
+
+
+def test_text_that_the_tokens_do_not_spell_is_refused_though_they_decode_to_it(
+    tmp_path: Path,
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    ids = {"[UNK]": 0, "play": 1, "##ing": 2, "games": 3, "[SEP]": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.decoder = tokenizers.decoders.WordPiece()
+    made.save(str(tmp_path / "tokenizer.json"))
+    name = str(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(TokenizerSettings(name, engine="reference", eos_token="[SEP]"))
+    assert tokenizer.decode(tokenizer.rows(["playing games"])[0]) == "playing games"
+    with refused("E-SEEN-TEXT"):
+        checked("playing games", tokenizer)
