@@ -5,8 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.verify import verify_manifest
+from nmoe_core.takedown.find import find
+from nmoe_core.takedown.items import Item
 from tests.core.curate.corpus import Corpus, shard_manifest
 from tests.project import contents
 from tests.refusals import refused
@@ -100,3 +103,18 @@ def test_a_curriculum_runs_through_every_topic_of_a_shard(graded, by, descending
     for topic in np.unique(topics):
         steps = np.diff(values[topics == topic])
         assert np.all(steps <= 0 if descending else steps >= 0)
+
+
+def test_a_takedown_finds_what_training_read_and_the_data_no_longer_hold(corpus):
+    corpus.fit()
+    prepare(corpus, 240)
+    corpus.curate_all(order="golden")
+    prepare(corpus, 230)
+    gone = {f"doc-{i:05d}" for i in range(230, 240)}
+    made = corpus.curate_all(order="golden", resume_from_token=2000)
+    consumed = sum(report.facts["documents_frozen"] for report in made)
+    frozen = {name for name, _ in stream(corpus)[:consumed]} & gone
+    assert frozen
+    for name in frozen:
+        (found,) = find(corpus.tree, [Item("id", name, 1)], TokenizerSettings(needs_eos=False))
+        assert (found.tree, found.ingest_id) == ("curated", name)
