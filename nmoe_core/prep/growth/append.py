@@ -16,7 +16,7 @@ from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
 
-_MAX_BLOCKS = 4
+_MAX_WAITING_BYTES = 8 * 2**20  # of tokens of new documents: those of three blocks or so
 
 
 class _Waiting(NamedTuple):
@@ -38,7 +38,7 @@ class Appender:
     ) -> None:
         self._writers, self._lines, self._columns = writers, lines, columns
         self._known, self._waiting = known, dict[int, _Waiting]()
-        self._new, self._num_blocks = dict[int, list[Run]](), 0
+        self._new, self._new_bytes = dict[int, list[Run]](), 0
         there = [file for writer in writers.values() for file in writer.state]
         self.num_documents = sum(num_documents for _, num_documents, _ in there)
         """Documents in the shards, those that wait included."""
@@ -83,8 +83,8 @@ class Appender:
                 block.lines[new_ends[first] : new_ends[last]],
             )
             self._new.setdefault(bucket, []).append(new)
-        self._num_blocks += 1
-        if self._num_blocks == _MAX_BLOCKS:
+        self._new_bytes += block.tokens.nbytes
+        if self._new_bytes > _MAX_WAITING_BYTES:
             self._append_new()
 
     def append_all(self) -> None:
@@ -111,10 +111,13 @@ class Appender:
     def _append_new(self) -> None:
         for bucket in list(self._new):
             self._append_new_of(bucket)
-        self._num_blocks = 0
+        self._new_bytes = 0
 
     def _append_new_of(self, bucket: int) -> None:
-        if runs := self._new.pop(bucket, None):
+        runs = self._new.pop(bucket, [])
+        if len(runs) == 1:  # perhaps a long document, which is not copied
+            self._append(bucket, runs[0])
+        elif runs:
             tokens, num_tokens, ids, id_bytes, lines = zip(*runs)
             sizes = np.concatenate(num_tokens), np.concatenate(id_bytes)
             all_ids = memoryview(b"".join(ids))
