@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nmoe_core.base.atomic import replacing
+from nmoe_core.base.atomic import remove_leftovers, replacing
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
@@ -159,8 +159,10 @@ class HeadTraining:
             "arithmetic": arithmetic(self.model),
             "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
         }
-        cache = self.path.parent / FEATURES_DIR / sha256_json(made_from)[:32]
-        return pooled_features(self.model, documents, self.tap, cache)
+        cache = self.path.parent / FEATURES_DIR
+        remove_leftovers(cache)  # of a killed run: only this head, whose lock is held, writes here
+        directory = cache / sha256_json(made_from)[:32]
+        return pooled_features(self.model, documents, self.tap, directory)
 
     def _report(self, head: Probe | Judge, fitted: DocumentTokens) -> Reported:
         student = None if self.student is None else self.student.scores

@@ -228,6 +228,17 @@ def test_a_damaged_part_of_kept_features_is_made_again(tmp_path: Path, planted: 
         assert part.read_bytes() == whole
 
 
+def test_what_a_killed_training_left_among_kept_features_goes_with_the_next(
+    tmp_path: Path, planted: Planted
+) -> None:
+    other = tmp_path / "heads" / ".features" / "of_other_labels"
+    other.mkdir(parents=True)
+    for name in ("part_000000.npy", "part_000001.npy.tmp.4194305"):
+        (other / name).touch()
+    planted.train("probe", tmp_path / "heads", epochs=1)
+    assert [path.name for path in other.iterdir()] == ["part_000000.npy"]
+
+
 def test_the_rate_starts_above_zero_and_reaches_its_peak_in_short_runs_too() -> None:
     steps = ((0, 20), (1, 20), (0, 10**5), (499, 10**5), (90_000, 10**5), (0, 1))
     assert [fit.learning_rate(*step, 1.0) for step in steps] == [1 / 2, 1, 1 / 500, 1, 1, 1]
