@@ -16,9 +16,10 @@ from typing import Any
 from loader.files.locks import locked
 from loader.plan.settings import RunSettings
 from loader.plan.text_sources import TextSource
-from nmoe_core.base.atomic import fsync_dir
+from nmoe_core.base.atomic import fsync_dir, replacing
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
+from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.sources.open import open_source
@@ -55,7 +56,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     identity = [source.spec, revisions, repr(shard_format(settings)), settings.identity()]
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / ".lock"):
+    with locked(cache / ".lock"), replacing(digests):
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
         if not target.is_dir():
             _make(target, splits, settings)
@@ -68,6 +69,9 @@ def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> Non
         for name, split in splits.items():
             prep_shards(split, settings, aside / name)
             write_manifest(settings, aside / name)
+            staged = Journal(aside / name).directory
+            if staged.exists():  # the disk refused to remove it; later, nobody would
+                shutil.rmtree(staged)
     except NmoeError:
         shutil.rmtree(aside, ignore_errors=True)
         raise

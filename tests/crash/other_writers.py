@@ -6,7 +6,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from loader import verify_certificate
+from loader import resolve_plan, verify_certificate
 from loader.files.block_cache import BlockCache
 from loader.files.blocks import BLOCKS_NAME, read_blocks, write_blocks
 from loader.files.format import load_manifest, read_json_object
@@ -15,7 +15,7 @@ from loader.plan.remote import fetch_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from tests.crash.project import nmoe, rows_of, run_task
-from tests.crash.writers import Writer, grades, shards, tree_of
+from tests.crash.writers import Writer, grades, shards, tree_of, whole_shards
 from tests.project import json_lines, read_rows
 
 _MANIFEST = "out/data/web/train/manifest.json"
@@ -135,6 +135,26 @@ def _mirrored(project: Path) -> dict[str, Callable[[], object]]:
     return {"plan": lambda: [load_plan(path).plan_hash for path in plans]}
 
 
+def _tokenise(project: Path) -> None:
+    resolve_plan(
+        {
+            "configs": {"t": {"train_urls": [str(project / "in" / "web.jsonl")]}},
+            "weights": {"t": 1},
+            "tokenizer": "o200k_harmony",
+            "cache_dir": str(project / "cache"),
+            "batch_size": 2,
+            "seq_len": 64,
+        }
+    )
+
+
+def _tokenised(project: Path) -> object:
+    found = [whole_shards(path) for path in sorted(project.glob("cache/t-*/train/manifest.json"))]
+    if not found:
+        raise FormatError("no shards", where=project)
+    return found
+
+
 def _index(project: Path) -> Path:
     shard = next((project / "out" / "data" / "web" / "train" / "shard_0000").glob("*.npy"))
     return shard.with_suffix(".idx")
@@ -221,6 +241,13 @@ OTHER_WRITERS = {
         _cache_blocks, _cached, lambda project: None, ignored=("locks/bytes", ".part")
     ),
     "mirror": Writer(_fetch, _mirrored, lambda project: None, ignored=(".checked",), is_heavy=True),
+    "text of a trainer": Writer(
+        _tokenise,
+        _one("made", _tokenised),
+        _after(_tokenise, grow),
+        ignored=("-digests.json",),  # with the times of the input
+        is_heavy=True,
+    ),
     "regenerate-index": Writer(
         _regenerate,
         _one("index", lambda project: _index(project).exists()),
