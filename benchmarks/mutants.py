@@ -178,10 +178,11 @@ class Reached:
 
     def is_killed(self, tree: Path, mutant: Mutant) -> bool:
         """Whether one of the tests fails, or does not end, with the mutant in the tree."""
-        tests = self.tests.get(f"{mutant.file}:{mutant.line}", [])
-        tests.sort(key=self.seconds.__getitem__)
-        files = {test.partition("::")[0] for test in tests}
-        tests += [t for t in self.seconds if t.partition("::")[0] in files and t not in set(tests)]
+        reaching = set(self.tests.get(f"{mutant.file}:{mutant.line}", []))
+        files = {test.partition("::")[0] for test in reaching}
+        tests = sorted(reaching, key=lambda test: (self.seconds[test], test))
+        beside = [test for test in self.seconds if test.partition("::")[0] in files]
+        tests += [test for test in beside if test not in reaching]
         sums = accumulate(map(self.seconds.__getitem__, tests))
         chosen = [test for test, total in zip(tests, sums) if total < self.most_s]
         (tree / mutant.file).write_text(mutant.text)

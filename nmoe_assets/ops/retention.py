@@ -138,10 +138,10 @@ def deletable_runs(
 
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run, its events, and the files of both."""
+    """Delete a run, its events, and the files of both; what stops halfway is found by the next."""
     files = event_files(instance, run_id)  # Dagster leaves them, emptied
-    instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])
+    instance.delete_run(run_id)
     for path in files:
         path.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
@@ -65,12 +65,20 @@ def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError("this is there already", where=made.absolute(), do=do)
     facts = _write_demo(path) if arguments.demo else _write_own(path, arguments)
     if arguments.configs:
+        _copy_configs(configs)
+        facts["configs"] = str(configs.absolute())
+    return facts
+
+
+def _copy_configs(directory: Path) -> None:
+    """Copy what both packages ship into a directory that appears whole."""
+    with replacing(directory):
+        staged = directory.with_name(f".{directory.name}{TMP_MARK}new")
         for package in ("loader", "nmoe_core"):
             source = importlib.resources.files(package) / "configs"
             with importlib.resources.as_file(source) as shipped:
-                shutil.copytree(shipped, configs, dirs_exist_ok=True)
-        facts["configs"] = str(configs.absolute())
-    return facts
+                shutil.copytree(shipped, staged, dirs_exist_ok=True)
+        os.rename(staged, directory)
 
 
 def _write_demo(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from nmoe_assets.ops.retention import retention_job, retention_schedules
+from nmoe_assets.ops.retention import delete_run, retention_job, retention_schedules
 from nmoe_core.config.run import Run
 from tests.assets.dagster_internals import stale_causes
 
@@ -141,6 +141,21 @@ def test_young_runs_and_the_last_of_each_job_stay(platform: Platform) -> None:
     runs = [platform.run("unrelated") for _ in range(4)]
     assert platform.retain(keep_days=1) == set()
     assert platform.retain(keep_last=3) == {runs[0]}
+
+
+def test_a_run_whose_logs_could_not_be_deleted_goes_with_the_next(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, instance = platform.run("unrelated"), platform.instance
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(instance.compute_log_manager), "delete_logs", refused)
+        with pytest.raises(PermissionError):
+            delete_run(instance, old)
+    assert platform.retain() == {old}
 
 
 def test_retention_runs_by_itself_only_where_a_time_is_named() -> None:

@@ -4,6 +4,7 @@ After each: a reader finds the old version or the new one, an undisturbed run co
 are those of a run that was never disturbed, and no file is left over.
 """
 
+import gc
 import itertools
 import os
 import random
@@ -120,6 +121,13 @@ class Writers:
         left = made_in(work, writer)
         assert left.keys() == known.made.keys(), at
         assert {n for n in left if left[n] != known.made[n]} == set(), at
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files_of_the_killed() -> Iterator[None]:
+    """They are closed while their warnings are still ignored."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
