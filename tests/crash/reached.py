@@ -93,7 +93,6 @@ _BY_WRITER = {
     "report --html": ("nmoe_core.plots.kept:kept_picture", "nmoe_core.report.write:write_report"),
     "train probe": (
         "nmoe_core.heads.features:pooled_features",
-        "nmoe_core.heads.train:HeadTraining._pooled",
         "nmoe_core.heads.train:HeadTraining.run",
     ),
     "curate": (
@@ -161,6 +160,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_run_whose_logs_could_not_be_deleted_goes_with_the_next": (
         "nmoe_assets.ops.retention:delete_run",
+    ),
+    "test_what_a_killed_training_left_among_kept_features_goes_with_the_next": (
+        "nmoe_core.heads.train:HeadTraining._pooled",
     ),
     "test_a_split_on_another_file_system_is_replaced_by_copies": (
         "nmoe_core.prep.existing:_copy_durably",
