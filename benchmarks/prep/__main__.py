@@ -2,7 +2,7 @@
 
 Every figure is a median over rounds in which all sides take turns, each run a process of its own.
 Ratios are against raw: one process, JSON parse and tiktoken's `encode_ordinary`, on one core. The
-floor of an engine is one process that only parses, tokenises, hashes and writes.
+floor of an engine is as many processes as prep has, which only parse, tokenise, hash and write.
 """
 
 from __future__ import annotations

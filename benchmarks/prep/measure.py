@@ -77,10 +77,10 @@ def raw(path: Path) -> Measured:
     return run([sys.executable, "-m", "benchmarks.prep.raw", path])
 
 
-def floor(path: Path, engine: str) -> Measured:
-    """One process: parse, tokenise with an engine, hash, write."""
+def floor(path: Path, engine: str, workers: int = 2) -> Measured:
+    """Only parse, tokenise with an engine, hash and write, in as many processes as `ours`."""
     out = path.with_name("floor.bin")
-    return run([sys.executable, "-m", "benchmarks.prep.floor", path, engine, out])
+    return run([sys.executable, "-m", "benchmarks.prep.floor", path, engine, out, str(workers)])
 
 
 def growth_floor(path: Path) -> Measured:
