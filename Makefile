@@ -17,11 +17,11 @@ setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
 $(STAMP): pyproject.toml loader/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e ./loader -e '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH) -e ./loader -e '.[all,dev]'
 	touch $@
 
 $(STAMP)-all: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[test-all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH) -e '.[test-all]'
 	touch $@
 
 $(DAGSTER_HOME)/dagster.yaml: nmoe_core/configs/dagster/dagster.yaml
