@@ -10,12 +10,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe prep-mixture": ("nmoe prep-mixture --dry-run", "nmoe prep-mixture --workers 8"),
     "nmoe prep": (
         "nmoe prep --source jsonl --paths 'web/*.jsonl.zst' --name web --output data/web/train",
-        "nmoe prep --source hf --dataset roneneldan/TinyStories --name tales --output data/tales/t",
+        "nmoe prep --source hf --dataset roneneldan/TinyStories --name tales"
+        " --output data/tales/train",
     ),
     "nmoe versions": ("nmoe versions list data/web/train",),
     "nmoe versions list": ("nmoe versions list data/web/train",),
-    "nmoe versions compare": ("nmoe versions compare data/web/train 1",),
-    "nmoe versions restore": ("nmoe versions restore data/web/train 1",),
+    "nmoe versions compare": ("nmoe versions compare data/web/train 5ea3e6",),
+    "nmoe versions restore": ("nmoe versions restore data/web/train 5ea3e6",),
     "nmoe verify": (
         "nmoe verify data/web/train/manifest.json --deep",
         "nmoe verify s3://bucket/run/loader_plan.json --checksums",
@@ -87,7 +88,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe takedown gone.txt --apply --by legal && nmoe takedown gone.txt --verify",
     ),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
-    "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/train/shard_0000/a.npy:0:512"),
+    "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/docs.jsonl:17"),
     "nmoe seen": (
         "nmoe seen --index",
         "nmoe seen 'It was the best of times' --step 5000 --limit 3",
