@@ -112,7 +112,7 @@ def _add_embed(parts: Any) -> None:
 
 
 def _add_compare(parts: Any) -> None:
-    text = "do two embeddings see different structure?"
+    text = "whether two embeddings see different structure"
     compare = add_verb(parts, "compare", run_compare, text, _show_comparison)
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")

@@ -120,7 +120,7 @@ class OracleTable(StrictModel):
     retry_failed: int = Field(default=0, ge=0)
     """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)
-    """Documents of each val slice to label twice."""
+    """Documents of each val slice to label again, which measures the oracle's noise."""
     salvage: bool = False
     """Also take scores that stand among other words, and mark them."""
     engine: EngineOracleTable = EngineOracleTable()

@@ -82,7 +82,7 @@ def _add_shown(add: Callable[..., argparse.Action], *args: Any, **kwargs: Any) -
     action = add(*args, **kwargs)
     text, default = action.help or "", action.default
     has_default = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
-    if has_default and default != argparse.SUPPRESS and "default" not in text:
+    if has_default and default not in ("", argparse.SUPPRESS) and "default" not in text:
         action.help = f"{text} (default {default})".strip().replace("%", "%%")
     if action.type is Path:
         action.complete = FILES  # pyright: ignore[reportAttributeAccessIssue]
