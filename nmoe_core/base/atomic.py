@@ -12,6 +12,7 @@ action `kill` ends the process with SIGKILL, any other is an errno name such as 
 import ctypes
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -232,10 +234,24 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files and staging directories of killed writers, by the names they give."""
+    """Delete temporary files and staging directories of killed writers, by the names they give.
+
+    Those of an output inside that has a lock of its own stay: its writer is at work, or its next
+    one deletes them.
+    """
     for path in directory.rglob(f"*{TMP_MARK}*"):
-        if _LEFTOVER.fullmatch(path.name):
+        if _LEFTOVER.fullmatch(path.name) and not _has_own_lock(directory, path):
             _remove(path)
+
+
+def _has_own_lock(directory: Path, left: Path) -> bool:
+    """Whether a temporary file is of an output below `directory` that is locked by itself."""
+    for path in (left, *takewhile(lambda parent: parent != directory, left.parents)):
+        name = path.name.partition(TMP_MARK)[0]
+        locks = [path.parent / LOCKS_NAME / one for one in (name, name.removeprefix("."))]
+        if any((lock / LOCK_NAME).exists() for lock in (path, *locks)):
+            return True
+    return False
 
 
 def _remove(path: Path) -> None:
@@ -253,6 +269,6 @@ def replacing(path: Path, *beside: Path) -> Iterator[None]:
     with output_lock(path.parent / LOCKS_NAME / path.name):
         for one in (path, *beside):
             for name in (one.name, f".{one.name}"):
-                for left in one.parent.glob(f"{name}{TMP_MARK}*"):
+                for left in one.parent.glob(f"{glob.escape(name)}{TMP_MARK}*"):
                     _remove(left)
         yield

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,31 @@ def test_a_kill_at_any_step_leaves_the_old_file_whole(
     with output_lock(tmp_path):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("hold", [replacing, output_lock])
+def test_what_an_output_inside_another_has_staged_stays_while_its_writer_holds_it(
+    tmp_path: Path, hold: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    inside = tmp_path / "below" / "export"
+    staged = inside.with_name(".export.tmp.new") if hold is replacing else inside
+    with hold(inside):
+        staged.mkdir(exist_ok=True)
+        (staged / "a.tmp.4194305").touch()
+        with output_lock(tmp_path):
+            pass
+        assert (staged / "a.tmp.4194305").exists()
+    with output_lock(tmp_path):
+        pass
+    assert list(tmp_path.rglob("*.tmp.*")) == []
+
+
+def test_brackets_in_a_name_stand_for_themselves(tmp_path: Path) -> None:
+    for name in ("plan[1].json", "plan1.json"):
+        (tmp_path / f"{name}.tmp.4194305").touch()
+    with replacing(tmp_path / "plan[1].json"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["plan1.json.tmp.4194305"]
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ is a record like any other. Lines are copied byte for byte, without their line e
 `.zst` hold is read from a temporary copy on disk.
 """
 
+import glob
 import hashlib
 import mmap
 import os
@@ -103,10 +104,11 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
     """Hold the output for this process; clear what a killed writer left of its files. Raises
     LockedError: another process is curating the same output (E-LOCKED)."""
     with output_lock(paths.cache):
-        written = [paths.beside("*"), paths.token_counts]
-        written += map(paths.picture, PICTURES)
-        for path in written:
-            for left in path.parent.glob(f"{path.name}{TMP_MARK}*"):
+        written = [paths.token_counts, *map(paths.picture, PICTURES)]
+        patterns = [(path.parent, glob.escape(path.name)) for path in written]
+        stem = paths.beside("")
+        for directory, pattern in [(stem.parent, glob.escape(stem.name) + "*"), *patterns]:
+            for left in directory.glob(f"{pattern}{TMP_MARK}*"):
                 # Pictures and token counts may belong to another output, which is being written
                 # now.
                 if not _is_running(left.name.rpartition(".")[2]):
