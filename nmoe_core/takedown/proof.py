@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest, check_digest
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import CurationError, FormatError
 from nmoe_core.base.fingerprint import seal_summary, sha256_file
 from nmoe_core.config.tree import Tree
@@ -39,15 +40,17 @@ def prove(
         FormatError: The record is missing or damaged (E-TAKEDOWN-RECORD), was made with another
             tokenizer than the shards (E-TAKEDOWN-TOKENIZER), or a shard is broken.
     """
-    rows = read_rows(tree)
-    if not rows:
+    if not read_rows(tree):
         raise FormatError(
             "nothing is taken down yet",
             where=tree.takedown,
             do="apply the list with --apply first",
             code="E-TAKEDOWN-RECORD",
         )
-    search = _Search(rows, read_grams(tree, rows))
+    with replacing(tree.takedown, tree.takedown_grams):  # it may grow during the scan
+        rows = read_rows(tree)
+        search = _Search(rows, read_grams(tree, rows))
+        record, record_grams = sha256_file(tree.takedown), sha256_file(tree.takedown_grams)
     scanned, unnamed = [], []
     for root in roots:
         named: set[Path] = set()
@@ -70,8 +73,8 @@ def prove(
             "holds": not is_bad,
             "allow_shared": allow_shared,
             "gram_tokens": GRAM_TOKENS,
-            "record": sha256_file(tree.takedown),
-            "record_grams": sha256_file(tree.takedown_grams),
+            "record": record,
+            "record_grams": record_grams,
             "texts": len(search.items),
             "grams": len(search.index.grams),
             "documents": sum(part["documents"] for part in scanned),

@@ -24,6 +24,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.takedown import proof
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
@@ -420,6 +421,30 @@ def test_a_proof_is_sealed_and_a_file_that_no_manifest_names_fails_it(
     raw[140] ^= 1
     file.write_bytes(raw)
     refused_line(capsys, *_command(run, path, *flags), code="E-SHARD-CHECKSUM")
+
+
+def test_a_proof_is_of_the_record_whose_texts_were_searched(
+    made: tuple[Corpus, Run, Texts],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus, run, _ = made
+    path, record = _list(corpus, "id:doc-0001"), corpus.tree.takedown
+    said(capsys, *_command(run, path, "--apply"))
+    _curate(run)
+    before, below = record.read_bytes(), proof.shards_below
+
+    def meanwhile(root: Path, **options: bool) -> Iterator[Any]:
+        more = path.with_name("more.txt")
+        more.write_text("id:doc-0005\n")
+        assert main(_command(run, more, "--apply")) == 0
+        return below(root, **options)
+
+    monkeypatch.setattr(proof, "shards_below", meanwhile)
+    assert main(_command(run, path, "--verify", "--allow-shared")) == 0
+    made_of = read_summary(corpus.root / "takedown" / "proof.json")["record"]
+    assert record.read_bytes() != before
+    assert made_of == hashlib.sha256(before).hexdigest()
 
 
 def test_a_proof_follows_links_to_the_directories_of_sources(
