@@ -19,10 +19,12 @@ from typing import Any
 from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import MANIFEST_NAME, Manifest, check_digest, load_manifest, resolve_inside
+from loader.files.locks import locked
 from loader.plan.file import load_plan, parse_plan
 from loader.plan.records import PLAN_FORMAT, LoaderPlan
 from loader.plan.remote import fetch_plan, uncommitted
 from nmoe_core.base.errors import FormatError, NmoeError
+from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.config.run import Run
 from nmoe_core.lineage import Facts, explain_step
 from nmoe_core.publish.pieces import is_plan, manifest_files
@@ -149,16 +151,17 @@ def _plan_at(url: str) -> LoaderPlan:
 
 
 def _fetch(directory: str, local: Path, checksum: str | None) -> None:
-    """Copy a file of a directory in a store to its place, unless it is there."""
-    if local.exists():
-        return
-    url, part = join(directory, local.name), local.with_name(f"{local.name}.part")
-    if not store.copy(url, part):
-        do = "publish it again"
-        raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")
-    if checksum is not None:
-        check_digest(part, checksum, "E-SHARD-CHECKSUM", url)
-    os.replace(part, local)
+    """Copy a file of a directory in a store to its place, unless one of this checksum is there."""
+    with locked(local.with_name(".lock")):
+        if checksum is not None and local.is_file() and local_digest(local) == checksum:
+            return
+        url, part = join(directory, local.name), local.with_name(f"{local.name}.part")
+        if not store.copy(url, part):
+            do = "publish it again"
+            raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")
+        if checksum is not None:
+            check_digest(part, checksum, "E-SHARD-CHECKSUM", url)
+        os.replace(part, local)
 
 
 def _manifest_in(directory: Path) -> Path:

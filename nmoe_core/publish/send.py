@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from loader.errors import without_credentials
 from loader.files import store
@@ -55,6 +56,7 @@ def publish(
             "not a URL", found=url, expected="s3://, gs://, az://, http(s):// or file://"
         )
     pieces = pieces_of(path)
+    _refuse_own_place(url, pieces)
     record = _Record(url)
     with ThreadPoolExecutor(_WORKERS) as pool:
         found = list(pool.map(store.find, [join(url, piece.name) for piece in pieces]))
@@ -71,6 +73,17 @@ def publish(
         "url": without_credentials(join(url, pieces[-1].name)),
     }
     return Result(sha256_json({piece.name: piece.sha256 for piece in pieces}), facts)
+
+
+def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:
+    """What is replaced at the URL is deleted there first: here, that would be the data."""
+    if urlsplit(url).scheme != "file":
+        return
+    for piece in pieces:
+        there = Path(urlsplit(join(url, piece.name)).path)
+        if there.exists() and there.samefile(piece.path):
+            do = "name another place"
+            raise ConfigError("the data are at this URL already", where=url, found=there, do=do)
 
 
 def _send_all(

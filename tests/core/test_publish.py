@@ -15,7 +15,7 @@ from loader.files import store
 from loader.files.addresses import join
 from nmoe_core.cli import main
 from nmoe_core.publish.send import publish
-from tests.project import json_lines, read_rows, serving
+from tests.project import contents, json_lines, read_rows, serving
 from tests.refusals import refused, refused_line
 
 pytest.importorskip("obstore", reason="extra remote is not installed")
@@ -225,6 +225,15 @@ def test_one_splits_manifest_is_published_alone_from_its_directory(
 # One line each
 
 
+def test_data_are_not_published_onto_themselves(
+    prepared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, split = contents(prepared_data), prepared_data / "web" / "train"
+    line = refused_line(capsys, "publish", str(split), f"file://{split}", code="E-CONFIG")
+    assert "name another place" in line
+    assert before.items() <= contents(prepared_data).items()
+
+
 class Web(SimpleHTTPRequestHandler):
     """A directory that takes files, for one user."""
 
@@ -363,5 +372,8 @@ def test_a_step_is_explained_by_the_plans_url_as_by_its_path(
     assert json.loads(local)["rows"][0]["documents"][0]["ingest_id"].startswith(("web-", "books-"))
     for _ in range(2):
         assert said(capsys, *command, "--plan", f"{url}/loader_plan.json") == local
+    for path in (tmp_path / "cache").rglob("*.ids.jsonl"):  # as of a version published before
+        path.write_bytes(path.read_bytes().replace(b"-", b"+"))
+    assert said(capsys, *command, "--plan", f"{url}/loader_plan.json") == local
     refused_line(capsys, "explain", "x", "--plan", str(plan), code="E-CONFIG")
     refused_line(capsys, "explain", "--step", "3", code="E-CONFIG")
