@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nmoe_core.base.atomic import write_jsonl
+from nmoe_core.base.atomic import replacing, write_jsonl
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.calibration.files import read_calibration
@@ -148,7 +148,8 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
     sample = (one for part in drawn.values() for one in part.lowest)
     rows = [{"doc_id": one.doc_id, "source": source} for one in sample]
     path = out_dir / "docids.jsonl"
-    write_jsonl(path, rows)
+    with replacing(path):
+        write_jsonl(path, rows)
     tokenizer, most = load_tokenizer(run.tokenizer), run.config.oracle.max_doc_tokens
     documents = shard_documents(path, run.tree.data, tokenizer, most)
     labelled = (*(run.tree.label_shard(*shard) for shard in LABEL_SHARDS), out_dir)

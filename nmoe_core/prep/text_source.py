@@ -57,14 +57,22 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / ".lock"), replacing(digests):
+        for left in cache.glob(f".{safe}-{'[0-9a-f]' * 16}"):  # of text that changed meanwhile
+            if left != _aside(target):
+                shutil.rmtree(left)
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
         if not target.is_dir():
             _make(target, splits, settings)
     return target
 
 
+def _aside(target: Path) -> Path:
+    """Where shards are made before they get their place."""
+    return target.with_name(f".{target.name}")
+
+
 def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> None:
-    aside = target.with_name(f".{target.name}")
+    aside = _aside(target)
     try:
         for name, split in splits.items():
             prep_shards(split, settings, aside / name)

@@ -78,7 +78,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
         return
     kept = _versions_dir(split_dir)
-    for left in kept.glob(f".*{TMP_MARK}old"):  # of a run that ended while it removed one
+    for left in kept.glob(f".*{TMP_MARK}*"):  # of a run that ended while it kept or removed one
         shutil.rmtree(left)
     if not (kept / current.id).exists() and most != 0:
         staged = kept / f".{current.id}{TMP_MARK}new"
@@ -107,10 +107,8 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
             retire_beside(split_dir)  # left by a replacement that was stopped after its one step
         else:
             keep_version(split_dir)
-            beside = directory_beside(split_dir)
-            if beside.exists():
-                shutil.rmtree(beside)
-            _link_version(version.manifest.path.parent, beside)
+            retire_beside(split_dir)  # files that prep did not make may be in it
+            _link_version(version.manifest.path.parent, directory_beside(split_dir))
             swap_in(split_dir)
     return _version(split_dir, is_current=True)
 

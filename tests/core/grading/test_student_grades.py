@@ -141,6 +141,11 @@ def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_
     graded = read_rows(*sorted(tree.quality.rglob("quality_scores.jsonl")))
     words = ("hydra", "audit", "--config", project.config)
     rows = said(capsys, *words, "--documents", 500)
+    [sample] = project.directory.rglob("audit/web/docids.jsonl")
+    left = sample.with_name("docids.jsonl.tmp.4194305")  # by an audit that was killed
+    left.touch()
+    assert said(capsys, *words, "--documents", 500) == rows
+    assert not left.exists()
     assert [row["source"] for row in rows] == ["web", "web"]  # of one source there is no sum
     found = {row["decision"]: row for row in rows}
     for decision, name in (("keep", "kept"), ("drop", "dropped")):

@@ -268,6 +268,9 @@ def test_progress_is_on_disk_while_labelling_and_gone_after_it(
     labelling.run(failing, progress=look)
     assert seen[0] == {"total_seen": 2, "parsed": 1, "parse_rate": 0.5}
     assert not partial.exists()
+    partial.touch()  # as a run leaves it that is killed when it has written its summary
+    labelling.run(failing)
+    assert not partial.exists()
 
 
 def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labelling) -> None:

@@ -160,6 +160,16 @@ def test_changed_text_is_tokenised_anew_and_never_served_from_the_cache(
     assert len(made_in(tmp_path / "cache")) == 2
 
 
+def test_tokens_of_text_that_changed_before_they_were_whole_are_removed(
+    cfg: dict[str, Any], tmp_path: Path
+) -> None:
+    left, of_another = (tmp_path / "cache" / f".{name}-{'0f' * 8}" for name in ("t", "t-b"))
+    for directory in (left, of_another):
+        (directory / "train").mkdir(parents=True)
+    stream_of(cfg)
+    assert (left.exists(), of_another.exists()) == (False, True)
+
+
 def test_processes_that_start_together_make_one_copy(cfg: dict[str, Any], tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as ranks:
         found = [ranks.submit(resolve_plan, cfg) for _ in range(3)]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.atomic import exchange_dirs, output_lock
 from nmoe_core.cli import main
-from nmoe_core.prep import existing
+from nmoe_core.prep import existing, versions
 from nmoe_core.prep.versions import list_versions, restore_version
 from nmoe_core.shards import links
 from nmoe_core.shards.verify import verify_manifest
@@ -122,6 +122,44 @@ def test_a_restored_version_is_the_one_that_was_and_leaves_the_other_restorable(
     restore_version(web.out, first)
     report = web.prep(existing="grow")  # the source is that of the second version
     assert (report.documents_reused, _ids(web)[0]) == (250, second)
+
+
+def test_files_of_others_that_a_killed_replacement_holds_outlive_a_restore(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = grow(300)
+    (web.out / "notes").write_text("mine")
+
+    def killed(staged: Path, final: Path) -> None:
+        assert exchange_dirs(staged, final)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(existing, "exchange_dirs", killed)
+        patch.setattr("nmoe_core.prep.run.retire_beside", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            grow(200)
+    assert not (web.out / "notes").exists()
+    restore_version(web.out, old)
+    assert (web.out / "notes").read_text() == "mine"
+
+
+def test_a_version_whose_keeping_was_stopped_leaves_nothing_where_none_is_kept_any_more(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(250)
+    link = versions._link_version
+
+    def stopped(version: Path, target: Path) -> None:
+        link(version, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "_link_version", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            grow(300, keep_versions=1)
+    grow(300, keep_versions=0)
+    assert not (web.out.parent / ".train.versions").exists()
 
 
 def test_a_restore_that_a_full_disk_stopped_anywhere_is_ended_by_the_next_one(
