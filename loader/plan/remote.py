@@ -138,12 +138,14 @@ def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
 
 
 def _fetch_manifests(url: str, mirror: Path) -> list[str]:
-    """Copy the manifest of a directory, or those of its splits; returns the directories of both."""
-    if _has_manifest(url, mirror):
-        return ["."]
-    names = [name for name in ("train", "valid") if _has_manifest(join(url, name), mirror / name)]
-    if "train" not in names:
+    """Copy the manifest of a directory, or those of its splits; returns the directories of both.
+    Copies of manifests that the store has no more are removed."""
+    names = ["."] if _has_manifest(url, mirror) else []
+    names = names or [n for n in ("train", "valid") if _has_manifest(join(url, n), mirror / n)]
+    if names in ([], ["valid"]):
         raise uncommitted(url)
+    for gone in {".", "train", "valid"}.difference(names):
+        (mirror / gone / MANIFEST_NAME).unlink(missing_ok=True)
     return names
 
 

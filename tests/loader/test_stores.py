@@ -135,6 +135,23 @@ def test_a_run_file_may_name_a_url_and_its_copies_are_a_path(files, tmp_path, mo
     assert list((tmp_path / "cache").rglob("*.npy"))
 
 
+def test_a_split_that_the_store_has_no_more_is_not_read_from_the_cache(files, tmp_path):
+    fs, root, url = files
+    web = url.replace("plans/plan.json", "data/web")
+    cfg = {"data_path": web, "batch_size": 2, "seq_len": 16}
+    cached = cfg | {"cache_dir": str(tmp_path / "cache")}
+    assert resolve_plan(cached).valid
+    fs.rm(f"{root}/data/web/valid", recursive=True)
+    assert not resolve_plan(cached).valid
+    # Nor are splits, where the directory itself holds the data now.
+    fs.mv(f"{root}/data/web/train", f"{root}/data/whole", recursive=True)
+    fs.rm(f"{root}/data/web", recursive=True)
+    fs.mv(f"{root}/data/whole", f"{root}/data/web", recursive=True)
+    plan = resolve_plan(cached)
+    assert plan == resolve_plan(cfg | {"cache_dir": str(tmp_path / "other")})
+    assert [source.manifest for source in plan.sources] == ["manifest.json"]
+
+
 def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_path):
     valid = read(files[2], tmp_path, split="valid")
     assert valid.next_with_meta().document_spans is not None
