@@ -161,6 +161,13 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_run_whose_logs_could_not_be_deleted_goes_with_the_next": (
         "nmoe_assets.ops.retention:delete_run",
     ),
+    "test_a_split_that_the_store_has_no_more_is_not_read_from_the_cache": (
+        "loader.plan.remote:_fetch_manifests",
+    ),
+    "test_progress_is_on_disk_while_labelling_and_gone_after_it": (
+        "nmoe_core.labels.label:_Labelling.finished",
+    ),
+    "test_a_proof_is_of_the_record_whose_texts_were_searched": ("nmoe_core.takedown.proof:prove",),
     "test_what_a_killed_training_left_among_kept_features_goes_with_the_next": (
         "nmoe_core.heads.train:HeadTraining._pooled",
     ),

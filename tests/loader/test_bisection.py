@@ -128,6 +128,9 @@ def test_the_verb_replays_a_trainer_and_goes_on_where_it_was_interrupted(tree, t
     (output / "replays.jsonl").write_bytes(b"".join(lines[:-1]) + b'{"torn')
     assert said(capsys, *words, command) == facts
     assert (tmp_path / "asked").stat().st_size == asked + 1
+    for damaged in (b"\0\0\n", b"[]\n", b'{"command": "a", "plan_hash": "b"}\n'):
+        (output / "replays.jsonl").write_bytes(damaged)
+        assert "not a log of replays" in refused_line(capsys, *map(str, words), command)
 
 
 def test_steps_and_sources_that_the_plan_does_not_have_are_refused(tree):

@@ -27,6 +27,7 @@ from loader.rows.stream import Stream
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.jsonl import parse_object
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)\b", re.IGNORECASE)
 Document = tuple[str, Path, int, int]
@@ -103,9 +104,20 @@ class Replays:
         if "{plan}" not in command:
             raise ConfigError("the command takes no plan", where="--command", expected="{plan}")
         self._log = AppendLog(directory / "replays.jsonl")
-        rows = [json.loads(line.payload) for line in self._log.lines()]
+        try:
+            rows = [parse_object(line.payload) for line in self._log.lines()]
+            known = [(row["command"], row["plan_hash"], float(row["value"])) for row in rows]
+        except (ValueError, KeyError, TypeError) as error:
+            self._log.close()
+            raise PlanError(
+                "not a log of replays",
+                where=self._log.path,
+                found=str(error),
+                do="delete it: the replays are made again",
+                code="E-BISECT",
+            ) from None
         self._log.cut()
-        self._known = {row["plan_hash"]: row["value"] for row in rows if row["command"] == command}
+        self._known = {plan_hash: value for of, plan_hash, value in known if of == command}
         self.asked: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -134,8 +146,8 @@ class Replays:
                 )
             row = {"plan_hash": plan.plan_hash, "command": self._command, "value": numbers[-1]}
             self._log.append(json.dumps(row).encode() + b"\n")
-            self._known[plan.plan_hash] = numbers[-1]
-        return float(self._known[plan.plan_hash])
+            self._known[plan.plan_hash] = float(numbers[-1])
+        return self._known[plan.plan_hash]
 
 
 def bisect(
