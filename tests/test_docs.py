@@ -11,6 +11,7 @@ import pytest
 
 from loader.plan.packaged import packaged
 from nmoe_core.cli import build_parser
+from nmoe_core.config.schema import run_keys
 from tests.project import REPOSITORY, product_tests
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
@@ -45,6 +46,13 @@ def test_the_page_of_commands_is_made_from_the_code_as_it_is(
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_commands.py"))["page"]()
     page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
     assert page == made, "run `python docs/make_commands.py`"
+
+
+def test_the_page_of_keys_is_made_from_the_code_as_it_is_and_each_key_has_a_text() -> None:
+    assert [name for name, key in run_keys().items() if not key.help] == []
+    made = runpy.run_path(str(REPOSITORY / "docs" / "make_configuration.py"))["page"]()
+    page = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == made, "run `python docs/make_configuration.py`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -1,8 +1,9 @@
 """Settings of a run: each key once, with its type, its default and its valid values.
 
 A field's type says how its value is read: `Path` is a path on this machine, `str | Path` may be a
-URL as well, and relative ones of either start at the run's base. Values that only the parts of a
-plan can judge (`datasets`, `phases`, ...) are read there.
+URL as well, and relative ones of either start at the run's base. The text below a field says what
+the key decides. Values that only the parts of a plan can judge (`datasets`, `phases`, ...) are read
+there.
 """
 
 import os
@@ -59,30 +60,35 @@ DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, DEFAULT_EOS_TOKEN_ID = "o200k_harmony", 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings that decide the order of a stream.
-
-    batch_size: sequences per step over all ranks. window_stride: tokens between the starts of
-    consecutive windows of a source, `seq_len` (each token is predicted once) or `seq_len+1`.
-    on_exhaust: `all_exhausted` reads all that is planned; `first_exhausted` too, but ends the run
-    with the last window of any source, read `max_epochs` times; `wrap` lets a source with too few
-    tokens start again. packing: `concat` cuts a source every `window_stride` tokens, `best_fit`
-    fills windows with whole documents, `twin` (made by `loader.twin`) cuts them where another
-    tokenizer's are cut. shuffle: read a source's windows in a new random order each
-    epoch. shuffle_blocks: so, but near each other: blocks of 2^22 tokens in a random order, and the
-    windows of each. max_epochs: how often a source may be read; 0 is once, or without end under
-    `wrap`.
-    """
+    """Settings that decide the order of a stream."""
 
     seq_len: Annotated[int, Key(positive=True, high=2**24)]
+    """Tokens of a training sequence."""
     batch_size: Annotated[int, Key(positive=True, high=2**31)]
+    """Sequences of a step, over all ranks together."""
     seed: Annotated[int, Key(high=2**63 - 1)] = 42
+    """Seed of the orders of the stream and of curation, and of the topic model."""
     policy: Annotated[str, Key(choices=POLICIES)] = "swrr"
+    """How the sources of a stage take turns."""
     window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
+    """Tokens between the starts of consecutive windows of a source: with `seq_len` each token is
+    predicted once, with `seq_len+1` windows do not overlap."""
     on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST)] = "all_exhausted"
+    """What happens where a source has too few tokens: `all_exhausted` refuses the plan,
+    `first_exhausted` ends the run with the last window of any source, `wrap` starts the source
+    again."""
     packing: Annotated[str, Key(choices=("concat", "best_fit", "twin"), if_chosen=True)] = "concat"
+    """How documents fill windows: `concat` cuts a source every `window_stride` tokens, `best_fit`
+    fills windows with whole documents, `twin` (made by `loader.twin`) cuts where another
+    tokenizer's windows are cut."""
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
+    """Read a source's windows in a new random order each epoch."""
     shuffle_blocks: Annotated[bool, Key(if_chosen=True)] = False
+    """Shuffle so that neighbours stay near: blocks of 2^22 tokens in a random order, and the
+    windows of each."""
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
+    """How often a source may be read; 0: once, or without end with `on_exhaust = "wrap"` or `policy
+    = "epoch_weighted"`."""
 
     def of_stream(self) -> dict[str, Any]:
         """The values of this class alone, by name."""
@@ -98,9 +104,15 @@ class PlanSettings(StreamSettings):
     """
 
     tokenizer: str | None = None
+    """A tiktoken encoding, a tokenizer.json or .model, its directory, or a hub id."""
     vocab_size: Annotated[int | None, Key(positive=True, high=2**32)] = None
+    """Refused unless it is the tokenizer's."""
     eos_token_id: int | None = None
+    """Refused unless it is the tokenizer's; of a tokenizer file, the token that ends documents."""
     phases: tuple[Phase, ...] = ()
+    """Changes on the way, as a list of tables: from `start_step` on, `dataset_weights` and
+    `lr_scale`; a source that is not listed keeps its weight, or with `inherit = "zero"` has
+    none."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -114,32 +126,54 @@ class PlanSettings(StreamSettings):
 class RunSettings(PlanSettings):
     """Everything that a run's configuration may set for its loader.
 
-    steps: length of the run; 0 is as long as its data or its flow. pack_sequences: documents share
-    windows, which other loaders may switch off. tokenizer_path: tokenizer of
-    text sources, a file, a name on the hub or an encoding of tiktoken. anneal_start_step,
-    anneal_weights: short for one phase, which `phases` holds. base: where relative paths start.
+    `base` is where relative paths start.
     """
 
     steps: int = 0
+    """Length of the run, in steps; 0: to the end of its data. A flow sets its own length, and is
+    refused where it is shorter and sources may not repeat."""
     root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    """Directory below which a run writes everything; by default the parent of `data_root`."""
     data_root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
+    """Directory of token shards; by default `data` below `root`."""
     data_path: str | Path | None = None
+    """Directory of shards that is the only source, its manifest, or the URL of either."""
     dataset_path: str | Path | None = None
+    """Another name of `data_path`, which is taken where both are set."""
     mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=MIXTURES)] = None
+    """Mixture of sources, or its name: demo, olmo3_1025."""
     flow_profiles_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=FLOWS)] = None
+    """Profiles of the flows, or their name: flow_profiles."""
     cache_dir: Annotated[Path | None, Key(do=LOCAL_CACHE)] = None
+    """Directory of this machine for copies of what is read by URL, and for the tokens of text
+    sources."""
     flow_mode: str | None = None
+    """Flow: which mixtures are trained on, and on how many tokens."""
     active_params_b: Annotated[float | None, Key(positive=True)] = None
+    """Active parameters of the model, in 10^9; a flow with `tokens_b_ratio` needs it."""
     allow_unmanifested: bool = False
+    """Read directories without manifest.json too, their .npy files in sorted order."""
     tokenizer_path: str | None = None
+    """Tokenizer of text sources, in place of `tokenizer`; it takes the same values."""
     hf_dataset_name: str | None = None
+    """Dataset of the hub that is the only source; its text is tokenised."""
     pack_sequences: bool | None = None
+    """For files of other loaders: here documents always share windows, so false is refused."""
     mix_temperature: Annotated[float, Key(positive=True)] = 1.0
+    """Temperature T of the weights of `datasets` and `configs`: w becomes w^(1/T), so above 1 they
+    are more even."""
     datasets: Any = None
+    """Sources, as a list of tables with `path` or `hf_name`, `weight`, `name`, `hf_config`,
+    `hf_revision`, `split` and `text_key`."""
     configs: Any = None
+    """Sources, as tables by name with `path`, `id` or `train_urls`; further `validation_urls`,
+    `name` (configuration on the hub), `revision`, `split` and `text_key`."""
     weights: Any = None
+    """Weight of each source of `configs`, by its name."""
     anneal_start_step: Any = None
+    """Step from which `anneal_weights` hold; the two are short for one phase."""
     anneal_weights: Any = None
+    """Weights of the sources from `anneal_start_step` on, by name."""
     base: Path = Path()
 
     def required(self, key: str, where: str) -> Any:

@@ -46,7 +46,8 @@ class ContaminationTable(StrictModel):
     evaluations: dict[str, PathText] = Field(default_factory=dict)
     """Files of their texts, by the name of the evaluation."""
     max_share: float | None = Field(default=None, ge=0, le=1)
-    """Most of a source's curated tokens that may stand in them; with more, no plan is made."""
+    """Maximum share of a source's curated tokens that may stand in them; with more, no loader plan
+    is made. Not set: no limit."""
 
 
 class AttributesTable(StrictModel):

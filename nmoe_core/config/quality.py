@@ -1,6 +1,6 @@
 """Tables of the run for the quality model: oracle, backbone, heads, calibration, grading.
 
-The text below a field is its help where a verb has a flag for it.
+The text below a field is its help, in docs/configuration.md and where a verb has a flag for it.
 """
 
 from __future__ import annotations
@@ -64,15 +64,26 @@ class HttpOracleTable(StrictModel):
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds the key."""
     max_new: int = Field(default=2048, ge=1)
+    """Maximum tokens of an answer."""
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
+    """Reasoning effort that is asked for; with `completions` only none or low."""
     seed: int = 0
+    """Seed of the first request for a document; each time that it is asked again adds 1."""
     concurrency: int = Field(default=64, ge=1, le=4096)
     """Requests at once."""
     timeout_s: float = Field(default=120.0, gt=0)
+    """Maximum seconds of a request, connecting included."""
     max_attempts: int = Field(default=5, ge=1)
+    """Number of failing requests (timeout, status 5xx, broken reply) after which the label of a
+    document has failed."""
     max_outage_s: float = Field(default=600.0, ge=0)
+    """Maximum seconds that the server may be overloaded or away; then labelling ends, and what is
+    labelled is kept."""
     max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
+    """Maximum bytes of a reply, headers included; a longer one counts as failed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, as the server names them; those that another key sets are
+    refused."""
     input_price: float | None = Field(default=None, ge=0)
     """Price of a million tokens of prompts, in any currency."""
     output_price: float | None = Field(default=None, ge=0)
@@ -139,13 +150,15 @@ class BackboneTable(ModelTable):
     """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
 
     kind: Literal["checkpoint", "tiny"] = "checkpoint"
+    """Weights of a checkpoint, or (`tiny`) random ones that are made from `seed`."""
     family: Literal["gpt_oss", "llama", "qwen3", "qwen3_moe"] = "gpt_oss"
     """Kind of decoder that `kind = "tiny"` makes; a checkpoint names its own."""
     seed: int = 0
+    """Seed of the weights that `kind = "tiny"` makes."""
 
 
 class ProbeTable(StrictModel):
-    """`[heads.probe]`: by default it reads the states at 18/24 of the depth."""
+    """`[heads.probe]`: the probe, which by default reads the states at 18/24 of the depth."""
 
     tap: int | None = Field(default=None, ge=1)
     """Block after which states are read; by default at 18/24 (probe) or 24/24 of the depth."""
@@ -158,7 +171,7 @@ class ProbeTable(StrictModel):
 
 
 class JudgeTable(ProbeTable):
-    """`[heads.judge]`: by default it reads the states after the last block."""
+    """`[heads.judge]`: the judge, which by default reads the states after the last block."""
 
     batch_size: int = Field(default=128, ge=1)
     """Documents in a step."""
@@ -194,7 +207,7 @@ class HeadsTable(StrictModel):
 
 
 class CalibrationTable(StrictModel):
-    """`[calibration]`: thresholds."""
+    """`[calibration]`: how the thresholds of decisions are chosen."""
 
     target_keep: float = Field(default=0.5, gt=0, lt=1)
     """Share to keep, of target_unit."""

@@ -24,6 +24,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
+from nmoe_core.config.operations import AutomationTable, ChecksTable, PublishTable, RetentionTable
 from nmoe_core.config.quality import (
     BackboneTable,
     CalibrationTable,
@@ -32,16 +33,7 @@ from nmoe_core.config.quality import (
     OracleTable,
 )
 from nmoe_core.config.rubric import Rubric, find_rubric
-from nmoe_core.config.tables import (
-    AutomationTable,
-    ChecksTable,
-    ComputeTable,
-    CurationTable,
-    PrepTable,
-    PublishTable,
-    RetentionTable,
-    SeenTable,
-)
+from nmoe_core.config.tables import ComputeTable, CurationTable, PrepTable, SeenTable
 from nmoe_core.config.tree import Tree
 
 # Values of the loader's keys that a run need not set.

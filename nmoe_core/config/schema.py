@@ -20,16 +20,6 @@ from nmoe_core.base.strict import nested_model
 from nmoe_core.config.run import LOADER_DEFAULTS, RunConfig
 from nmoe_core.config.tables import IS_LOCAL
 
-_LOADER_HELP = {
-    "data_root": "Directory of token shards.",
-    "mixture_toml": "Mixture of sources, or its name: demo, olmo3_1025.",
-    "flow_profiles_toml": "Profiles of the flows, or their name: flow_profiles.",
-    "flow_mode": "Flow: which mixtures are trained on, and on how many tokens.",
-    "tokenizer": "A tiktoken encoding, a tokenizer.json or .model, its directory, or a hub id.",
-    "vocab_size": "Refused unless it is the tokenizer's.",
-    "eos_token_id": "Refused unless it is the tokenizer's.",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -105,8 +95,7 @@ def _loader_keys() -> Iterator[Key]:
             annotation = str
         is_path = Path in rules.types and str not in rules.types  # the others may be URLs
         annotation = Any if name == "phases" else annotation
-        help_text = _LOADER_HELP.get(name, "")
-        yield Key(name, annotation, defaults[name], help_text, is_path)
+        yield Key(name, annotation, defaults[name], _text_below(RunSettings, name), is_path)
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
@@ -123,7 +112,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         yield Key(prefix + name, field.annotation, default, _text_below(model, name), is_path)
 
 
-def _text_below(model: type[BaseModel], name: str) -> str:
+def _text_below(model: type, name: str) -> str:
     """The text below a field where its class declares it.
 
     pydantic can read it too, but for every model when its class is made: a tenth of a second that

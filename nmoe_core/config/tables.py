@@ -1,6 +1,6 @@
-"""Tables of the run for prep, compute, curation, checks, automation and retention.
+"""Tables of the run for prep, compute, curation and the index of what was seen.
 
-The text below a field is its help where a verb has a flag for it.
+The text below a field is its help, in docs/configuration.md and where a verb has a flag for it.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class PrepTable(ShardKeys):
     """`[prep]`: text to token shards."""
 
     num_valid_shards: int = Field(default=1, ge=1, le=9999)
+    """Shards of the validation split."""
     max_tokens: str | int = "flow"
     """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
     workers: int = Field(default=1, ge=1, le=4096)
@@ -106,12 +107,16 @@ class PodTable(StrictModel):
     nothing."""
 
     cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
+    """Processors that the pod requests, such as 4 or 500m."""
     memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?([KMGT]i?)?)?$")
+    """Memory that the pod requests and may not exceed, such as 16Gi."""
     gpus: int = Field(default=0, ge=0)
+    """GPUs of the pod, `nvidia.com/gpu`; 0: none."""
 
 
 class PodsTable(StrictModel):
-    """`[compute.pods]`, by the tag `stage` of assets; with any, each asset of a run gets a pod."""
+    """`[compute.pods]`: with any table in it, each asset of a run gets a pod; STAGE is the tag
+    `stage` of assets: prep, label, heads, grade, curate or plan."""
 
     prep: PodTable | None = None
     label: PodTable | None = None
@@ -139,15 +144,10 @@ class ComputeTable(StrictModel):
 
 
 class CurationTable(StrictModel):
-    """`[curation]`: which documents are kept, and in which order.
-
-    `seq_len` is the window that orders fill, by default that of the run's loader. `stability` says
-    what a new order keeps of the one before: nothing (`replan`), the order of the old documents
-    (`insert_only`), or the places of those that training has read (`resume`), of which
-    `resume_from_token` gives the tokens of each source.
-    """
+    """`[curation]`: which documents are kept, and in which order."""
 
     include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
+    """Decisions whose documents are kept; not together with `where`."""
     where: str | None = Field(default=None, min_length=1)
     """SQL expression over attributes, in place of `include`: documents of which it is true."""
     order: Literal[
@@ -163,15 +163,30 @@ class CurationTable(StrictModel):
         "shuffle",
         "original",
     ] = "auto"
+    """Order of the documents in a shard; `auto` takes `window_fill`, `golden` or `stratified`,
+    whichever has most topics per window."""
     seq_len: int | None = Field(default=None, ge=1)
+    """Tokens of the window that `auto`, `window_fill` and `bin_packing` fill; by default the
+    loader's stride."""
     loader: Literal["concat", "flush"] = "concat"
+    """How the trainer fills windows: `concat` cuts the stream, as this project's loader does;
+    `flush` starts a new window where a document does not fit."""
     by: Literal["source", "length", "quality"] = "source"
+    """What `count_stride` sorts the documents of a topic by; `source` leaves them in the source's
+    order."""
     descending: bool = False
+    """Let `count_stride` sort from the largest to the smallest."""
     epoch: int = Field(default=0, ge=0, lt=2**32)
+    """Number of the epoch; each gives another order of the same quality."""
     stability: Literal["replan", "insert_only", "resume"] = "replan"
+    """What a new order keeps of the one before: nothing (`replan`), the order of the old documents
+    (`insert_only`), or the places of those that training has read (`resume`)."""
     resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """Tokens that training has read of a source, by its id; only with `stability = "resume"`."""
     num_topics: int = Field(default=30, ge=2)
+    """Topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
+    """Maximum documents, over all sources, that the topic model is fitted on."""
 
     @property
     def can_spread_copies(self) -> bool:
@@ -194,30 +209,6 @@ class CurationTable(StrictModel):
         return self
 
 
-class ChecksTable(StrictModel):
-    """`[checks]`: what asset checks hold a run to, and how much a failed one matters.
-
-    `levels` overrides a check's own level: `block` stops what is downstream, `error` and `warn`
-    are shown only. Rates are shares in 0..1.
-    """
-
-    levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
-    min_parse_rate: float = Field(default=0.95, ge=0, le=1)
-    min_spearman: float = Field(default=0.0, ge=-1, le=1)
-    min_val_documents: int = Field(default=100, ge=3)
-    max_nonfinite_share: float = Field(default=0.01, ge=0, le=1)
-    min_keep_rate: float = Field(default=0.0, ge=0, le=1)
-    max_keep_rate: float = Field(default=1.0, ge=0, le=1)
-    max_flip_share: float = Field(default=1.0, ge=0, le=1)
-    standard_errors: float = Field(default=4.0, gt=0)
-    min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
-    max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
-    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Least and greatest number of a column, by `attribute.column`."""
-    max_drift: float = Field(default=0.1, ge=0, le=1)
-    max_psi: float = Field(default=0.25, ge=0)
-
-
 class SeenTable(StrictModel):
     """`[seen]`: the index with which `nmoe seen` finds a sentence in the curated shards."""
 
@@ -225,47 +216,3 @@ class SeenTable(StrictModel):
     """Whether there is the asset `seen_index`; the command makes indexes without it."""
     part_tokens: int = Field(default=64 * 2**20, ge=1, le=700_000_000)
     """Tokens that are sorted at once, 15 bytes of memory each; less takes longer to ask."""
-
-
-Mode = Literal["off", "follow", "make"]
-
-
-class AutomationTable(StrictModel):
-    """`[automation]`: what the daemon does by itself; with `starts = false`, nothing till asked.
-
-    `prefix` begins the keys and names of a mixture that shares a deployment with others. Kinds of
-    assets are made again when inputs or settings change (`follow`), for the first time too
-    (`make`), or by hand (`off`); oracle labels and the topic model are always made by hand.
-    """
-
-    starts: bool = True
-    prep: Mode = "off"
-    heads: Mode = "follow"
-    grade: Mode = "follow"
-    curate: Mode = "follow"
-    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
-    owners: tuple[str, ...] = ("team:data",)
-    max_partitions_per_run: int | None = Field(default=None, ge=1)
-    """Maximum partitions per run of a backfill; no limit if not set."""
-    plan_max_age_days: int | None = Field(default=None, ge=1)
-    """Days after which the loader plan is shown as overdue; never where it is not set."""
-    follow_every_s: int = Field(default=30, ge=5)
-    watch_every_s: int = Field(default=300, ge=5)
-    label_retries: int = Field(default=3, ge=0)
-    verify_cron: str = Field(default="0 3 * * *", min_length=9)
-    verify_timezone: str = Field(default="UTC", min_length=1)
-
-
-class PublishTable(StrictModel):
-    """`[publish]`: the store that the asset `published_plan` copies the loader plan to."""
-
-    url: str = Field(default="", pattern=r"^$|^\w+://")
-    """Where, such as s3://bucket/corpus; empty: there is no such asset."""
-
-
-class RetentionTable(StrictModel):
-    """`[retention]`: what the job `retention` leaves of the runs; `cron` runs it by itself."""
-
-    keep_days: int = Field(default=30, ge=1)
-    keep_last: int = Field(default=20, ge=0)
-    cron: str = ""

@@ -42,7 +42,7 @@ _HEAD = """\
 #   nmoe run        makes everything that is not made yet, or was made from other inputs
 #   nmoe report     what came out of it
 #   nmoe ui         the same tasks in the browser
-# Any key for one command: --set prep.workers=8. Keys that have a flag: nmoe COMMAND --help
+# Every key: docs/configuration.md of nmoe-data. Any of them for one command: --set prep.workers=8
 root = "{output}"             # everything that is made lies below
 flow_mode = {name}        # the section [flow.{bare}] below
 # Another tokenizer is a tokenizer.json, its directory or a hub id; then drop the next two keys.
