@@ -2,15 +2,18 @@
 
 Python prints and ignores (`sys.unraisablehook`) what the handler of a signal raises inside a
 finaliser, or inside a callback of a weak reference or of the garbage collector: the program was
-told to stop and goes on.
+told to stop and goes on. C++ code that imports a Python module, as torch does, aborts the process
+where the import raises: a signal waits until no import is under way.
 """
 
+import _thread
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 _WAIT_S = 0.05
@@ -38,16 +41,37 @@ def stops_when_told() -> Iterator[None]:
         raise
 
 
-def terminate(signum: int, frame: object) -> None:
+def terminate(signum: int, frame: FrameType | None) -> None:
     """Handler of SIGTERM."""
+    if _is_importing(frame):
+        return _send_later(signal.SIGTERM)
     os.write(2, b"terminated\n")  # print may be what is interrupted
     _told.append(SystemExit(128 + signum))
     raise _told[-1]
 
 
-def _interrupt(signum: int, frame: object) -> None:
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    if _is_importing(frame):
+        return _send_later(signal.SIGINT)
     _told.append(KeyboardInterrupt())
     raise _told[-1]
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_later(asked: signal.Signals) -> None:
+    def send() -> None:
+        time.sleep(_WAIT_S)
+        os.kill(os.getpid(), asked)
+
+    # `threading` takes locks, which the code that the signal met may hold.
+    _thread.start_new_thread(send, ())
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:
@@ -61,9 +85,6 @@ def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) ->
 def _send_again(ignored: Any) -> None:
     for raised, asked in _signals.items():
         if issubclass(ignored.exc_type, raised):
-            # Later, from a thread: what is raised within this hook is ignored as well.
-            timer = threading.Timer(_WAIT_S, os.kill, (os.getpid(), asked))
-            timer.daemon = True
-            timer.start()
-            return
+            # What is raised within this hook is ignored as well.
+            return _send_later(asked)
     _hook_before(ignored)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,41 @@ def test_only_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again(
     assert done.stdout.splitlines() == printed
     assert error in done.stderr
     assert bool(error) == bool(done.stderr)
+
+
+IMPORT = """
+import os, time
+from nmoe_core.base.interrupts import stops_when_told
+
+try:
+    with stops_when_told():
+        os.environ["ASKED"] = "{asked}"
+        import module
+        time.sleep(20)
+except BaseException as error:
+    print(repr(error))
+"""
+MODULE = """
+import os, signal, time
+os.kill(os.getpid(), getattr(signal, os.environ["ASKED"]))
+time.sleep(0.2)
+print("imported", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "raised"), [("SIGINT", "KeyboardInterrupt()"), ("SIGTERM", "SystemExit(143)")]
+)
+def test_a_signal_waits_for_the_end_of_an_import_in_which_an_error_could_abort_the_process(
+    tmp_path: Path, asked: str, raised: str
+) -> None:
+    (tmp_path / "module.py").write_text(MODULE)
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", IMPORT.format(asked=asked)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | paths, check=True
+    )
+    assert done.stdout.splitlines() == ["imported", raised]
 
 
 @pytest.fixture
