@@ -18,7 +18,7 @@ from typing import NamedTuple
 import orjson
 
 from nmoe_core.text.files import JsonReference, PieceReference
-from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, joined
+from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_failure, joined
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
 PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # in the order of their speed
@@ -72,8 +72,7 @@ def panics_as_unfit(name: str) -> Iterator[None]:
     except Unfit:
         raise
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"
-        if not is_panic and not isinstance(error, Exception):
+        if not is_failure(error):
             raise
         raise Unfit(f"{name}: {' '.join(str(error).split())[:200]}") from error
 

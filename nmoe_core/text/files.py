@@ -17,7 +17,7 @@ import orjson
 from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.text.reference import Kind, Reference, unreadable
+from nmoe_core.text.reference import Kind, Reference, is_failure, unreadable
 
 BESIDE = ("tokenizer_config.json", "generation_config.json")
 _FILES = (*TOKENIZER_FILES, *BESIDE)
@@ -71,7 +71,9 @@ class JsonReference(Reference):
             raise unreadable(self.path, "tokenizers is not installed", do) from None
         try:
             own = tokenizers.Tokenizer.from_str(orjson.dumps(self.data).decode())
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise unreadable(self.path, one_line(error)) from error
         own.no_truncation()
         own.no_padding()

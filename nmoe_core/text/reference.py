@@ -35,6 +35,11 @@ class Encoded(NamedTuple):
     """int64 `[texts + 1]`, from 0."""
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed: by an `Exception`, or by a panic of Rust code, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def joined(rows: Sequence[Any]) -> Encoded:
     """Ids of several texts, given one by one."""
     offsets = np.zeros(len(rows) + 1, np.int64)

@@ -294,6 +294,16 @@ def test_a_piece_that_is_no_text_is_refused(
         load_tokenizer(TokenizerSettings(str(tmp_path / "a.model")))
 
 
+def test_a_file_in_which_the_library_panics_is_refused(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    made = json.loads(Path(files["byte-level"]).read_bytes())
+    made["model"]["continuing_subword_prefix"] = "longer than any token is"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    with refused("E-TOKENIZER-FILE", str(tmp_path)):
+        load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>")).rows(["a b"])
+
+
 @pytest.mark.parametrize("merge", [["a"], 3, None])
 def test_a_merge_that_is_no_pair_is_refused(
     files: dict[str, str], tmp_path: Path, merge: object
