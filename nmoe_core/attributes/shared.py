@@ -102,11 +102,14 @@ def write_changed(
     inputs = dict(zip(places, map(list, zip(corpus.documents, corpus.digests))))
     made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}
     summary = tree.attributes / f"{name}.json"
-    with replacing(summary):
-        paths = [shard.attribute(name) for shard in corpus.shards]
-        written = 0
-        if not is_current(summary, made_from) or not all(path.is_file() for path in paths):
-            before = _before(corpus, name, inputs, read_sealed(summary) or {}, made_with)
+    paths = [shard.attribute(name) for shard in corpus.shards]
+    with replacing(summary, *paths):
+        written, known = 0, read_sealed(summary) or {}
+        footers = [find_footer(path) for path in paths]
+        # A run that was stopped may have replaced files and not the summary.
+        there = sha256_json([places, [footer and footer.digest for footer in footers]])
+        if not is_current(summary, made_from) or known.get("digest") != there:
+            before = _before(corpus, name, inputs, known, made_with)
             found = compute(before)
             for i, (old, rows) in enumerate(zip(before.tables, found, strict=True)):
                 written += rows is not old and _write(corpus, i, name, made_with, rows)

@@ -178,6 +178,16 @@ def output_lock(directory: Path) -> Iterator[None]:
                 _remove_lock_dir(directory)
 
 
+def clear_left(directory: Path, *names: str) -> None:
+    """Clear what a killed writer left in the directory of a current output, which no run may write
+    again: temporary files, its lock, and files of these names. Those of a writer at work stay."""
+    left = [directory / name for name in (LOCK_NAME, *names)]
+    if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
+        with suppress(LockedError, OSError), output_lock(directory):
+            for path in left[1:]:
+                path.unlink(missing_ok=True)
+
+
 def _locked(path: Path) -> IO[str]:
     """The file at `path`, made where it is missing; it is locked as long as it is open."""
     num_absent = 0

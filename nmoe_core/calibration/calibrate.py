@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import output_lock, write_json
+from nmoe_core.base.atomic import clear_left, output_lock, write_json
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.result import Result
@@ -214,7 +214,9 @@ def _fit(
     if is_current(path, fingerprints):
         # One that was edited since is no calibration: it is made again.
         with contextlib.suppress(CalibrationError):
-            return _result(path, read_calibration(path))
+            known = read_calibration(path)
+            clear_left(out_dir)
+            return _result(path, known)
     candidates = score()
     for rows, _ in candidates:
         _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)

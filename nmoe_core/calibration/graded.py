@@ -25,6 +25,7 @@ SUMMARY_NAME = "summary.json"
 SUMMARY_FORMAT = "grade-summary/2"
 PARTIAL_NAME = ".quality_scores.partial.jsonl"
 NOTE_NAME = ".quality_scores.partial.json"
+PARTIAL_NAMES = PARTIAL_NAME, NOTE_NAME
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
 _DO = "it was edited or damaged: grade again, which writes it anew, or restore it"

@@ -21,13 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import output_lock, write_json
+from nmoe_core.base.atomic import clear_left, output_lock, write_json
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, read_sealed, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.graded import (
+    PARTIAL_NAMES,
     SUMMARY_NAME,
     PartialRows,
     Progress,
@@ -178,7 +179,9 @@ def grade_documents(
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         # Rows that were edited since are no grades: they are made again.
         with contextlib.suppress(FormatError):
-            return result_of(read_graded(out_dir), 0, 0, changed=False)
+            graded = read_graded(out_dir)
+            clear_left(out_dir, *PARTIAL_NAMES)
+            return result_of(graded, 0, 0, changed=False)
     tokens_before = scorer.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}

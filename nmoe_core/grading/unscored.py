@@ -6,12 +6,13 @@ from itertools import islice
 from typing import Literal
 
 from loader.files.format import Manifest, load_manifest
-from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.atomic import clear_left, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import is_current
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.graded import (
+    PARTIAL_NAMES,
     SUMMARY_NAME,
     PartialRows,
     Row,
@@ -47,7 +48,9 @@ def keep_documents(shard: ShardPaths) -> Result:
     fingerprints = {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
     if is_current(out_dir / SUMMARY_NAME, fingerprints):
         with suppress(FormatError):  # rows that were edited since are made again
-            return result_of(read_graded(out_dir), 0, 0, changed=False)
+            graded = read_graded(out_dir)
+            clear_left(out_dir, *PARTIAL_NAMES)
+            return result_of(graded, 0, 0, changed=False)
     with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
         tally = Tally(0.0, None)
         for rows in _batches(shard, manifest, partial.resume(tally)):

@@ -244,7 +244,7 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
             for path in files:
                 checked_digest(path)
             first, second = (latest(read_records(path)) for path in files)
-            pairs += [(first[doc_id], record) for doc_id, record in second.items()]
+            pairs += [(first[i], one) for i, one in second.items() if _is_of(one, first.get(i))]
     if not pairs:
         return None
     parsed = [(a, b) for a, b in pairs if a["ok"] and b["ok"]]
@@ -261,6 +261,14 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
         "mae": float(np.abs(first - second).mean()) if parsed else None,
         "same_grade": {d: sum(same) / len(same) if same else None for d, same in grades.items()},
     }
+
+
+def _is_of(again: Record, first: Record | None) -> bool:
+    """Whether a second label is of the text and on the scale of the first: a sample of earlier
+    labels stays where none is asked for now, or labelling ended before it came to the sample."""
+    if first is None or first.get("text_sha256") != again.get("text_sha256"):
+        return False
+    return not (first["ok"] and again["ok"]) or first.get("scale") == again.get("scale")
 
 
 def read_noise(path: Path) -> dict[str, Any] | None:

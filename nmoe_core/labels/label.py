@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.append_log import AppendLog
-from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, write_json
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, write_json
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.base.progress import Meter
@@ -119,6 +119,7 @@ class _Labelling:
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
         self.partial.unlink(missing_ok=True)  # of a run that ended when it had written the summary
+        clear_left(self.scores.parent)
         summary = read_summary(self.summary)
         return _result(checked_digest(self.scores), summary, 0, 0, summary.get("total", 0))
 

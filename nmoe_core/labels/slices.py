@@ -15,7 +15,14 @@ from typing import Any
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import LOCKS_NAME, TMP_MARK, atomic_file, output_lock, write_json
+from nmoe_core.base.atomic import (
+    LOCKS_NAME,
+    TMP_MARK,
+    atomic_file,
+    clear_left,
+    output_lock,
+    write_json,
+)
 from nmoe_core.base.docid import parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.fingerprint import (
@@ -67,6 +74,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
     summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())
     fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
     if _is_whole(summary, fingerprints, names):
+        clear_left(out_dir)
         return _result(summary, changed=False)
     counts: dict[str, int] = dict.fromkeys(SPLITS, 0)
     with output_lock(out_dir):

@@ -44,7 +44,7 @@ from nmoe_core.prep.settings import (
     shard_format,
 )
 from nmoe_core.prep.tokenize import open_tokenizer
-from nmoe_core.prep.versions import keep_version
+from nmoe_core.prep.versions import half_kept, keep_version
 from nmoe_core.shards.manifest import (
     ShardFormat,
     combine_shards,
@@ -123,11 +123,13 @@ def prep_shards(
     wanted = tuple(b for b in asked if b not in current)
     if not wanted:
         staging = Journal(split_dir)
-        left = staging.directory, directory_beside(split_dir)
+        left = staging.directory, directory_beside(split_dir), *half_kept(split_dir)
         if len(asked) == settings.num_shards and any(path.exists() for path in left):
-            with output_lock(split_dir):  # its writer was ended after the last shard
+            with output_lock(split_dir):  # of a run that ended late, or was of other inputs
                 staging.remove()
                 retire_beside(split_dir)
+                for path in half_kept(split_dir):
+                    shutil.rmtree(path)
         return PrepReport(skipped=current)
     created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
     _allow_open_files(8 * len(wanted))

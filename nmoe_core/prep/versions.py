@@ -78,7 +78,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
         return
     kept = _versions_dir(split_dir)
-    for left in kept.glob(f".*{TMP_MARK}*"):  # of a run that ended while it kept or removed one
+    for left in half_kept(split_dir):
         shutil.rmtree(left)
     if not (kept / current.id).exists() and most != 0:
         staged = kept / f".{current.id}{TMP_MARK}new"
@@ -95,6 +95,11 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         shutil.rmtree(old)
     if kept.exists() and not any(kept.iterdir()):
         kept.rmdir()
+
+
+def half_kept(split_dir: Path) -> list[Path]:
+    """What is left of versions where a run ended while it kept or removed one."""
+    return list(_versions_dir(split_dir).glob(f".*{TMP_MARK}*"))
 
 
 def restore_version(split_dir: Path, version_id: str) -> Version:

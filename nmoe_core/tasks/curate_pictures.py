@@ -46,6 +46,7 @@ def topic_pictures(
         drawn = read_json_object(path)["pictures"] if is_current(path, made_from) else None
         if drawn is None or not all((directory / name).is_file() for name in drawn):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)
+            path.unlink(missing_ok=True)  # it would name pictures of another model its own
             for name, png in pngs.items():
                 write_bytes(directory / name, png)
             write_json(path, {"terms": terms, "pictures": [*pngs], "fingerprints": made_from})

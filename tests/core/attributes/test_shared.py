@@ -94,6 +94,25 @@ def test_after_a_change_the_files_are_those_of_a_fresh_run(
     assert {k: v for k, v in found.items() if k in _files(fresh)} == _files(fresh)
 
 
+def test_files_that_a_stopped_run_replaced_are_made_again_though_the_documents_are_those_of_before(
+    tmp_path: Path, rows: Rows
+) -> None:
+    project, before = _write(tmp_path, rows), dict(rows)
+    make_duplicates(project.run)
+    found = _files(project)
+    _gone(rows)
+    project = _write(tmp_path, rows)
+    with failing("rename:3:EIO"), pytest.raises(OSError, match="Input/output"):
+        make_duplicates(project.run)
+    assert {name for name in found if _files(project)[name] != found[name]}
+    project = _write(tmp_path, before)
+    left = tmp_path / "out" / "attributes" / "law" / "shard_0000" / ".duplicates.parquet.tmp.new"
+    left.touch()
+    assert make_duplicates(project.run).facts["changed"]
+    assert (_files(project), left.exists()) == (found, False)
+    assert not make_duplicates(project.run).facts["changed"]
+
+
 def test_duplicates_asked_for_alone_bring_their_signatures(tmp_path: Path, rows: Rows) -> None:
     project = _write(tmp_path, rows)
     shutil.rmtree(tmp_path / "out" / "attributes")

@@ -38,8 +38,11 @@ def test_calibration_writes_what_users_know_and_does_no_work_twice(own: Grading)
     assert {"judge", "probe", "baselines", "probe_with_judge"} == set(summary["heads"])
     before = path.stat().st_mtime_ns
     tokens = own.model.tokens_processed
+    left = path.with_name(f"{path.name}.tmp.4194305")  # by a killed run over other labels
+    left.touch()
     assert own.calibrate() == summary
     assert (path.stat().st_mtime_ns, own.model.tokens_processed) == (before, tokens)
+    assert not left.exists()
 
 
 def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(

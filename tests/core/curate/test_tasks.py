@@ -14,7 +14,7 @@ from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate, curate_pictures
 from tests.core.curate.test_stability import check, prepare, stream
-from tests.project import contents
+from tests.project import contents, failing
 from tests.refusals import refused
 
 
@@ -75,6 +75,14 @@ def test_results_have_small_pictures_and_topics_their_terms(graded_run, corpus):
     times = corpus.times(corpus.topics)
     assert curate.fit_topics(graded_run, ["web"]).picture == fitted.picture
     assert corpus.times(corpus.topics) == times  # drawn once a model
+
+
+def test_pictures_of_another_model_that_a_stopped_run_drew_are_drawn_again(graded_run, corpus):
+    fitted = curate.fit_topics(graded_run, ["web"])
+    other = corpus.configure({"num_topics": 3})
+    with failing("rename:3:EIO"), pytest.raises(OSError, match="Input/output"):
+        curate.fit_topics(other, ["web"])  # the model and one picture are there, not their names
+    assert curate.fit_topics(graded_run, ["web"]).picture == fitted.picture
 
 
 def test_a_regrade_that_moves_a_later_shard_fails_a_check(graded_run, corpus, capsys):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nmoe_core.calibration.graded import PARTIAL_NAMES
 from nmoe_core.cli import main
 from nmoe_core.tasks.checks import check_grades
 from tests.core.grading.small_run import SETTINGS, nmoe, source_of
@@ -38,8 +39,12 @@ def test_grades_without_a_grader_are_made_once_and_again_where_they_were_edited(
 ) -> None:
     shard = project.run.tree.shard("web", 0)
     before, made_at = shard.scores.read_bytes(), shard.scores.stat().st_mtime_ns
+    lefts = [shard.graded / name for name in PARTIAL_NAMES]
+    for left in lefts:
+        left.touch()  # by a killed grading of other documents
     nmoe(project, "hydra grade")
     assert shard.scores.stat().st_mtime_ns == made_at
+    assert not any(left.exists() for left in lefts)
     shard.scores.write_bytes(before.replace(b'"keep"', b'"drop"', 1))
     nmoe(project, "hydra grade")
     assert shard.scores.read_bytes() == before

@@ -21,6 +21,7 @@ from nmoe_core.labels.slices import read_slice
 from nmoe_core.shards.documents import Text
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
+from tests.project import json_lines, read_rows
 from tests.refusals import refused
 
 
@@ -268,9 +269,12 @@ def test_progress_is_on_disk_while_labelling_and_gone_after_it(
     labelling.run(failing, progress=look)
     assert seen[0] == {"total_seen": 2, "parsed": 1, "parse_rate": 0.5}
     assert not partial.exists()
-    partial.touch()  # as a run leaves it that is killed when it has written its summary
+    # As runs leave them that are killed when the summary is written, and before other labels.
+    lefts = [partial, *(partial.with_name(name) for name in ("known.jsonl.tmp.4194305", ".lock"))]
+    for left in lefts:
+        left.touch()
     labelling.run(failing)
-    assert not partial.exists()
+    assert not any(left.exists() for left in lefts)
 
 
 def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labelling) -> None:
@@ -309,6 +313,23 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
     assert noise["ceiling"] == order["ceiling"], "the lower one bounds heads"
     written = json.loads((labelling.tree.labels / "merged" / "noise_val.json").read_text())
     assert {key: written[key] for key in noise} == noise
+
+
+def test_a_sample_of_earlier_labels_counts_only_documents_whose_labels_are_of_the_same_text(
+    labelling: Labelling,
+) -> None:
+    labelling.run_all()
+    for i in range(8):
+        labelling.run_again(i, 3)
+    asked = (merge_noise(labelling.tree, "val") or {})["asked"]
+    # Labelled again without the sample: one shard has none of its documents, one other texts.
+    for i, more in enumerate(({"doc_id": "another"}, {"text_sha256": "0" * 64})):
+        path = labelling.shard(i, "val") / "scores.jsonl"
+        asked -= len(read_rows(path.with_name("relabelled") / path.name))
+        for name in ("summary.json", "started.json"):
+            path.with_name(name).unlink()
+        path.write_text(json_lines(row | more for row in read_rows(path)))
+    assert (merge_noise(labelling.tree, "val") or {})["asked"] == asked > 0
 
 
 def test_pending_running_and_done_are_told_apart(labelling: Labelling, tmp_path: Path) -> None:

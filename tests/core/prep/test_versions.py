@@ -162,6 +162,27 @@ def test_a_version_whose_keeping_was_stopped_leaves_nothing_where_none_is_kept_a
     assert not (web.out.parent / ".train.versions").exists()
 
 
+def test_a_version_whose_keeping_was_stopped_leaves_nothing_where_the_source_is_as_before(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(250)
+    source, old = Path(web.source.files[0].path), contents(web.out)
+    before = source.read_bytes()
+
+    def stopped(version: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "_link_version", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            grow(300)
+    source.write_bytes(before)
+    web.prep()
+    assert contents(web.out) == old
+    assert list((web.out.parent / ".train.versions").iterdir()) == []
+
+
 def test_a_restore_that_a_full_disk_stopped_anywhere_is_ended_by_the_next_one(
     web: Web, grow: Callable[..., str]
 ) -> None:
