@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from loader.files.sealed import check_seal, sealed
-from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
@@ -180,7 +180,8 @@ def _require_safe(path: Path) -> None:
 
 
 def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
-    """The header of a head that was made from these inputs and is as it was written."""
+    """The header of a head that was made from these inputs and is as it was written; what a killed
+    training of another one left beside it goes, and the card is its own."""
     if not path.is_file():
         return None
     try:
@@ -189,7 +190,20 @@ def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
         if error.code != "E-HEAD-CHANGED":
             raise
         return None
-    return header if header.get("fingerprints") == fingerprints else None
+    if header.get("fingerprints") != fingerprints:
+        return None
+    card = path.with_suffix(".md")
+    text = head_card(path.name, sha256_file(path), header).encode()
+    is_own = card.is_file() and card.read_bytes() == text
+    if not is_own or any(path.parent.glob(f"*{path.stem}.*{TMP_MARK}*")):
+        with replacing(path, card, training_state(path)):
+            write_bytes(card, text)
+    return header
+
+
+def training_state(path: Path) -> Path:
+    """Where the training of a head keeps its state until the head is written."""
+    return path.with_name(f".{path.stem}.training.safetensors")
 
 
 def result_of(path: Path, header: Header, **more: int) -> Result:

@@ -29,7 +29,7 @@ from nmoe_core.heads.features import (
     device_of,
     pooled_features,
 )
-from nmoe_core.heads.files import current_header, header_of, result_of, save_head
+from nmoe_core.heads.files import current_header, header_of, result_of, save_head, training_state
 from nmoe_core.heads.fit import (
     Recipe,
     TrainingState,
@@ -96,7 +96,7 @@ class HeadTraining:
         """
         path, model, train = self.path, self.model, self.labelled.train
         header = current_header(path, self.fingerprints)
-        state_path = path.with_name(f".{path.stem}.training.safetensors")
+        state_path = training_state(path)
         if header is not None:
             state_path.unlink(missing_ok=True)  # of a run that ended when it had written the head
             steps = header["training"]["num_steps"]

@@ -250,6 +250,22 @@ def test_a_file_that_is_current_has_its_own_card_whatever_failed_before(
     assert path.with_suffix(".md").read_text() == new != old
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_file_that_stays_current_keeps_its_card_though_one_of_other_labels_failed(
+    tmp_path: Path, planted: SimpleNamespace, k: int
+) -> None:
+    card = Path(_made(planted, tmp_path).facts["path"]).with_suffix(".md")
+    text, made_at = card.read_text(), card.stat().st_mtime_ns
+    _made(planted, tmp_path)
+    assert card.stat().st_mtime_ns == made_at
+    with failing(f"rename:{k}:ENOSPC"), pytest.raises(OSError, match="No space"):
+        _made(planted, tmp_path, **NO_TEST)
+    left = card.with_name(f"{card.name}.tmp.4194305")  # as by one that was killed
+    left.touch()
+    _made(planted, tmp_path)
+    assert (card.read_text(), left.exists()) == (text, False)
+
+
 def _ids(planted: SimpleNamespace, split: str) -> list[str]:
     from nmoe_core.labels.files import read_labels
 

@@ -173,7 +173,9 @@ def test_equal_inputs_give_equal_bytes_and_none_is_computed_twice(
     assert (first.digest, first.payload) == (second.digest, second.payload)
     assert torch.equal(torch.get_rng_state(), state), "the caller's generator is its own"
     tokens = planted.model.tokens_processed
+    made_at = first.path.with_suffix(".md").stat().st_mtime_ns
     again = planted.train(kind, tmp_path / "a")
+    assert again.path.with_suffix(".md").stat().st_mtime_ns == made_at
     assert (again.facts["head_steps"], again.facts["backbone_tokens"]) == (0, 0)
     assert (again.digest, planted.model.tokens_processed) == (first.digest, tokens)
     kept, fresh = (planted.train(kind, tmp_path / name, lr=1e-4) for name in "ac")
