@@ -138,6 +138,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.cli.project:_write_own",
         "nmoe_core.curate.jsonl.run:_draw",
         "nmoe_core.curate.topics.assign:fit_topic_model",
+        "nmoe_core.heads.files:current_header",
         "nmoe_core.shards.shard_file:IndexWriter.finalize",
         "nmoe_core.sources.write_docstrings:write_docstrings",
         "nmoe_core.text.harmony:encoding",
