@@ -51,6 +51,7 @@ class JsonReference(Reference):
             if pairs := self.data["model"].get("merges"):  # each a list, or a text with a blank
                 pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs]
                 self.data["model"]["merges"] = pairs
+                _check_merges(pairs, self.data["model"].get("continuing_subword_prefix") or "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, repr(error)) from error
         self.added = tuple(token for token in ids if token not in self._special)
@@ -169,6 +170,13 @@ class PieceReference(Reference):
         except RuntimeError:
             return False
         return True
+
+
+def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:
+    """Refuse a merge whose second token does not begin with the prefix: `tokenizers` cuts as many
+    bytes off it, which may end the process. Raises ValueError."""
+    if prefix and not all(second.startswith(prefix) for _, second in pairs):
+        raise ValueError(f"a merge with a token that does not begin with {prefix!r}")
 
 
 def _vocabulary(model: dict[str, Any]) -> dict[str, int]:

@@ -3,10 +3,12 @@
 import io
 import json
 import random
+import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -294,14 +296,45 @@ def test_a_piece_that_is_no_text_is_refused(
         load_tokenizer(TokenizerSettings(str(tmp_path / "a.model")))
 
 
-def test_a_file_in_which_the_library_panics_is_refused(
-    files: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("prefix", ["longer than any token is", "\0", "\u2581"])
+def test_a_prefix_that_merges_do_not_have_is_refused(
+    files: dict[str, str], tmp_path: Path, prefix: str
 ) -> None:
     made = json.loads(Path(files["byte-level"]).read_bytes())
-    made["model"]["continuing_subword_prefix"] = "longer than any token is"
+    made["model"]["continuing_subword_prefix"] = prefix
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    with refused("E-TOKENIZER-FILE", str(tmp_path)):
-        load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>")).rows(["a b"])
+    with refused("E-TOKENIZER-FILE", "does not begin with"):
+        load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+
+
+def test_a_prefix_of_all_that_continue_a_word_is_taken(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(continuing_subword_prefix="##"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=60, continuing_subword_prefix="##", special_tokens=["</s>"], show_progress=False
+    )
+    made.train_from_iterator(["low lower lowest new newer newest"] * 9, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    read = load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>", engine="reference"))
+    assert read.rows(["newest low"])[0].tolist() == made.encode("newest low").ids
+
+
+def test_a_file_over_which_the_library_panics_is_refused(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """What Rust code raises."""
+
+    def panic(_: str) -> None:
+        raise PanicException("range end index out of range")
+
+    class Library:
+        Tokenizer = SimpleNamespace(from_str=panic)
+
+    monkeypatch.setitem(sys.modules, "tokenizers", Library)
+    settings = TokenizerSettings(files["byte-level"], eos_token="</s>", engine="reference")
+    with refused("E-TOKENIZER-FILE", "range end index"):
+        load_tokenizer(settings).rows(["a b"])
 
 
 @pytest.mark.parametrize("merge", [["a"], 3, None])
