@@ -225,12 +225,15 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
 
 
 class _Rows:
-    """Rows of documents: those of texts that are known, and new ones, which it counts."""
+    """Rows of documents: those of texts that are known, and new ones, which it counts. A hash is of
+    the whole text, so a text is known that had as many tokens: it may be cut at another length."""
 
     def __init__(
         self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
     ) -> None:
-        self.attribute, self.known, self.num_computed = attribute, known, 0
+        self.attribute, self.num_computed = attribute, 0
+        self.known = known if known is not None and known.num_rows else None
+        self.lengths = _lengths(self.known) if self.known is not None else np.empty(0, np.int64)
         self.tokenizer = load_tokenizer(chosen)
 
     def batches(self, opened: ShardDocuments) -> Iterator[pa.RecordBatch]:
@@ -243,11 +246,13 @@ class _Rows:
 
     def _rows(self, file: ShardFile, spans: np.ndarray, digests: Sequence[str]) -> pa.Table:
         names = self.attribute.schema.names
-        places = pa.nulls(len(spans), pa.int32())
+        places, is_new = np.zeros(len(spans), np.int64), np.ones(len(spans), np.bool_)
         if self.known is not None:
             hashes = pa.array(map(bytes.fromhex, digests), pa.binary(32))
-            places = positions(hashes, self.known.column("text_sha256"))
-        is_new = places.is_null().to_numpy(zero_copy_only=False)
+            found = positions(hashes, self.known.column("text_sha256"))
+            is_new = found.is_null().to_numpy(zero_copy_only=False)
+            places = found.fill_null(0).to_numpy()
+            is_new |= self.lengths[places] != spans[:, 1] - spans[:, 0]
         self.num_computed += int(is_new.sum())
         parts, order = [], np.empty(len(spans), np.int64)
         if is_new.any():
@@ -255,9 +260,17 @@ class _Rows:
             parts.append(self.attribute.compute(texts).select(names).cast(self.attribute.schema))
             order[is_new] = np.arange(len(texts))
         if self.known is not None and not is_new.all():
-            parts.append(self.known.select(names).take(places.drop_null()))
+            parts.append(self.known.select(names).take(pa.array(places[~is_new])))
             order[~is_new] = int(is_new.sum()) + np.arange(len(parts[-1]))
         return pa.concat_tables(parts).take(order) if len(parts) > 1 else parts[0]
+
+
+def _lengths(rows: pa.Table) -> np.ndarray:
+    """Tokens of the documents that rows are of, by their ids: int64 `[N]`."""
+    options = pc.ExtractRegexOptions(r"#s=(?P<start>\d+):e=(?P<end>\d+)$")
+    spans = pc.call_function("extract_regex", [rows.column("doc_id").combine_chunks()], options)
+    start, end = (spans.field(i).cast(pa.int64()).to_numpy() for i in range(2))
+    return end - start
 
 
 def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | None:

@@ -1,6 +1,7 @@
 """Attributes of shards: computed once per text, joined by keys, made again only where needed."""
 
 import hashlib
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,19 @@ def test_texts_are_those_of_the_tokens_also_where_a_document_was_cut(tmp_path: P
     ]
     assert seen == expected
     assert any("\ufffd" in text for text in seen)
+
+
+def test_rows_of_documents_that_are_cut_elsewhere_now_are_made_again(tmp_path: Path) -> None:
+    run, fresh = (_project(tmp_path / name).run for name in ("run", "fresh"))
+    _made(run)
+    for most, computed in ((12, 60), (10**6, 60)):
+        for one in (run, fresh):
+            options = ("--force", "--set", f"prep.max_doc_tokens={most}")
+            assert main(["prep-mixture", "--config", str(one.path), *options]) == 0
+        assert sum(result.facts["computed"] for result in _made(run)) == computed
+        shutil.rmtree(fresh.tree.attributes, ignore_errors=True)
+        _made(fresh)
+        assert _read(run) == _read(fresh)
 
 
 @given(st.lists(st.integers(0, 59), unique=True), st.booleans())
