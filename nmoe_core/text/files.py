@@ -54,6 +54,9 @@ class JsonReference(Reference):
                 _check_merges(pairs, self.data["model"].get("continuing_subword_prefix") or "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, repr(error)) from error
+        if dropout := self.data["model"].get("dropout"):
+            found = f"dropout = {dropout}, which makes ids random"
+            raise unreadable(path, found, "set it to null in a copy of the file")
         self.added = tuple(token for token in ids if token not in self._special)
         self.specials = tuple(self._special)
         self.whole_texts = self.data["model"].get("type") == "Unigram"

@@ -307,6 +307,17 @@ def test_a_prefix_that_merges_do_not_have_is_refused(
         load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
 
 
+def test_a_file_whose_ids_are_random_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(files["byte-level"])
+    made.model.dropout = 0.5
+    made.save(str(tmp_path / "tokenizer.json"))
+    with refused("E-TOKENIZER-FILE", "dropout"):
+        load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+    made.model.dropout = None
+    made.save(str(tmp_path / "tokenizer.json"))
+    load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+
+
 def test_a_prefix_of_all_that_continue_a_word_is_taken(tmp_path: Path) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.BPE(continuing_subword_prefix="##"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
