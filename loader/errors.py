@@ -58,7 +58,9 @@ class NmoeError(Exception):
         values = (("found", found), ("expected", expected))
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
         parts.append(do or "")
-        super().__init__(without_credentials("; ".join(part for part in parts if part)))
+        text = without_credentials("; ".join(part for part in parts if part))
+        # A lone surrogate, of a file or its name, is no text that a log can hold.
+        super().__init__(text.encode("utf-8", "backslashreplace").decode())
 
     def line(self) -> str:
         """The one line a command prints before it exits with status 1."""

@@ -84,7 +84,7 @@ def fetch_manifests(
         for directory, manifest in found[own:]:  # of a twin, where its documents end
             in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
-        _write(local, json.dumps(value | {"root": "."}, ensure_ascii=False).encode())
+        _write(local, json.dumps(value | {"root": "."}).encode())
         _write(last, content)
     return local, root, cache
 

@@ -112,7 +112,7 @@ def opened(where: str) -> Iterator[Opened]:
         if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
             plan = parse_plan(value, url)
             base = join(base, plan.root)
-            content = json.dumps(value | {"root": "."}, ensure_ascii=False).encode()
+            content = json.dumps(value | {"root": "."}).encode()
             for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:
                 if not store.copy(join(base, source), resolve_inside(root, source)):
                     raise uncommitted(join(base, source))

@@ -358,6 +358,9 @@ def test_what_is_not_published_or_not_a_manifest_is_one_line_with_its_url(
         assert f"{url}/deep.json" in refused_line(
             capsys, verb, f"{url}/deep.json", code="E-MANIFEST-FORMAT"
         )
+    no_text = json.loads(at(url, "loader_plan.json") or b"") | {"plan_hash": "\ud800"}
+    store.write(f"{url}/no_text.json", json.dumps(no_text).encode())
+    refused_line(capsys, "verify", f"{url}/no_text.json", code="E-PLAN-HASH")
     store.remove(f"{url}/web/train/shard_0001/manifest.json")
     line = refused_line(capsys, "verify", f"{url}/web/train", code="E-MANIFEST-MISSING")
     assert f"{url}/web/train/shard_0001/manifest.json" in line

@@ -286,6 +286,12 @@ def test_a_plan_without_its_parts_is_one_true_line(bucket, tmp_path, capsys, cha
     assert word in line
 
 
+def test_a_plan_whose_hash_is_no_text_is_refused(bucket, tmp_path, capsys):
+    path = bucket / "plans" / "plan.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"plan_hash": "\ud800"}))
+    assert "E-PLAN-HASH" in the_line(f"file://{path}", tmp_path, capsys)
+
+
 class Boasting(Quiet):
     """Gives a beginning of each file, and says that it is of `length` bytes."""
 
