@@ -3,7 +3,7 @@
 Python prints and ignores (`sys.unraisablehook`) what the handler of a signal raises inside a
 finaliser, or inside a callback of a weak reference or of the garbage collector: the program was
 told to stop and goes on. C++ code that imports a Python module, as torch does, aborts the process
-where the import raises: a signal waits until no import is under way.
+where the import raises: a signal waits until no import is under way, for some seconds at most.
 """
 
 import _thread
@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_WAIT_S = 0.05
+_WAIT_S, _MAX_WAIT_S = 0.05, 3.0
 _signals: dict[type[BaseException], signal.Signals] = {}
 _told: list[BaseException] = []
+_waits_since: dict[signal.Signals, float] = {}
 _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 
@@ -43,18 +44,28 @@ def stops_when_told() -> Iterator[None]:
 
 def terminate(signum: int, frame: FrameType | None) -> None:
     """Handler of SIGTERM."""
-    if _is_importing(frame):
-        return _send_later(signal.SIGTERM)
+    if _waits(signal.SIGTERM, frame):
+        return
     os.write(2, b"terminated\n")  # print may be what is interrupted
     _told.append(SystemExit(128 + signum))
     raise _told[-1]
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    if _is_importing(frame):
-        return _send_later(signal.SIGINT)
+    if _waits(signal.SIGINT, frame):
+        return
     _told.append(KeyboardInterrupt())
     raise _told[-1]
+
+
+def _waits(asked: signal.Signals, frame: FrameType | None) -> bool:
+    """Whether a signal met an import, and is sent again."""
+    since = _waits_since.setdefault(asked, time.monotonic())
+    if _is_importing(frame) and time.monotonic() - since < _MAX_WAIT_S:
+        _send_later(asked)
+        return True
+    del _waits_since[asked]
+    return False
 
 
 def _is_importing(frame: FrameType | None) -> bool:
