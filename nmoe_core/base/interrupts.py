@@ -64,7 +64,7 @@ def _waits(asked: signal.Signals, frame: FrameType | None) -> bool:
     if _is_importing(frame) and time.monotonic() - since < _MAX_WAIT_S:
         _send_later(asked)
         return True
-    del _waits_since[asked]
+    _waits_since.pop(asked, None)
     return False
 
 
