@@ -180,7 +180,8 @@ def output_lock(directory: Path) -> Iterator[None]:
 
 def clear_left(directory: Path, *names: str) -> None:
     """Clear what a killed writer left in the directory of a current output, which no run may write
-    again: temporary files, its lock, and files of these names. Those of a writer at work stay."""
+    again: temporary files, its lock, and files of these names. Those of a writer at work stay, and
+    all of them where the directory cannot be written."""
     left = [directory / name for name in (LOCK_NAME, *names)]
     if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
         with suppress(LockedError, OSError), output_lock(directory):

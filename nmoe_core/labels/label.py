@@ -118,8 +118,7 @@ class _Labelling:
         """The labels that are there, if they are finished and current."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
-        self.partial.unlink(missing_ok=True)  # of a run that ended when it had written the summary
-        clear_left(self.scores.parent)
+        clear_left(self.scores.parent, PARTIAL_NAME)
         summary = read_summary(self.summary)
         return _result(checked_digest(self.scores), summary, 0, 0, summary.get("total", 0))
 

@@ -165,6 +165,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_split_that_the_store_has_no_more_is_not_read_from_the_cache": (
         "loader.plan.remote:_fetch_manifests",
     ),
+    "test_calibration_writes_what_users_know_and_does_no_work_twice": (
+        "nmoe_core.calibration.calibrate:_fit",
+    ),
     "test_progress_is_on_disk_while_labelling_and_gone_after_it": (
         "nmoe_core.labels.label:_Labelling.finished",
     ),

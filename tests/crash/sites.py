@@ -17,8 +17,8 @@ from tests.project import REPOSITORY
 PACKAGES = ("loader", "nmoe_core", "nmoe_assets")
 HELPERS = ("nmoe_core.base.atomic", "nmoe_core.base.append_log")
 _OF_HELPERS = {
-    *("AppendLog", "atomic_file", "exchange_dirs", "fsync_dir", "output_lock", "remove_leftovers"),
-    *("replace_dir", "replacing", "write_bytes", "write_json", "write_jsonl"),
+    *("AppendLog", "atomic_file", "clear_left", "exchange_dirs", "fsync_dir", "output_lock"),
+    *("remove_leftovers", "replace_dir", "replacing", "write_bytes", "write_json", "write_jsonl"),
 }
 _OF_OS = {"os": {"link", "remove", "rename", "replace", "rmdir", "symlink", "truncate", "unlink"}}
 _OF_SHUTIL = {"shutil": {"copy", "copy2", "copyfile", "copytree", "move", "rmtree"}}
