@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -99,14 +99,11 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, text.encode())
 
 
-def write_jsonl(path: Path, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> int:
-    """Commit one JSON object per line; return the number of lines."""
-    num_rows = 0
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Commit one JSON object per line."""
     with atomic_file(path) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-            num_rows += 1
-    return num_rows
 
 
 def fsync_dir(path: Path) -> None:

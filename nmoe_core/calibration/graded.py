@@ -12,9 +12,15 @@ from typing import Any
 
 from loader.files.sealed import sealed
 from nmoe_core.base.append_log import AppendLog
-from nmoe_core.base.atomic import failpoint, fsync_dir, write_json
+from nmoe_core.base.atomic import clear_left, failpoint, fsync_dir, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, read_sealed, read_summary, sha256_file
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    read_sealed,
+    read_summary,
+    sha256_file,
+)
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.result import Result
 from nmoe_core.calibration.thresholds import DECISIONS
@@ -64,6 +70,19 @@ def read_graded(directory: Path) -> Graded:
     if found != expected or not path.is_file():
         raise _changed(path, found, expected)
     return Graded(path, found, summary)
+
+
+def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None:
+    """The result of a grading that is made from these already, after what a killed one left beside
+    it is removed. None: it is to be made, as also where its rows were edited since."""
+    if not is_current(directory / SUMMARY_NAME, fingerprints):
+        return None
+    try:
+        graded = read_graded(directory)
+    except FormatError:
+        return None
+    clear_left(directory, *PARTIAL_NAMES)
+    return result_of(graded, 0, 0, changed=False)
 
 
 def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:

@@ -12,7 +12,6 @@ the SHA-256 of its tokens.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,19 +20,18 @@ from pathlib import Path
 import numpy as np
 
 from loader.files.sealed import sealed
-from nmoe_core.base.atomic import clear_left, output_lock, write_json
+from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, read_sealed, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.calibration.files import Calibration
 from nmoe_core.calibration.graded import (
-    PARTIAL_NAMES,
-    SUMMARY_NAME,
     PartialRows,
     Progress,
     Row,
     Tally,
+    current_result,
     read_graded,
     result_of,
 )
@@ -176,12 +174,8 @@ def grade_documents(
     digests = {**scorer.fingerprints, "calibration": calibration.digest}
     settings = scorer.max_ctx, grader.early_exit
     fingerprints = grade_fingerprints(documents.fingerprints, digests, *settings)
-    if is_current(out_dir / SUMMARY_NAME, fingerprints):
-        # Rows that were edited since are no grades: they are made again.
-        with contextlib.suppress(FormatError):
-            graded = read_graded(out_dir)
-            clear_left(out_dir, *PARTIAL_NAMES)
-            return result_of(graded, 0, 0, changed=False)
+    if (current := current_result(out_dir, fingerprints)) is not None:
+        return current
     tokens_before = scorer.tokens_processed
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}

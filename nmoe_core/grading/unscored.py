@@ -1,25 +1,15 @@
 """A run without a grader: a row per document, without scores, whose decision is keep."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
 from typing import Literal
 
 from loader.files.format import Manifest, load_manifest
-from nmoe_core.base.atomic import clear_left, output_lock
-from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.base.fingerprint import is_current
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
-from nmoe_core.calibration.graded import (
-    PARTIAL_NAMES,
-    SUMMARY_NAME,
-    PartialRows,
-    Row,
-    Tally,
-    read_graded,
-    result_of,
-)
+from nmoe_core.calibration.graded import PartialRows, Row, Tally, current_result, result_of
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.grading import GRADE_CODE
@@ -46,11 +36,8 @@ def keep_documents(shard: ShardPaths) -> Result:
     of `grade_documents`."""
     manifest, out_dir = load_manifest(shard.manifest), shard.graded
     fingerprints = {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
-    if is_current(out_dir / SUMMARY_NAME, fingerprints):
-        with suppress(FormatError):  # rows that were edited since are made again
-            graded = read_graded(out_dir)
-            clear_left(out_dir, *PARTIAL_NAMES)
-            return result_of(graded, 0, 0, changed=False)
+    if (current := current_result(out_dir, fingerprints)) is not None:
+        return current
     with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
         tally = Tally(0.0, None)
         for rows in _batches(shard, manifest, partial.resume(tally)):

@@ -1,5 +1,6 @@
 """Targets of each source or language: every one is met, and the bound holds for all together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,21 @@ def test_each_group_keeps_its_share_and_bounds_hold_on_fresh_documents_in_190_of
         assert np.mean(shares[name]) == pytest.approx(share, abs=0.02)
     assert num_dropped > 200 * 1500, "the setting lets documents be dropped"
     assert max(broken.values()) <= 10, broken
+
+
+def test_each_group_s_bound_fails_with_an_equal_part_of_the_chance() -> None:
+    rows, targets = grouped(4, 2000), Targets(0.3, 0.15, target_by="source", delta=0.08)
+    few = np.flatnonzero(rows.sources == "chat")[: MIN_GROUP - 1]
+    rows.sources[few] = (
+        "rare"  # too few for thresholds of their own
+    )
+    fitted = fit_on(rows, targets)
+    assert set(fitted.groups) == set(SHIFTS)
+    for name, point in fitted.groups.items():
+        own = replace(rows.take(rows.sources == name), groups=None)
+        assert point == fit_on(own, Targets(0.3, 0.15, delta=0.08 / 5)).point
+        if name != "law":  # its bound does not decide: the students judge it well
+            assert point != fit_on(own, Targets(0.3, 0.15, delta=0.08)).point
 
 
 def test_one_threshold_for_all_would_keep_other_shares_of_groups() -> None:

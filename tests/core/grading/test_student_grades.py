@@ -24,7 +24,7 @@ from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.tasks.report import grader_costs, scoreboard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.grading.small_run import SETTINGS, TINY, labelled_run, nmoe, source_of
-from tests.project import Project, read_rows, said, write_project
+from tests.project import Project, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused_line
 
 pytest.importorskip("torch")
@@ -157,6 +157,26 @@ def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_
         assert found[name]["at_least"] <= found[name]["worth_keeping"] <= found[name]["at_most"]
     less = {row["decision"]: row["asked"] for row in said(capsys, *words, "--documents", 3)}
     assert less == {"kept": 3, "dropped": 3}
+
+
+def test_an_audit_counts_the_documents_that_got_no_label_and_leaves_them_out_of_the_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = source_of(COUNT)
+    russian = "Снег шёл всю ночь, и утром город {} был тихим и белым, как лист бумаги. "
+    rows = [{"id": f"r{i}", "text": russian.format(i)} for i in range(100)]
+    made = write_project(tmp_path, [source, jsonl_source("law", rows)], SETTINGS | GRADED)
+    steps = ("prep-mixture", "hydra slices", "hydra oracle-label", "hydra merge-labels")
+    for words in (*steps, "train student", "hydra calibrate", "hydra grade"):
+        nmoe(made, words)
+    rows = said(capsys, "hydra", "audit", "--config", made.config, "--documents", 500)
+    found = {(row["source"], row["decision"]): row for row in rows}
+    web, law, both = (found[name, "dropped"] for name in ("web", "law", "all"))
+    assert law["unlabelled"] == law["asked"] > 0, "the stand-in for an oracle knows no Russian"
+    assert (law["worth_keeping"], law["at_least"], law["at_most"]) == (None, 0, 1)
+    assert both["asked"] == web["asked"] + law["asked"] > both["unlabelled"] == law["asked"]
+    assert both["worth_keeping"] == web["worth_keeping"]
+    assert [found[name, "kept"]["unlabelled"] for name in ("web", "all")] == [0, 0]
 
 
 def test_a_task_works_on_the_project_of_the_working_directory_unless_a_path_is_named(

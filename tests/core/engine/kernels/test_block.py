@@ -59,6 +59,22 @@ def test_generation_gives_the_plain_path_s_tokens(checkpoint, monkeypatch, use_g
     assert bool(recorded) == use_graphs
 
 
+def test_steps_are_recorded_anew_for_another_cache_and_only_then(checkpoint, monkeypatch):
+    made, begin = [], DecodeGraphs.__init__
+    monkeypatch.setattr(DecodeGraphs, "__init__", lambda *a: made.append(a[3]) or begin(*a))
+    sizes = {"max_batch": 1, "max_step_tokens": 8, "max_prefixes": 0}
+    plain = make_generator(Transformer.from_checkpoint(checkpoint), max_seq_len=32, **sizes)
+    model = Transformer.from_checkpoint(checkpoint, use_kernels=True)
+    model.use_graphs = True
+    for max_seq_len in (32, 16):
+        fused = make_generator(model, max_seq_len=max_seq_len, **sizes)
+        for prompt in ([5, 6], [7, 8]):
+            found = fused.generate_batch([prompt], max_tokens=3, temperature=0.0)
+            assert found == plain.generate_batch([prompt], max_tokens=3, temperature=0.0)
+    assert len(made) == 2
+    assert made[0] is not made[1]
+
+
 def test_batch_invariance_fixes_the_tile_of_every_batch(checkpoint, monkeypatch):
     sort = Mock(side_effect=LookupError)
     monkeypatch.setattr(block, "sort_choices", sort)
