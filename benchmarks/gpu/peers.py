@@ -1,10 +1,10 @@
-"""Others on the same device and the same weights: transformers, vLLM, and the plain path compiled.
+"""Others on the same device and the same weights: transformers, vLLM, and the plain path.
 
 A peer whose packages are not installed is skipped, with the reason as its figure. transformers with
 `pip install kernels` runs OpenAI's triton_kernels over MXFP4, and FlashAttention 3 with sinks; both
 come from the hub or its cache. vLLM, whose experts on a Hopper GPU are Marlin's, pins a torch:
-install it in an environment of its own. These three were written from documentation and have not
-been run.
+install it in an environment of its own. It and these two packages were written from documentation
+and have not been run; transformers alone has been.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def skipped(*needs: str) -> Figure | None:
     return {"skipped": f"not installed: {', '.join(missing)}"} if missing else None
 
 
-def plain(path: Path, ours: Transformer, sizes: Sizes) -> list[Figure]:
-    """The plain path with decoded experts, as it is and compiled."""
+def plain(path: Path, ours: Transformer, sizes: Sizes) -> Figure:
+    """Scoring by the plain path with decoded experts."""
     device = ours.embedding.device
     ids = documents(ours, sizes)
     tap = ours.config.num_hidden_layers
@@ -60,14 +60,7 @@ def plain(path: Path, ours: Transformer, sizes: Sizes) -> list[Figure]:
     other = Transformer.from_checkpoint(
         path, device=device, dtype=torch.bfloat16, use_kernels=False
     )
-    found = [_beside("scoring", _rate(lambda: other(ids, **call), ids, device, sizes), mine)]
-    started = time.perf_counter()
-    for block in other.blocks:
-        block.compile(backend="inductor" if device.type == "cuda" else "eager")
-    rate = _rate(lambda: other(ids, **call), ids, device, sizes)
-    found.append(_beside("scoring, compiled", rate, mine))
-    found[-1]["compile_and_measure_seconds"] = time.perf_counter() - started
-    return found
+    return _beside("scoring", _rate(lambda: other(ids, **call), ids, device, sizes), mine)
 
 
 def transformers_peer(
