@@ -76,16 +76,16 @@ def remix(
             do="remix the first plan, and make its twin anew",
             code="E-PLAN-TWIN",
         )
-    weighed, phased = _read(weights, sources or {}, phases, step, where)
+    weighted, phased = _read(weights, sources or {}, phases, step, where)
     with closing(Stream(plan, "train")) as stream:
         end = (steps or plan.num_sequences // batch_size) * batch_size
         n = _sequence(step, stream.num_sequences // batch_size, end // batch_size, batch_size)
         before, known, capacities = _with_sources(plan, sources or {}, stream)
         kept, lr_scale = _kept(before, n, stream), stream.schedule.lr_scale(n - 1) if n else 1.0
-    for name in weighed:
+    for name in weighted:
         if name not in known:
             raise tables.unknown_name("source", name, known, f"{where}: weights")
-    listed = tuple(StageSource(name, weight) for name, weight in weighed.items())
+    listed = tuple(StageSource(name, weight) for name, weight in weighted.items())
     segments = cut_stage(Stage(_NAME, _NAME, 0, listed), n, end - n, phased, batch_size)
     if segments[0].start_step != step:
         segments[0] = replace(segments[0], start_step=step, lr_scale=lr_scale)
@@ -104,12 +104,12 @@ def _read(
     step: int,
     where: str,
 ) -> tuple[dict[str, float], tuple[Phase, ...]]:
-    weighed = {
+    weighted = {
         tables.text(name, f"{where}: weights"): tables.number(weight, f"{where}: weights.{name}")
         for name, weight in weights.items()
     }
     phased = read_phases({"phases": [dict(row) for row in phases]}, where)
-    check_names(phased, weighed, where)
+    check_names(phased, weighted, where)
     for phase in phased:
         if phase.start_step < step:
             raise ConfigError(
@@ -117,15 +117,15 @@ def _read(
                 where=f"{where}: phase of step {phase.start_step}",
                 expected=f"start_step of at least {step}, where the remix begins",
             )
-    used = {name for name, weight in weighed.items() if weight}
+    used = {name for name, weight in weighted.items() if weight}
     used |= {name for phase in phased for name, weight in phase.weights.items() if weight}
-    for name in [*weighed, *sources]:
+    for name in [*weighted, *sources]:
         if name not in used:
             do = "give it a weight, in weights or in a phase, or leave it out"
             raise ConfigError(f"source {name!r} is never used", where=where, do=do)
-    if not any(weighed.values()):
+    if not any(weighted.values()):
         raise ConfigError("all weights are zero", where=where, expected="one above 0")
-    return weighed, phased
+    return weighted, phased
 
 
 def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:

@@ -50,16 +50,16 @@ def write_remix(
 ) -> dict[str, Any]:
     """Commit the plan after an edit, and before it its certificate, by default beside it; returns
     what changes. Raises as `loader.remix`, and ConfigError where a source that was read is neither
-    weighed nor removed."""
+    weighted nor removed."""
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:
         if name not in in_force:
             raise unknown_name("source", name, in_force, "--remove")
     for name in sorted(in_force):
-        is_weighed, is_removed = name in edit.weights, name in edit.removed
-        if is_weighed == is_removed:
+        is_weighted, is_removed = name in edit.weights, name in edit.removed
+        if is_weighted == is_removed:
             raise ConfigError(
-                "weighed and removed" if is_weighed else "neither weighed nor removed",
+                "weighted and removed" if is_weighted else "neither weighted nor removed",
                 where=f"source {name!r}",
                 do="give it a weight, or remove it",
             )

@@ -77,9 +77,7 @@ def test_each_group_keeps_its_share_and_bounds_hold_on_fresh_documents_in_190_of
 def test_each_group_s_bound_fails_with_an_equal_part_of_the_chance() -> None:
     rows, targets = grouped(4, 2000), Targets(0.3, 0.15, target_by="source", delta=0.08)
     few = np.flatnonzero(rows.sources == "chat")[: MIN_GROUP - 1]
-    rows.sources[few] = (
-        "rare"  # too few for thresholds of their own
-    )
+    rows.sources[few] = "rare"  # too few for thresholds of their own
     fitted = fit_on(rows, targets)
     assert set(fitted.groups) == set(SHIFTS)
     for name, point in fitted.groups.items():
