@@ -119,11 +119,15 @@ def read_calibration(path: Path) -> dict[str, Any]:
     """The object of `calibration_summary.json`, as it was written.
 
     Raises:
-        CalibrationError: Edited or damaged (E-CALIBRATION-CHANGED); files of other tools and of
-            older versions carry no hash.
+        CalibrationError: Missing (E-CALIBRATION-MISSING), or edited or damaged
+            (E-CALIBRATION-CHANGED); files of other tools and of older versions carry no hash.
         FormatError: Not a JSON object.
     """
     code, do = "E-CALIBRATION-CHANGED", "run nmoe hydra calibrate"
+    if not path.is_file():
+        raise CalibrationError(
+            "calibration is missing", where=path, do=do, code="E-CALIBRATION-MISSING"
+        )
     return read_summary(path, CalibrationError, code, sealed_since="format", do=do)
 
 
@@ -132,13 +136,6 @@ def load_calibration(calibration_dir: Path) -> Calibration:
     edited (E-CALIBRATION-CHANGED), or without thresholds in 0..1 and in order and a weight for
     each dimension (E-CALIBRATION-FORMAT)."""
     path = calibration_dir / CALIBRATION_NAME
-    if not path.is_file():
-        raise CalibrationError(
-            "calibration is missing",
-            where=path,
-            do="run nmoe hydra calibrate",
-            code="E-CALIBRATION-MISSING",
-        )
     try:
         value = read_calibration(path)
     except FormatError as error:

@@ -178,6 +178,9 @@ def _result(summary: Path, changed: bool) -> Result:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     """A summary of slices; those of earlier versions carry no hash."""
+    if not path.is_file():
+        do, code = "run nmoe hydra slices", "E-MANIFEST-MISSING"
+        raise FormatError("no documents have been drawn for labels", where=path, do=do, code=code)
     return read_summary(path, code="E-SLICE-CHANGED", sealed_since="format")
 
 

@@ -221,6 +221,9 @@ def test_without_the_oracle_s_own_threshold_an_audit_is_refused(
     nmoe(project, "hydra calibrate", "--compat", "--out", path)
     words = ("hydra", "audit", "--config", project.config, "--calibration", path)
     refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
+    words = (*words[:-1], tmp_path / "none")
+    line = refused_line(capsys, *map(str, words), code="E-CALIBRATION-MISSING")
+    assert "run nmoe hydra calibrate" in line
 
 
 def rows_of(

@@ -135,7 +135,7 @@ def test_a_slice_that_was_changed_is_refused_by_its_reader(labelling: Labelling)
 def test_a_source_without_manifest_or_slices_is_refused(tmp_path: Path, data_root: Path) -> None:
     with refused("E-MANIFEST-MISSING"):
         write_source_slices(Tree.below(tmp_path), "nowhere")
-    with refused("E-MANIFEST-MISSING"):
+    with refused("E-MANIFEST-MISSING", "run nmoe hydra slices"):
         combine_slices(Tree.below(tmp_path), ["web"])
 
 
