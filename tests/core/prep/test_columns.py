@@ -103,6 +103,22 @@ def test_bytes_do_not_depend_on_workers_shards_or_interruptions(kept: Web, tmp_p
     assert many.digest() == apart.digest() == ended.digest() == forced.digest() == kept.digest()
 
 
+@pytest.mark.usefixtures("frequent_commits")
+def test_the_kinds_of_values_before_an_interruption_decide_a_column_s_type(
+    kept: Web, documents: list[dict[str, str]], tmp_path: Path
+) -> None:
+    rows = [{**one, "url": i if i >= 50 else "none"} for i, one in enumerate(_rich(documents))]
+    Path(kept.source.files[0].path).write_text(json_lines(rows), encoding="utf-8")
+    ended = kept.at(tmp_path / "a" / "web" / "train")
+    ended.interrupt()
+    ended.prep()
+    fresh = kept.at(tmp_path / "b" / "web" / "train")
+    fresh.prep()
+    assert ended.digest() == fresh.digest()
+    schema = pq.read_schema(fresh.out / "shard_0000" / "columns.parquet")
+    assert str(schema.field("url").type) == "string"
+
+
 @pytest.mark.parametrize("budget", [3000, 12_000, 25_000])
 def test_a_partial_pass_under_a_budget_has_the_types_of_the_whole(
     kept: Web, tmp_path: Path, budget: int
