@@ -151,6 +151,10 @@ class DatasetsSource(Source):
             if directory is not None and any((directory / name).is_file() for name in _SAVED):
                 return self._split_of(datasets.load_from_disk(str(directory)))
             return self._builder.as_streaming_dataset(self.split)
+        except IndexError as error:  # of the library, over the files of no row
+            raise SourceError(
+                "dataset was saved without rows", where=self.dataset, code="E-SOURCE-EMPTY"
+            ) from error
         except _errors() as error:
             what = f"cannot open split {self.split!r}"
             raise self._error(what, error, "E-SOURCE-NOTFOUND") from error

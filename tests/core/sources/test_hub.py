@@ -92,8 +92,11 @@ def test_a_local_dataset_directory_is_cut_into_disjoint_splits(tmp_path: Path, f
     )
     assert valid == {f"k{i}" for i in range(10, 25)}
     assert train == {f"k{i}" for i in range(100)} - valid
+    assert opened(tmp_path, hf_dataset="./hub").source.field_names() == ["text", "key"]
+    for nowhere in ("./nowhere", "a/b/c"):
+        with refused("E-SOURCE-NOTFOUND", "no such directory"):
+            _source(tmp_path, dataset=nowhere)
     for change, code in (
-        ({"hf_dataset": "./nowhere"}, "E-SOURCE-NOTFOUND"),
         ({"hf_split": "test"}, "E-SOURCE-NOTFOUND"),
         ({"text_field": "body"}, "E-SOURCE-FIELD"),
     ):
@@ -112,6 +115,15 @@ def test_a_dataset_saved_alone_has_only_its_own_split(
     assert texts(own) == ["a"]
     with refused("E-SOURCE-NOTFOUND"):
         _source(tmp_path, split=asked).check()
+
+
+def test_a_dataset_without_rows_has_no_fields_and_one_saved_so_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    datasets.Dataset.from_dict({"text": []}).to_parquet(tmp_path / "hub" / "train.parquet")
+    assert _source(tmp_path).field_names() == []
+    _save(tmp_path / "saved", {"text": []})  # the library writes what it cannot read
+    with refused("E-SOURCE-EMPTY"):
+        _source(tmp_path / "saved").check()
 
 
 def test_null_texts_are_empty_and_a_column_of_floats_is_no_id(tmp_path: Path) -> None:
