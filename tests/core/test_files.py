@@ -17,10 +17,11 @@ import pytest
 
 from nmoe_core.base import atomic
 from nmoe_core.base import fingerprint as digests
-from nmoe_core.base.append_log import AppendLog, whole_lines
+from nmoe_core.base.append_log import AppendLog, Line, whole_lines
 from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, replacing, write_bytes
 from nmoe_core.base.errors import LockedError
 from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
+from nmoe_core.base.jsonl import read_lines
 from tests.crash.disk import Disk
 from tests.project import failing
 
@@ -232,6 +233,20 @@ def test_second_writer_is_refused(tmp_path: Path) -> None:
     with AppendLog(path), pytest.raises(LockedError, match="another process is writing this file"):
         AppendLog(path)
     AppendLog(path).close()
+
+
+def test_a_line_of_the_largest_size_is_read_and_a_longer_one_refused_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.base.jsonl.MAX_LINE_BYTES", 10)
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf{}   \n\n[1, 2, 3]\n")
+    lines = read_lines(path, lambda number, what: ValueError(f"{number}: {what}"))
+    assert [next(lines), next(lines)] == [Line(1, 3, b"{}   \n"), Line(2, 9, b"\n")]
+    assert next(lines) == Line(3, 10, b"[1, 2, 3]\n")
+    path.write_bytes(b"\n[1, 2, 34]\n")
+    with pytest.raises(ValueError, match="2: more than 10 bytes"):
+        list(read_lines(path, lambda number, what: ValueError(f"{number}: {what}")))
 
 
 @pytest.fixture

@@ -145,6 +145,27 @@ def test_long_work_says_how_much_is_done_at_which_rate_and_what_is_left(
     assert not logging.getLogger(LOGGER).handlers
 
 
+@pytest.mark.parametrize(
+    ("total", "done", "seconds", "line"),
+    [
+        (106, 6, 60, "6 of 106 documents, 0.1 per second, 16 min 40 s left"),
+        (106, 5, 60, "5 of 106 documents, 5.0 per minute, 20 min 12 s left"),
+        (None, 6, 60, "6 documents, 0.1 per second"),
+        (9, 0, 60, "0 of 9 documents, 0.0 per minute"),
+        (61, 1, 1, "1 of 61 documents, 1.0 per second, 1 min 0 s left"),
+        (60, 1, 1, "1 of 60 documents, 1.0 per second, 59 s left"),
+        (3601, 1, 1, "1 of 3,601 documents, 1.0 per second, 1 h 0 min left"),
+        (3600, 1, 1, "1 of 3,600 documents, 1.0 per second, 59 min 59 s left"),
+    ],
+)
+def test_rates_and_times_are_said_in_units_that_fit(
+    total: int | None, done: int, seconds: float, line: str
+) -> None:
+    meter = Meter("grade web", total)
+    meter.done = done
+    assert meter.line(seconds) == line
+
+
 def test_what_a_verb_makes_is_printed_as_json_on_request(tmp_path: Path, capsys: Output) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "tiny"

@@ -12,6 +12,8 @@ import pytest
 
 from loader.files.format import load_manifest
 from nmoe_core.cli import main
+from nmoe_core.prep.estimate import plan_split
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import ingest_ids
 from tests.project import (
     Source,
@@ -106,6 +108,26 @@ def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
         size = sum(p.stat().st_size for p in Path(made["manifest"]).parent.rglob("*.npy"))
         assert planned["estimated_disk_bytes"] == pytest.approx(size, rel=0.5)
         assert planned["estimated_seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reads", "tokens"),
+    [
+        ({"hf_dataset": "org/name"}, "org/name", 10_000),
+        ({"hf_dataset": "a/b", "hf_subset": "c", "hf_revision": "v1"}, "a/b c @v1", 10_000),
+        ({}, "nothing yet", None),
+    ],
+)
+def test_a_dry_run_asks_no_hub_and_tells_time_and_disk_of_the_quota(
+    tmp_path: Path, dataset: dict[str, Any], reads: str, tokens: int | None
+) -> None:
+    table = {"id": "web", "kind": "huggingface", "tokens_b": 1e-5, **dataset}
+    run = write_project(tmp_path, [Source(table, {})], {"prep": {"max_tokens": "flow"}}).run
+    plan = plan_split(run, run_sources(run)[0], "train")
+    assert (plan.reads, plan.quota_tokens, plan.tokens) == (reads, 10_000, tokens)
+    assert plan.disk_bytes == (tokens and 42_500)
+    # Between a million tokens per second on a core and a thousand.
+    assert plan.seconds is None if tokens is None else 0.0005 < (plan.seconds or 0) < 10
 
 
 def test_a_dry_run_names_what_is_wrong_with_every_source(

@@ -270,6 +270,25 @@ def test_a_column_that_no_record_has_is_refused_with_those_that_there_are(
     assert found == [None] * 4
 
 
+@pytest.mark.parametrize(("after", "num_warnings"), [(9, 1), (10, 0)])
+def test_a_column_that_many_records_lack_is_named_once_before_the_source_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    after: int,
+    num_warnings: int,
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)
+    monkeypatch.setattr("nmoe_core.prep.kept_columns._WARN_ROWS", after)
+    rows = [{"text": f"some text {i} " * 9, "lang": "en"} for i in range(9)]
+    (tmp_path / "a.jsonl").write_text(json_lines(rows), encoding="utf-8")
+    kept = ("lang", "url")
+    split = opened(tmp_path, kind="jsonl", paths=("a.jsonl",), columns=kept)
+    with refused("E-SOURCE-FIELD"):
+        prep_shards(split, PrepSettings(name="web", num_shards=2, columns=kept), tmp_path / "train")
+    assert caplog.text.count("web: no record so far has column url;") == num_warnings
+
+
 def test_a_run_keeps_the_columns_of_its_attributes_and_a_source_may_say_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,10 @@ def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
     assert HALF.line() == "60 %, 1,200 documents, 3.4M tokens, 2.5 MB/s, 2 s left"
     ends_sooner = PrepProgress(10, 900, 10**6, 10**9, 1.0, max_tokens=1000)
     assert (ends_sooner.share, ends_sooner.eta_s) == (0.9, pytest.approx(1 / 9))
+    assert PrepProgress(1, 1000, 400, 1000, 0.5).line().startswith("40 %, 1 documents, 1.0K tokens")
+    assert PrepProgress(1, 10, 400, 1000, 0.5).eta_s == pytest.approx(0.75)
+    assert PrepProgress(1, 10, 400, 1000, 400.0).eta_s == 600
+    assert PrepProgress(1, 10, 400, 1000, 0.0).eta_s is None
     # A source of unknown size has neither a share nor an end.
     assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
 

@@ -255,3 +255,32 @@ def test_a_file_that_is_no_text_is_named(web: Web, tmp_path: Path) -> None:
     replaced = web.with_(on_error="replace", min_doc_tokens=1).settings
     report = prep_shards(Split(source), replaced, web.out)
     assert (report.num_documents, report.num_replaced) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [(288, 288, None), (287, 288, (288, 288)), (287, -1, (288, -1)), (-1, -1, None)],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_the_shards_need(
+    web: Web, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: tuple[int, int] | None
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: limits.append(limit))
+    web.shards()
+    assert limits == ([] if raised is None else [raised])
+    monkeypatch.setattr("resource.getrlimit", lambda _: (287, 287))
+    with refused("E-CONFIG", "288 files needed, 287 allowed"):
+        web.at(web.out.with_name("other")).shards()
+
+
+def test_long_texts_are_tokenised_by_pieces_to_the_same_shards(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = web.with_(max_doc_tokens=50)
+    web.prep()
+    pieces = web.at(tmp_path / "pieces")
+    for name in ("_BATCH_CHARS", "PIECE_CHARS"):
+        monkeypatch.setattr(f"nmoe_core.prep.tokenize.{name}", 1)
+    assert pieces.prep().outcomes["truncated"] > 100
+    assert pieces.digest() == web.digest()

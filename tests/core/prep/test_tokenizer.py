@@ -263,3 +263,18 @@ def test_real_text_has_the_ids_of_tiktoken() -> None:
             found = load_tokenizer(TokenizerSettings(engine=engine)).encode_batch(texts)
             np.testing.assert_array_equal(found.ids, expected, err_msg=engine)
     assert num_tokens > 100_000
+
+
+def test_a_name_is_that_of_a_file_by_its_spelling_or_by_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("own/llama", "tokenizer.json", "spiece.model"):
+        assert TokenizerSettings(name).encoding == "file"
+    for make in (lambda: None, Path("own").mkdir):
+        make()
+        assert TokenizerSettings("own").encoding == "own"
+    Path("own/tokenizer.json").touch()
+    Path("plain").touch()
+    assert TokenizerSettings("own").is_file
+    assert TokenizerSettings("plain").is_file

@@ -2,11 +2,13 @@
 
 import ast
 import gc
+import json
 from pathlib import Path
 
 import pytest
 
-from nmoe_core.sources.write_docstrings import docstrings
+from nmoe_core.sources import write_docstrings as module
+from nmoe_core.sources.write_docstrings import docstrings, write_docstrings
 
 
 class _ParsesWhenItIsFreed:
@@ -50,3 +52,21 @@ def test_short_docstrings_and_files_that_are_no_python_are_left_out(tmp_path: Pa
     assert rows == [{"id": "m:f:1", "text": "twelve chars"}]
     module.write_text("{{ template }")
     assert not list(docstrings(module, "m"))
+
+
+def test_modules_but_no_tests_are_read_until_there_is_enough_and_the_same_ones_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/b.py", "c.py", "d.py", "a/tests/e.py", "test/f.py", "tests/test/g.py"):
+        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lib" / name).write_text(f"'{name:.>500}'\n")
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path / "lib"))
+    ids = []
+    for enough in (1501, 1001, 1000):
+        monkeypatch.setattr(module, "TOTAL_BYTES", enough)
+        out = tmp_path / "deep" / "out.jsonl"
+        said = write_docstrings(out)
+        ids.append([json.loads(line)["id"] for line in out.read_text().splitlines()])
+        assert said == f"{out}: {len(ids[-1])} docstrings, {len(ids[-1]) * 500 / 1e6:.1f} MB"
+    assert sorted(ids[0]) == ["a.b::0", "c::0", "d::0"]
+    assert ids[1:] == [ids[0], ids[0][:2]]

@@ -40,6 +40,11 @@ def _source(directory: Path, payload: bytes, suffix: str = "", **how: Any) -> Js
     return JsonlSource(Reading("web", **how), [SourceFile(path, "a.jsonl")])
 
 
+def _fields(count: int) -> bytes:
+    """A line with so many fields, of one letter each."""
+    return json.dumps(dict.fromkeys("abcdefghi"[:count], 1)).encode()
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -50,6 +55,9 @@ def _source(directory: Path, payload: bytes, suffix: str = "", **how: Any) -> Js
         (b'{"text": "a", "id": 18446744073709551616}', NO_ID % "float"),
         (b'{"text": null}', ""),
         (b'{"body": "b"}', "field 'text' is missing among 'body'"),
+        (_fields(8), "field 'text' is missing among 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'"),
+        (_fields(9), "field 'text' is missing among 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', ..."),
+        (b'{"%b": 1}' % (b"k" * 41), f"field 'text' is missing among '{'k' * 40}'"),
         (b'{"text": 3}', "field 'text' is int, not text"),
         (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "not JSON: "),
         (MARK + b'{"text": "a"}', "not JSON: "),

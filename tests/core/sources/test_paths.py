@@ -214,3 +214,5 @@ def test_a_sample_of_files_is_seeded_and_bounded(tmp_path: Path) -> None:
     assert sample == sample_files(files, 1000, seed=1)
     assert sample != sample_files(files, 1000, seed=2)
     assert sample == [f for f in files if f in sample]
+    keys = {"kind": "files", "paths": ["*.txt"], "sample_mb": 0.001, "sample_seed": 1}
+    assert len(records(opened(tmp_path, **keys).source)) == 10

@@ -50,11 +50,17 @@ def test_a_remote_file_is_seekable_sized_and_has_a_revision(
     memory.pipe("/in/a.bin", bytes(range(256)) * 100)
     (file,) = find_files(["memory://in/a.bin"], Path("/"))
     assert (file.is_local, file.suffix, file.size_bytes()) == (False, ".bin", 25_600)
+    closed: list[object] = []
+    memory_file = "fsspec.implementations.memory.MemoryFile"
+    monkeypatch.setattr(f"{memory_file}.close", lambda file: closed.append(file))
     with file.open() as stream:
         stream.seek(-3, 2)
         assert stream.read() == bytes([253, 254, 255])
         stream.seek(256)
         assert stream.read(2) == b"\x00\x01"
+        assert closed == []
+    assert len(closed) == 1
+    monkeypatch.undo()
     before = file.revision()
     assert before == file.revision()
     assert before.startswith("modified:")
