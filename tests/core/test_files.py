@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,15 @@ import pytest
 from nmoe_core.base import atomic
 from nmoe_core.base import fingerprint as digests
 from nmoe_core.base.append_log import AppendLog, Line, whole_lines
-from nmoe_core.base.atomic import exchange_dirs, output_lock, replace_dir, replacing, write_bytes
+from nmoe_core.base.atomic import (
+    exchange_dirs,
+    output_lock,
+    replace_dir,
+    replacing,
+    write_bytes,
+    write_json,
+    write_jsonl,
+)
 from nmoe_core.base.errors import LockedError
 from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
 from nmoe_core.base.jsonl import read_lines
@@ -82,6 +91,18 @@ def test_what_an_output_inside_another_has_staged_stays_while_its_writer_holds_i
     assert list(tmp_path.rglob("*.tmp.*")) == []
 
 
+def test_json_is_written_in_utf8_and_no_number_that_json_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"ä": 1})
+    assert path.read_bytes() == '{\n  "ä": 1\n}\n'.encode()
+    write_jsonl(tmp_path / "a.jsonl", [{"ä": 1}])
+    assert (tmp_path / "a.jsonl").read_bytes() == '{"ä": 1}\n'.encode()
+    for write in (lambda: write_json(path, math.nan), lambda: write_jsonl(path, [{"a": math.inf}])):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write()
+    assert path.read_bytes() == '{\n  "ä": 1\n}\n'.encode()
+
+
 def test_brackets_in_a_name_stand_for_themselves(tmp_path: Path) -> None:
     for name in ("plan[1].json", "plan1.json"):
         (tmp_path / f"{name}.tmp.4194305").touch()
@@ -97,8 +118,9 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path: Path) 
             pass
     assert done.returncode == 1
     assert "LockedError" in done.stderr
+    (tmp_path / ".lock").write_text("4194305, killed")
     with output_lock(tmp_path):
-        pass
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -150,8 +172,9 @@ def test_where_directories_cannot_change_places_nothing_is_done_and_none_is_rais
             atomic.ctypes.set_errno(code)
             return -1
 
-    monkeypatch.setattr(atomic, "_LIBC", Libc)
-    assert not exchange_dirs(tmp_path / "new", tmp_path / "old")
+    for library in (Libc, None):  # an older one has no such function
+        monkeypatch.setattr(atomic, "_LIBC", library)
+        assert not exchange_dirs(tmp_path / "new", tmp_path / "old")
 
 
 def test_a_lock_of_a_directory_that_was_replaced_meanwhile_is_taken_anew(

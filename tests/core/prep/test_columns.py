@@ -270,7 +270,7 @@ def test_a_column_that_no_record_has_is_refused_with_those_that_there_are(
     assert found == [None] * 4
 
 
-@pytest.mark.parametrize(("after", "num_warnings"), [(9, 1), (10, 0)])
+@pytest.mark.parametrize(("after", "num_warnings"), [(3, 1), (9, 1), (10, 0)])
 def test_a_column_that_many_records_lack_is_named_once_before_the_source_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

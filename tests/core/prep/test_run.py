@@ -12,6 +12,7 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
+from nmoe_core.shards.manifest import created_at
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
@@ -97,16 +98,28 @@ def test_token_budget_stops_after_the_document_that_reaches_it(web: Web, budget:
     assert web.digest() == before
 
 
+def test_a_budget_that_is_met_exactly_ends_the_pass_though_blocks_hold_a_record_or_none(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", len(GOOD) + 2)
+    report = _prep_lines(web, [*[b""] * 200, *[GOOD] * 9])
+    assert report.num_tokens == 9 * 12
+    report = _prep_lines(web, [*[b""] * 200, *[GOOD] * 9], max_tokens=24)
+    assert (report.num_documents, report.num_tokens) == (2, 24)
+
+
 def test_documents_are_filtered_truncated_and_counted(
     web: Web, documents: list[dict[str, str]]
 ) -> None:
-    web = web.with_(min_doc_tokens=40, max_doc_tokens=100)
     encode = load_tiktoken("o200k_harmony").encode_ordinary
-    num_long = sum(len(encode(normalize_text(d["text"]))) > 100 for d in documents)
+    sizes = sorted(len(encode(normalize_text(document["text"]))) for document in documents)
+    least, most = sizes[60], sizes[150]
+    web = web.with_(min_doc_tokens=least, max_doc_tokens=most)
+    num_long = sum(size > most for size in sizes)
     report = web.prep()
     lengths = [len(row) for b in range(4) for row in read_documents(web.out / f"shard_{b:04d}")]
-    assert min(lengths) > 40
-    assert max(lengths) == 101
+    assert (min(lengths), max(lengths)) == (least + 1, most + 1)
+    assert len(lengths) == sum(size >= least for size in sizes)
     assert report.outcomes["filtered"] + len(lengths) == 300
     manifests = [json.loads(path.read_text()) for path in web.out.glob("shard_*/manifest.json")]
     infos = [manifest["source_info"] for manifest in manifests]
@@ -160,6 +173,21 @@ def test_content_hash_does_not_depend_on_the_time(
         hashes.add(extra["content_hash"])
         assert extra["created_at"][:4] == year
     assert len(hashes) == 1
+
+
+def test_a_time_that_is_none_is_refused_before_anything_is_read(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "9" * 11)
+    assert created_at("2020-01-01T00:00:00Z") == "5138-11-16T09:46:39Z"
+    for epoch in ("1" + "0" * 11, "now", "-1"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        with refused("E-CONFIG", "SOURCE_DATE_EPOCH is not a time"):
+            web.shards()
+    assert not web.out.exists()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "")
+    assert created_at("2020-01-01T00:00:00Z") == "2020-01-01T00:00:00Z"
+    assert created_at() > "2020"
 
 
 def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:
@@ -233,6 +261,9 @@ def test_many_bad_records_end_the_run_long_before_the_end_of_the_source(
     with refused("E-SOURCE-RECORD", "of 10") as caught:
         _prep_lines(web, [*[GOOD] * 9, TORN] * 5000)
     assert "of 50000" not in str(caught.value)
+    assert str(caught.value).count("part.jsonl:") == 3
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 256)  # a few say too little
+    assert _prep_lines(web, [TORN, *[GOOD] * 999]).num_documents == 999
 
 
 @pytest.mark.parametrize(("on_error", "num_replaced"), [("skip", 0), ("replace", 1)])

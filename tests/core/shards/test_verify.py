@@ -22,13 +22,21 @@ from loader.plan.check import read_data
 from loader.plan.settings import Vocabulary
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import FormatError
+from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import document_ids, ingest_ids, ingest_ids_at
-from nmoe_core.shards.inspect import files_of_directory, files_of_manifest, inspect_file
+from nmoe_core.shards.inspect import (
+    files_of_directory,
+    files_of_manifest,
+    inspect_file,
+    sample_tokens,
+    token_statistics,
+)
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
+from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality import write_source
 from tests.project import contents, json_lines
 from tests.refusals import refused
@@ -119,6 +127,9 @@ def test_a_wrong_token_is_found_by_the_deep_tier(
     np.save(_npy(tree), tokens)
     assert _codes(tree) == set()
     assert _codes(tree, deep=True) == {code, "E-SHARD-CHECKSUM"}
+    problems = verify_manifest(load_manifest(tree / "manifest.json"), deep=True)
+    says = f"EOS differs at token {position}" if code == "E-SHARD-EOS" else "found token 100"
+    assert says in str(problems[-1])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
@@ -134,6 +145,32 @@ def test_doubled_eos_is_counted_across_chunk_edges(
     assert seen.double_eos == [4, 5]
     assert (seen.num_eos, seen.num_documents) == (5, 4)
     assert len(seen.issues()) == 2
+
+
+def test_an_empty_first_document_is_no_doubled_eos_and_a_last_one_without_eos_is_named(
+    tree: Path,
+) -> None:
+    tokens = np.array([EOS, 1, 98, 100, 1, 2, EOS, EOS, EOS, EOS, EOS, 1], np.uint32)
+    np.save(_npy(tree), tokens)
+    (seen,) = files_of_manifest(load_manifest(tree / "manifest.json"))
+    counts = np.zeros(100, np.int64)
+    inspect_file(seen, EOS, 100, counts)
+    assert (seen.double_eos, seen.out_of_vocabulary) == ([7, 8, 9], [3])
+    assert [issue.partition(" ")[0] for issue in seen.issues()] == ["4", "6", "1", "last"]
+    found = token_statistics(counts)
+    assert found["most_frequent"] == [[EOS, 6], [1, 3], [2, 1], [98, 1]]
+    assert (found["tokens"], found["unique_tokens"], found["vocab_coverage"]) == (11, 4, 0.04)
+
+
+def test_a_sample_of_all_tokens_has_each_once_with_eight_on_either_side(tree: Path) -> None:
+    np.save(_npy(tree), np.arange(80, 105, dtype=np.uint32))
+    files = files_of_manifest(load_manifest(tree / "manifest.json"))
+    tokenizer = load_tokenizer(TokenizerSettings())
+    (rows,) = sample_tokens(files, tokenizer, 100, 99, seed=0).values()
+    assert [(row["position"], row["token"]) for row in rows] == [(i, 80 + i) for i in range(25)]
+    text = tokenizer.decode(np.arange(80, 100, dtype=np.uint32))
+    assert "".join(row["text"] for row in rows) == text
+    assert [rows[i]["context"] for i in (0, 9, 24)] == [text[:9], text[1:18], text[16:]]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 7, 100])

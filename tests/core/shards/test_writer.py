@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader.files.shard import IndexReader
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.shards.shard_file import (
     IndexWriter,
@@ -120,6 +121,22 @@ def test_a_regenerated_index_is_the_one_that_was_written(
         patch.setattr("nmoe_core.shards.shard_file.CHUNK_TOKENS", chunk)
         assert regenerate_index(directory / "a.npy", EOS) == (directory / "a.idx", len(rows))
     assert (directory / "a.idx").read_bytes() == before
+
+
+def test_a_tail_becomes_a_document_and_spans_that_leave_a_gap_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([1, 2, EOS, 3, 4], np.uint32))
+    with refused("E-SHARD-TAIL", "2 tokens"):
+        regenerate_index(tmp_path / "a.npy", EOS)
+    path, num_documents = regenerate_index(tmp_path / "a.npy", EOS, allow_tail=True)
+    assert num_documents == 2
+    assert IndexReader(path).to_array().tolist() == [[0, 3], [3, 5]]
+    index = IndexWriter(tmp_path / "b.idx")
+    for before, wrong in (((0, 3), (1, 2)), ((3, 4), (3, 5)), ((4, 6), (5, 8)), ((6, 7), (7, 7))):
+        index.add_document(*before)
+        with refused("E-INDEX-FORMAT", f"a span from {before[1]}"):
+            index.add_document(*wrong)
+    with refused("E-INDEX-FORMAT", "a span from 0"):
+        IndexWriter(tmp_path / "c.idx").add_document(1, 2)
 
 
 @settings(max_examples=30)

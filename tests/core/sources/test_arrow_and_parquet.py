@@ -115,6 +115,35 @@ def test_a_cell_past_the_limit_is_refused_by_row(tmp_path: Path, kind: str) -> N
     with refused("E-SOURCE-RECORD", "row 2: a record is longer"):
         records(_source(kind, tmp_path / "a", max_record_bytes=2 * 2**20))
     assert len(records(_source(kind, tmp_path / "a", max_record_bytes=4 * 2**20))) == 4
+    _write(tmp_path / "a", pa.table({"text": ["a" * 3 * 2**19] * 3}), kind)
+    assert len(records(_source(kind, tmp_path / "a", max_record_bytes=2 * 2**20))) == 3
+
+
+def test_a_flipped_byte_of_a_page_is_refused_where_the_page_has_a_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"text": ["a text to be flipped"]}),
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
+    )
+    payload = path.read_bytes()
+    assert payload.count(b"to be flipped") == 1
+    path.write_bytes(payload.replace(b"to be flipped", b"to be skipped"))
+    with refused("E-SOURCE-TORN", str(path)):
+        records(_source("parquet", path))
+
+
+def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"]})
+    with pq.ParquetWriter(tmp_path / "a", table.schema) as writer:
+        for part in (table[:1], table[:0], table[1:]):
+            writer.write_table(part)
+    assert pq.ParquetFile(tmp_path / "a").num_row_groups == 3
+    assert [record.text for record in good(_source("parquet", tmp_path / "a"))] == ["a", "b"]
 
 
 @settings(max_examples=30)

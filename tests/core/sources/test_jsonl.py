@@ -192,3 +192,22 @@ def test_a_line_past_the_limit_is_refused_before_more_is_held_and_one_below_it_i
     found = records(lines(LIMIT_MB - 1))
     assert len(found) == 52
     assert len(found[50].text) == (LIMIT_MB - 1) * MIB
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_a_line_as_long_as_the_limit_is_read_with_and_without_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 16)
+    for end in (b"", b"\n"):
+        line = b'{"text": "' + b"a" * 52 + b'"}' + end
+        source = _source(tmp_path, LINE + line, suffix, max_record_bytes=len(line))
+        assert texts(source) == ["a", "a" * 52]
+        source.reading = source.reading._replace(max_record_bytes=len(line) - 1)
+        with refused("E-SOURCE-RECORD", r"a\.jsonl\S*:2"):
+            records(source)
+
+
+def test_the_names_of_fields_lead_into_objects_but_not_too_deep(tmp_path: Path) -> None:
+    deep = b'{"a": {"b": {"c": {"d": {"e": 1}}}}, "f": []}\n{"g": 1}\n{"a": '
+    assert _source(tmp_path, deep).field_names() == ["a", "a.b", "a.b.c", "a.b.c.d", "f", "g"]

@@ -1,5 +1,6 @@
 """Text files: one file, one name, one document, wherever the tree lies and whatever it holds."""
 
+import gzip
 import itertools
 import os
 from pathlib import Path
@@ -97,6 +98,14 @@ def test_braces_stand_for_every_combination_in_order(
     every = ["".join(texts) for texts in itertools.product(*(texts for _, texts in spelled))]
     if len(every) < 50_000:
         assert expand_braces(pattern) == list(dict.fromkeys(every))
+
+
+def test_a_pattern_stands_for_a_hundred_thousand_names_and_no_more() -> None:
+    for pattern in ("{1..100000}", "{000001..100000}", "{1..1000}-{1..100}"):
+        assert len(expand_braces(pattern)) == 100_000
+    for pattern in ("{0..100000}", "{1..1001}-{1..100}"):
+        with refused("E-SOURCE-PATTERN", "too many names"):
+            expand_braces(pattern)
 
 
 @given(st.text(alphabet="{},.0123456789a*", max_size=40))
@@ -201,7 +210,15 @@ def test_a_text_file_past_the_limit_is_refused_by_name(tmp_path: Path) -> None:
     keys = {"kind": "files", "max_record_mb": 2}
     with refused("E-SOURCE-RECORD", naming=[str(tmp_path / "a.txt")]):
         list(opened(tmp_path, paths=["*.txt"], **keys).source.blocks())
-    assert len(list(opened(tmp_path, paths=["b.txt"], **keys).source.blocks())) == 1
+    (tmp_path / "c.txt").write_bytes(b"a" * 2 * 2**20)
+    for number in (0, 1):
+        packed = gzip.compress(b"a" * (2 * 2**20 + number), mtime=0)
+        (tmp_path / f"d{number}.txt.gz").write_bytes(packed)
+    source = opened(tmp_path, paths=["[bcd]*"], **keys).source
+    *read, bad = records(source)
+    assert [len(record.text) for record in read] == [1, 2 * 2**20, 2 * 2**20]
+    assert bad.reason == f"more than {2 * 2**20} bytes of text"
+    assert sum(block.size_bytes for block in source.blocks()) == source.size_bytes()
 
 
 def test_a_sample_of_files_is_seeded_and_bounded(tmp_path: Path) -> None:

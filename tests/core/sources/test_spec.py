@@ -86,6 +86,9 @@ def test_the_rows_of_a_split_are_counted_as_they_are_read(
 ) -> None:
     rows = Rows(start, stop, excluded)
     assert rows.count(num_rows) == sum(row in rows for row in range(num_rows))
+    block = range(num_rows, num_rows + 3)
+    assert rows.overlaps(block.start, block.stop) == any(row in rows for row in block)
+    assert not rows.overlaps(num_rows, num_rows)
 
 
 HUB = {"id": "web", "hf_dataset": "org/name"}
