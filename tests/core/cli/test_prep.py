@@ -12,6 +12,7 @@ import pytest
 
 from loader.files.format import load_manifest
 from nmoe_core.cli import main
+from nmoe_core.config.run import Run
 from nmoe_core.prep.estimate import plan_split
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import ingest_ids
@@ -86,6 +87,15 @@ def test_max_tokens_is_that_of_a_source_and_the_total_of_a_mixture(project: Path
     assert not Path("out/data/web/valid").exists()
 
 
+def test_a_source_of_weight_zero_is_not_read_and_one_that_is_has_a_document_at_least(
+    project: Path,
+) -> None:
+    plans = [run_sources(Run("run.toml"), max_tokens=budget) for budget in ("all", 1)]
+    assert [[plan.max_tokens for plan in one] for one in plans] == [[None, None], [1, 1]]
+    run = write_project(project, _sources(tokens_b=0.0)).run
+    assert [plan.name for plan in run_sources(run)] == ["notes"]
+
+
 @pytest.mark.parametrize("flags", [[], ["--set", "prep.max_doc_tokens=11"]])
 def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
@@ -127,7 +137,6 @@ def test_a_dry_run_asks_no_hub_and_tells_time_and_disk_of_the_quota(
     assert (plan.reads, plan.quota_tokens, plan.tokens) == (reads, 10_000, tokens)
     assert plan.disk_bytes == (tokens and 42_500)
     assert plan.seconds is None if tokens is None else 0 < (plan.seconds or 0) < 3600
-    assert [p.max_tokens for p in run_sources(run, max_tokens=1)] == [1]
 
 
 def test_a_dry_run_names_what_is_wrong_with_every_source(

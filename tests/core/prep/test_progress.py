@@ -9,6 +9,7 @@ from nmoe_core.prep.progress import PrepProgress, progress_printer
 from tests.core.prep.conftest import Web
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
+BEGUN = PrepProgress(1, 10, 100, None, 0.0)
 
 
 def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
@@ -22,7 +23,7 @@ def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
     assert PrepProgress(1, 10, 400, 1000, 400.0).eta_s == 600
     assert PrepProgress(1, 10, 400, 1000, 0.0).eta_s is None
     # A source of unknown size has neither a share nor an end.
-    assert PrepProgress(1, 10, 100, None, 0.0).line() == "1 documents, 10 tokens, 0.0 MB/s"
+    assert BEGUN.line() == "1 documents, 10 tokens, 0.0 MB/s"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -33,13 +34,16 @@ def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end_and_a_file_gets_lines(
         monkeypatch.setattr(module, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     with progress_printer("web") as show:
-        show(HALF)
+        for state in (HALF, BEGUN, HALF):
+            show(state)
     printed = capsys.readouterr().err
     if is_terminal:
-        assert printed.startswith("\rweb [##############..........] 60 %, 1,200")
-        assert printed.endswith(" \r")
+        begin, first, second, third, wiped, end = printed.split("\r")
+        assert first == third == f"web [##############..........] {HALF.line()}"
+        assert second == f"web [{'.' * 24}] {BEGUN.line()}".ljust(len(first))
+        assert (begin, wiped, end) == ("", " " * len(first), "")
     else:
-        assert printed == f"web: {HALF.line()}\n"
+        assert printed == "".join(f"web: {state.line()}\n" for state in (HALF, BEGUN, HALF))
 
 
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(

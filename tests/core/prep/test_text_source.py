@@ -137,7 +137,7 @@ def test_a_text_file_is_one_document(cfg: dict[str, Any], tmp_path: Path) -> Non
 
 def test_text_has_the_tokens_that_prep_gives_it(cfg: dict[str, Any], tmp_path: Path) -> None:
     # Normalisation: composed letters, line ends and controls.
-    write_lines(tmp_path / "t.jsonl", ["cafe\u0301\r\nline\x00 two", "\ufeffa\x85b " * 40])
+    write_lines(tmp_path / "t.jsonl", ["cafe\u0301\r\nline\x00 two", "\ufeffa\x85b " * 40, "a"])
     del cfg["tokenizer_path"], cfg["eos_token_id"]
     resolve_plan(cfg | {"tokenizer": "o200k_harmony", "seq_len": 4})
     source = JsonlSource(Reading("t"), find_files(["t.jsonl"], tmp_path))

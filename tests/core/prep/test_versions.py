@@ -113,8 +113,10 @@ def test_a_restored_version_is_the_one_that_was_and_leaves_the_other_restorable(
     first, before = grow(250), _tree(web.out)
     second, after = grow(300), _tree(web.out)
     (web.out / "notes").write_text("mine")
+    assert [version.is_current for version in list_versions(web.out)] == [True, False]
     for _ in range(2):
-        assert restore_version(web.out, first).id == first
+        restored = restore_version(web.out, first)
+        assert (restored.id, restored.is_current) == (first, True)
         assert (_tree(web.out), _ids(web)) == (before, [first, second])
         assert restore_version(web.out, second[:4]).id == second
         assert (_tree(web.out), _ids(web)) == (after, [second, first])

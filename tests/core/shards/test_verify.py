@@ -32,7 +32,7 @@ from nmoe_core.shards.inspect import (
     sample_tokens,
     token_statistics,
 )
-from nmoe_core.shards.manifest import ShardFormat, combine_shards
+from nmoe_core.shards.manifest import ShardFormat, combine_shards, left_out
 from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
@@ -85,6 +85,8 @@ def test_a_fresh_tree_has_no_problem_and_an_eos_is_never_doubled(tree: Path) -> 
     assert _codes(tree, checksums=True, deep=True) == set()
     tokens = np.load(_npy(tree)).tolist()
     assert tokens == [1, 2, 3, EOS, 4, EOS, 5, 6, EOS, 7, 8, EOS]
+    # Neither its shard says what prep left out, nor a directory without shards.
+    assert [left_out(directory, 4) for directory in (tree, tree / ".begun")] == [{}, {}]
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,11 @@ def test_the_revision_of_a_directory_does_not_depend_on_the_split(tmp_path: Path
     _save(tmp_path, {"text": ["a"]})
     revisions = {_source(tmp_path, split=split).revision() for split in ("train", "valid")}
     assert len(revisions) == 1
+    source = _source(tmp_path)
+    assert ({source.revision()}, source.changed) == (revisions, ())
+    (tmp_path / "hub" / "new.txt").touch()
+    assert source.revision() not in revisions
+    assert source.changed == ["new.txt"]
     assert _source(tmp_path, hf_subset="small").revision() not in revisions
 
 

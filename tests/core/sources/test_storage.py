@@ -66,6 +66,13 @@ def test_a_remote_file_is_seekable_sized_and_has_a_revision(
     assert before.startswith("modified:")
     memory.pipe("/in/a.bin", b"abc")
     assert file.revision() != before
+    for info, mark in (
+        ({"ETag": '"e1"', "LastModified": 7}, "etag:e1:3"),
+        ({"md5Hash": "m1", "updated": 7}, "md5:m1:3"),
+        ({"updated": 7}, "modified:7:3"),
+    ):
+        monkeypatch.setattr(type(memory), "info", lambda *_, info=info, **__: {**info, "size": 3})
+        assert file.revision() == mark
     # A store that keeps no mark is read for its digest.
     (tmp_path / "a.bin").write_bytes(b"abc")
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"size": 3, "type": "file"})
