@@ -20,6 +20,7 @@ from nmoe_core.base import atomic
 from nmoe_core.base import fingerprint as digests
 from nmoe_core.base.append_log import AppendLog, Line, whole_lines
 from nmoe_core.base.atomic import (
+    clear_left,
     exchange_dirs,
     output_lock,
     replace_dir,
@@ -29,7 +30,14 @@ from nmoe_core.base.atomic import (
     write_jsonl,
 )
 from nmoe_core.base.errors import LockedError
-from nmoe_core.base.fingerprint import keep_digests, local_digest, recall_digests
+from nmoe_core.base.fingerprint import (
+    is_current,
+    keep_digests,
+    local_digest,
+    recall_digests,
+    seal_summary,
+    sha256_json,
+)
 from nmoe_core.base.jsonl import read_lines
 from tests.crash.disk import Disk
 from tests.project import failing
@@ -56,6 +64,8 @@ def test_a_failed_step_leaves_the_old_file_and_no_temporary(
         write_bytes(path, b"new")
     if step != "rename":  # of which the system itself says the file
         assert caught.value.filename == str(path)
+    with Disk(tmp_path, 1, error)(), pytest.raises(OSError, match=says):  # of the first open
+        write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -101,6 +111,31 @@ def test_json_is_written_in_utf8_and_no_number_that_json_lacks(tmp_path: Path) -
         with pytest.raises(ValueError, match="not JSON compliant"):
             write()
     assert path.read_bytes() == '{\n  "ä": 1\n}\n'.encode()
+
+
+def test_a_leftover_that_another_writer_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tmp.4194305").touch()
+    monkeypatch.setattr(atomic, "_has_own_lock", lambda _, left: left.unlink())
+    with output_lock(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", ["a.tmp.4194305", "part", ".lock", "deep/a.tmp.4194305"])
+def test_what_a_killed_run_left_of_a_current_output_goes_unless_a_writer_is_at_work(
+    tmp_path: Path, left: str
+) -> None:
+    (tmp_path / "deep").mkdir()
+    with output_lock(tmp_path):
+        (tmp_path / left).touch()
+        clear_left(tmp_path, "absent", "part")
+        assert (tmp_path / left).exists()
+    for name in (left, "other"):
+        (tmp_path / name).touch()
+    clear_left(tmp_path, "absent", "part")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "other"]
 
 
 def test_brackets_in_a_name_stand_for_themselves(tmp_path: Path) -> None:
@@ -341,6 +376,24 @@ def test_kept_digests_spare_another_process_the_hashing(
     path.rename(tmp_path / "moved.txt")
     local_digest(tmp_path / "moved.txt")
     assert hashed == ["other.txt", "moved.txt"]
+
+
+def test_a_summary_is_current_where_its_fingerprints_are_equal_and_it_is_as_written(
+    tmp_path: Path,
+) -> None:
+    assert sha256_json({"ö": 1, "a": "é"}) == _sha256('{"a":"é","ö":1}')
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sha256_json(math.nan)
+    path, made_from = tmp_path / "summary.json", {"input": "1"}
+    summary = seal_summary({"fingerprints": made_from, "count": 3})
+    assert summary["schema_version"] == 1
+    write_json(path, summary)
+    assert is_current(path, made_from)
+    assert not is_current(path, {"input": "2"})
+    for damaged in (summary | {"count": 4}, {"fingerprints": made_from, "schema_version": 1}, []):
+        write_json(path, damaged)
+        assert not is_current(path, made_from)
+    assert not is_current(tmp_path / "absent.json", made_from)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', '{"PATH": [1, 2]}', "null"])

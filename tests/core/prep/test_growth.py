@@ -244,12 +244,18 @@ def test_tokens_of_another_tokenizer_or_code_or_of_damaged_files_are_not_taken_o
     assert changed.digest() == _fresh(changed, tmp_path / "fresh")
 
 
-def test_a_record_of_lines_is_used_for_its_own_files_only(web: Web, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_record_of_lines_is_used_for_its_own_files_only_and_whole(
+    web: Web, tmp_path: Path, is_cut: bool
+) -> None:
     web.prep()
     for path in web.out.glob("shard_*/.lines"):
         payload = path.read_bytes()
         rows = [payload[i : i + 24] for i in range(32, len(payload), 24)]
-        path.write_bytes(bytes(32) + b"".join(rows[::-1]))
+        path.write_bytes(payload[:-24] if is_cut else bytes(32) + b"".join(rows[::-1]))
+    web.edit(b'"doc-299"', b'"doc-new"')
+    report = web.prep()
+    assert (report.documents_tokenized, report.documents_reused) == (0, 300)
     web.edit(b"token", b"tokens")
     web.prep()
     assert web.digest() == _fresh(web, tmp_path / "fresh")

@@ -4,8 +4,8 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.errors import FormatError as LoaderError
-from loader.files.format import load_manifest
+from loader.files.format import Manifest, load_manifest
 from loader.files.sealed import sealed
 from loader.files.shard import IndexReader, open_shard
 from loader.plan.check import read_data
@@ -195,6 +195,29 @@ def test_a_document_in_both_splits_is_a_leak(tree: Path, tmp_path: Path) -> None
     by_id = find_leak(train, load_manifest(tmp_path / "same_id" / "manifest.json"))
     assert (by_text.num_ids, by_text.num_texts) == (0, 1)
     assert (by_id.num_ids, by_id.num_texts, by_id.example) == (1, 0, "d0")
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_manifests_are_brought_here_whole_and_other_files_only_where_they_are_hashed(
+    tree: Path, checksums: bool
+) -> None:
+    brought: list[tuple[str, list[str], bool]] = []
+
+    def at_hand(
+        manifest: Manifest, names: Iterable[str], is_whole: bool
+    ) -> AbstractContextManager[None]:
+        brought.append((manifest.path.parent.name, sorted(names), is_whole))
+        return nullcontext()
+
+    manifest = load_manifest(tree / "manifest.json")
+    assert verify_manifest(manifest, checksums=checksums, at_hand=at_hand) == []
+    files = [f"shard_0000/web-v1-shard-000000.{end}" for end in ("ids.jsonl", "idx", "npy")]
+    assert brought[:2] == [
+        ("train", ["shard_0000/manifest.json"], True),
+        ("train", files, checksums),
+    ]
+    beside = [("train", [], True), ("shard_0000", [], True)]
+    assert brought[2:] == (beside if checksums else [])
 
 
 def test_an_edited_manifest_is_refused(tree: Path) -> None:

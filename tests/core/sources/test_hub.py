@@ -126,6 +126,21 @@ def test_a_dataset_without_rows_has_no_fields_and_one_saved_so_is_refused(tmp_pa
         _source(tmp_path / "saved").check()
 
 
+@pytest.mark.parametrize(
+    ("split", "says", "num_rows"), [("train", 7, 7), ("train", 0, 2), ("valid", 7, 2), (None, 0, 2)]
+)
+def test_rows_are_counted_where_the_dataset_does_not_say_how_many_its_split_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None, says: int, num_rows: int
+) -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"]}).to_iterable_dataset()
+    if split is not None:
+        rows.info.splits = datasets.splits.SplitDict()
+        rows.info.splits.add(datasets.SplitInfo(split, num_examples=says))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: builder_of(rows))
+    source = _source(tmp_path, dataset="org/name", hf_revision="c" * 40)
+    assert source.num_rows() == num_rows
+
+
 def test_null_texts_are_empty_and_a_column_of_floats_is_no_id(tmp_path: Path) -> None:
     _save(tmp_path, {"text": ["a", None], "score": [0.5, 1.5]})
     assert texts(_source(tmp_path)) == ["a", ""]
