@@ -96,6 +96,15 @@ def test_bytes_after_random_changes_are_those_of_a_fresh_run(
         _write(web, rows)
 
 
+def test_known_documents_are_copied_in_the_order_in_which_they_come_now(
+    web: Web, tmp_path: Path, documents: Rows
+) -> None:
+    web.prep()
+    _write(web, documents[::-1])
+    assert web.prep().documents_reused == 300
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
 def test_only_new_and_changed_text_is_tokenised(web: Web, tmp_path: Path, documents: Rows) -> None:
     assert web.prep().documents_tokenized == 300
     for row in documents[:3]:

@@ -106,6 +106,8 @@ def test_a_budget_that_is_met_exactly_ends_the_pass_though_blocks_hold_a_record_
     assert report.num_tokens == 9 * 12
     report = _prep_lines(web, [*[b""] * 200, *[GOOD] * 9], max_tokens=24)
     assert (report.num_documents, report.num_tokens) == (2, 24)
+    info = load_manifest(web.out / "shard_0000" / "manifest.json").extra["source_info"]
+    assert info["rows_read"] == 202
 
 
 def test_documents_are_filtered_truncated_and_counted(
@@ -196,8 +198,9 @@ def test_source_that_changes_while_it_is_read_is_refused(web: Web) -> None:
             web.edit(b"token", b"model")
             yield from super().blocks(start)
 
-    with refused("E-SOURCE-CHANGED", naming=["found part.jsonl"]):
+    with refused("E-SOURCE-CHANGED", naming=["found part.jsonl"]) as caught:
         replace(web, source=Restless(web.source.reading, web.source.files)).shards()
+    assert "expected" not in str(caught.value)  # a name says enough
     assert not web.out.exists()
 
 

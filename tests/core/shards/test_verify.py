@@ -70,6 +70,31 @@ def test_ids_of_some_documents_are_found_in_every_file_of_a_shard(tmp_path: Path
         assert found == [every[row] for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda payload: payload.partition(b"\n")[2], "found 3 rows, expected 4 documents"),
+        (lambda payload: payload + b'{"id":"e","text_sha256":""}\n', "found 5 rows"),
+        (lambda payload: payload.replace(b'"id"', b'"no"'), "KeyError"),
+        (lambda payload: payload.replace(b"{", b""), "JSONDecodeError"),
+    ],
+)
+def test_ids_of_other_documents_or_of_no_shape_are_refused(
+    tree: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    manifest = load_manifest(tree / "manifest.json")
+    path = _npy(tree).with_suffix(".ids.jsonl")
+    payload = path.read_bytes()
+    assert ingest_ids_at(manifest, np.arange(4)) == ["d0", "d1", "d2", "d3"]
+    path.write_bytes(damage(payload))
+    for read in (lambda: list(ingest_ids(manifest)), lambda: ingest_ids_at(manifest, np.arange(2))):
+        with refused("E-SHARD-IDS", naming=[says, str(path)]):
+            read()
+    path.unlink()
+    with refused("E-SHARD-IDS", naming=["FileNotFoundError"]):
+        ingest_ids_at(manifest, np.arange(2))
+
+
 def _codes(tree: Path, **tiers: bool) -> set[str]:
     problems = verify_manifest(load_manifest(tree / "manifest.json"), **tiers)
     return {problem.error.code for problem in problems}
