@@ -159,20 +159,25 @@ def test_a_difference_that_a_sample_finds_is_an_error_and_prep_starts_again_with
     assert [row.tolist() for row in tokenizer.rows(texts)] == expected
     assert tokenizer.engine == "reference"
 
-    (tmp_path / "in.jsonl").write_text(json_lines({"text": f"text {i} " * 20} for i in range(50)))
-    digests = []
-    engines: tuple[Engine, ...] = ("gigatoken", "reference")
-    for engine in engines:
+    def made(engine: Engine, num_documents: int) -> dict[str, str]:
+        lines = json_lines({"text": f"text {i} " * 20} for i in range(num_documents))
+        (tmp_path / "in.jsonl").write_text(lines)
         config = PrepConfig(
             output_dir=tmp_path / engine,
             dataset_name="web",
             tokenizer="cl100k_base",
             eos_token="<|fim_middle|>",
             engine=engine,
+            min_doc_tokens=1,
         )
-        assert PrepPipeline(JSONLSource(tmp_path / "in.jsonl"), config).run().total_documents == 50
-        digests.append(tree_digest(tmp_path / engine))
-    assert digests[0] == digests[1]
+        manifest = PrepPipeline(JSONLSource(tmp_path / "in.jsonl"), config).run()
+        assert manifest.total_documents == num_documents
+        return tree_digest(tmp_path / engine)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nmoe_core.text.tokenizer.SAMPLE_SHARE", -1.0)
+        assert made("gigatoken", 49) != made("reference", 49)
+    assert made("gigatoken", 50) == made("reference", 50)  # nothing of before is taken over
     assert "this pass starts again with the reference" in caplog.text
     monkeypatch.undo()
     monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path))
