@@ -96,6 +96,16 @@ def test_bytes_after_random_changes_are_those_of_a_fresh_run(
         _write(web, rows)
 
 
+@pytest.mark.parametrize("num_shards", [2, 9])
+def test_documents_that_change_their_shard_are_taken_over(
+    web: Web, tmp_path: Path, num_shards: int
+) -> None:
+    web.prep()
+    web = web.with_(num_shards=num_shards)
+    assert web.prep().documents_reused == 300
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
 def test_known_documents_are_copied_in_the_order_in_which_they_come_now(
     web: Web, tmp_path: Path, documents: Rows
 ) -> None:

@@ -269,6 +269,24 @@ def test_many_bad_records_end_the_run_long_before_the_end_of_the_source(
     assert _prep_lines(web, [TORN, *[GOOD] * 999]).num_documents == 999
 
 
+@pytest.mark.usefixtures("frequent_commits")
+def test_a_change_that_fails_and_a_remake_that_is_ended_leave_nothing_beside_the_old_version(
+    web: Web,
+) -> None:
+    web.prep()
+    source, before = Path(web.source.files[0].path), web.digest()
+    payload, names = source.read_bytes(), sorted(path.name for path in web.out.parent.iterdir())
+    with refused("E-SOURCE-RECORD"):
+        _prep_lines(web, [GOOD, TORN] * 99)
+    assert sorted(path.name for path in web.out.parent.iterdir()) == names
+    source.write_bytes(payload + GOOD + b"\n")
+    web.interrupt(existing="remake")
+    assert sorted(path.name for path in web.out.parent.iterdir()) == names
+    assert web.digest() == before
+    web.interrupt()  # a change goes on where it was ended
+    assert (web.out.with_name(".train.prep-new") / ".prep" / "journal.json").is_file()
+
+
 @pytest.mark.parametrize(("on_error", "num_replaced"), [("skip", 0), ("replace", 1)])
 def test_other_policies_leave_out_what_cannot_be_read_and_count_it(
     web: Web, on_error: OnError, num_replaced: int
