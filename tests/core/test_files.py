@@ -130,11 +130,11 @@ def test_what_a_killed_run_left_of_a_current_output_goes_unless_a_writer_is_at_w
     (tmp_path / "deep").mkdir()
     with output_lock(tmp_path):
         (tmp_path / left).touch()
-        clear_left(tmp_path, "absent", "part")
+        clear_left(tmp_path, "part", "absent", "last")
         assert (tmp_path / left).exists()
-    for name in (left, "other"):
+    for name in (left, "last", "other"):
         (tmp_path / name).touch()
-    clear_left(tmp_path, "absent", "part")
+    clear_left(tmp_path, "part", "absent", "last")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "other"]
 
 
