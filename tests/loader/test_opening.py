@@ -1,6 +1,7 @@
 """A loader for this process, and batches and rows in the forms that trainers take."""
 
 import pickle
+import sys
 from itertools import chain
 
 import numpy as np
@@ -113,6 +114,13 @@ def test_options_that_do_not_fit_are_refused(cfg, options, named):
         pytest.importorskip("torch")
     with refused("E-CONFIG", naming=[named]):
         open_loader(cfg, **options)
+
+
+def test_without_torch_batches_are_arrays_unless_torch_is_asked_for(cfg, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert isinstance(open_loader(cfg).next()[0], np.ndarray)
+    with refused("E-CONFIG", naming=["torch is not installed"]):
+        open_loader(cfg, backend="torch")
 
 
 def test_extras_need_an_index_of_documents(tree):

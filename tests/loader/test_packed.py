@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from loader import (
     build_plan,
 )
 from loader.order.packing import BLOCK_DOCUMENTS, best_fit_decreasing, pack
+from loader.plan.check import check_plan
 from tests.refusals import refused
 
 
@@ -100,6 +102,10 @@ def test_what_packed_rows_cannot_be_is_refused(packed_tree, tmp_path):
     unindexed = {"data_path": tmp_path, "allow_unmanifested": True, "policy": "swrr"}
     with refused("E-INDEX-MISSING"):
         build_loader(packed | unindexed)
+    source, *others = plan.stages[0].sources
+    empty = replace(plan.stages[0], sources=(replace(source, num_tokens=0), *others))
+    with refused("E-PLAN-SHORT", naming=["'web' is too short", "found 0 tokens", "at least 1 by"]):
+        check_plan(replace(plan, stages=(empty,)))
 
 
 @pytest.mark.parametrize("policy", ["swrr", "block", "weighted_random", "epoch_weighted"])

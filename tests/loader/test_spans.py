@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import cu_seqlens, document_ids, position_ids
+from loader import cu_seqlens, document_ids, load_manifest, position_ids
+from loader.files.spans import DocumentIndex
 from tests.loader.shared import all_rows, open_loader
 from tests.refusals import refused
 
@@ -91,3 +92,20 @@ def test_spans_are_none_where_no_index_is_named_and_refused_where_one_is_gone(tr
     batch = open_loader(tree.one(allow_unmanifested=True)).next_with_meta()
     assert batch.document_spans is None
     assert batch.source_index.tolist() == [0, 0]
+
+
+def test_a_file_without_tokens_changes_neither_rows_nor_spans(tree, lib):
+    tokens = np.tile(np.array([1, 2, 3, 4, lib.EOS], np.uint32), 20)
+    for name, parts in (("web", (40, 100)), ("code", (0, 40, 40, 100, 100))):
+        edges = [0, *parts]
+        shards = [
+            lib.write_shard(tree.root / name / "train", name, i, tokens[a:b])
+            for i, (a, b) in enumerate(itertools.pairwise(edges))
+        ]
+        path = lib.write_manifest(tree.root / name / "train", name, shards)
+    assert [len(DocumentIndex([load_manifest(path)]).ends(i)) for i in range(5)] == [0, 8, 0, 12, 0]
+    whole, other = (open_loader(tree.one(name, batch_size=1)) for name in ("web", "code"))
+    for _ in range(6):
+        own, found = whole.next_with_meta(), other.next_with_meta()
+        np.testing.assert_array_equal(own.inputs, found.inputs)
+        np.testing.assert_array_equal(own.document_spans[0], found.document_spans[0])

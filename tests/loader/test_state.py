@@ -133,6 +133,10 @@ def test_stages_that_come_or_go_are_named_and_the_hash_alone_is_enough_to_refuse
     for plan in (state["plan"], None, 5):
         with refused(PLAN, match="plan_hash differs"):
             loader.load_state_dict(sealed(state | {"plan_hash": "0", "plan": plan}))
+    for size in (0, "12"):
+        plan = state["plan"] | {"batch_size": size}
+        with refused(PLAN, match="plan.batch_size differs"):
+            loader.load_state_dict(sealed(state | {"plan_hash": "0", "plan": plan}))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +162,12 @@ def test_state_loads_at_another_batch_size_and_goes_on_with_the_same_rows(
     if code:
         with refused(code):
             after.load_state_dict(state)
+        if code == PLAN:
+            with refused(code, naming=["plan.batch_size differs"]):
+                before.load_state_dict(after.state_dict())
         return
     after.load_state_dict(state)
+    opened(12).load_state_dict(after.state_dict())
     assert after.metrics() == before.metrics()
     rest = [rows_of(rows) for rows in (before, after)]
     num_rows = min(map(len, rest))

@@ -25,7 +25,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.takedown import proof
-from nmoe_core.tasks import curate
+from nmoe_core.tasks import curate, versions
 from nmoe_core.tasks.preview import plan_run
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
 from nmoe_core.tasks.takedown import report
@@ -308,7 +308,10 @@ def test_a_reason_says_takedown_and_curated_shards_verify(
     made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, run, texts = made
+    before = [versions.curated(run, name) for name in ("web", "books")]
     said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
+    after = [versions.curated(run, name) for name in ("web", "books")]
+    assert [a == b for a, b in zip(after, before)] == [False, True]
     _curate(run)
     bucket = bucket_of("doc-0001", BUCKETS)
     number = corpus.ingest_ids(bucket).index("doc-0001")
@@ -525,6 +528,7 @@ def test_a_damaged_record_is_refused(
     [
         lambda rows: rows[1:],
         lambda rows: [rows[0].replace(b'"text_sha256": "', b'"text_sha256": "0'), *rows[1:]],
+        lambda rows: [rows[0].replace(b'"why": "', b'"why": "\\ud800'), *rows[1:]],
         lambda rows: rows[:-1],
     ],
 )
