@@ -40,8 +40,6 @@ class Found:
     source: str
     split: str
     shard: str
-    number: int
-    """In its shard."""
     path: Path
     """Its token file."""
     doc_id: str
@@ -101,7 +99,6 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
     for root, manifest, files in _opened(tree) if texts else ():
         bos = manifest.extra.get("bos_token_id")
         of = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
-        first = 0
         for file in files:
             where = root.name, file.source, file.rel.split("/")[1], manifest.path.parent.name
             ids = file.ids()
@@ -110,10 +107,9 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
                 is_named = (file.source, ingest_id, text) in named
                 doc_id = str(DocId(file.source, file.rel, start, end))
                 begin = start + (bos is not None and file.tokens[start] == bos)
-                one = first + i, root / file.rel, doc_id, ingest_id, text
+                one = root / file.rel, doc_id, ingest_id, text
                 tokens = file.tokens[begin : end - 1]
                 found.append(Found(tuple(texts[text]), not is_named, *where, *one, tokens, of))
-            first += len(ids)
     return found
 
 

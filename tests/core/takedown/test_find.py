@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmoe_core.base.atomic import write_json
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.config.tree import Tree
-from nmoe_core.shards.manifest import ShardFormat, combine_shards
+from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.takedown.find import find
 from nmoe_core.takedown.items import Item, read_items
@@ -37,7 +36,8 @@ def _rows(name: str) -> list[dict[str, str]]:
 def _project(directory: Path, *, columns: bool = True) -> Project:
     tables = {"web": {"valid_split": "train[:10%]"}, "books": {}}
     sources = [jsonl_source(name, _rows(name), **keys) for name, keys in tables.items()]
-    settings = {"attributes": {"columns": ["url"]}} if columns else {}
+    settings = {"prep": {"tokens_per_shard": 200}}  # several files in a shard
+    settings |= {"attributes": {"columns": ["url"]}} if columns else {}
     project = write_project(directory, sources, settings)
     assert main(["prep-mixture", "--config", str(project.config)]) == 0
     return project
@@ -68,6 +68,8 @@ def test_every_kind_of_item_finds_its_documents_and_their_copies(
         "books-3": False,
         "books-copy": True,
     }
+    found = _ids(project, capsys, *(f"https://web.example/{i}" for i in range(40)))
+    assert found == {**{f"web-{i}": False for i in range(40)}, "web-copy": True}
     path = project.directory / "gone.txt"
     path.write_text("id:web-20\nid:web-1")
     rows = said(capsys, "takedown", path, "--config", project.config)["documents"]
@@ -84,7 +86,8 @@ def test_every_kind_of_item_finds_its_documents_and_their_copies(
         "books-5": False,
     }
     moved = DOC_ID.replace("e=7", "e=6").replace("s=0", "s=1")
-    assert _ids(project, capsys, moved, "re:Nobody", "url:https://web.example/", HASH) == {}
+    behind = DOC_ID.replace("s=0:e=7", "s=9998:e=9999")
+    assert _ids(project, capsys, moved, behind, "re:Nobody", "url:https://web.example/", HASH) == {}
 
 
 def test_an_item_that_finds_what_another_one_found_is_not_said_to_find_nothing(
@@ -104,8 +107,9 @@ def test_urls_are_refused_where_the_run_keeps_none(tmp_path: Path, capsys: Outpu
     command = ["takedown", str(path), "--config", str(project.config)]
     line = refused_line(capsys, *command, code="E-TAKEDOWN-URL")
     assert "url" in line
-    kept = ["--set", 'attributes.columns=["url"]']  # set after prep
-    refused_line(capsys, *command, *kept, code="E-TAKEDOWN-URL")
+    kept = ["--set", "attributes.columns=url"]  # set after prep
+    line = refused_line(capsys, *command, *kept, code="E-TAKEDOWN-URL")
+    assert "shard_0000" in line
 
 
 @pytest.mark.parametrize(
@@ -152,14 +156,30 @@ def test_items_without_a_prefix_are_what_they_can_only_be(tmp_path: Path) -> Non
         read_items(path)
 
 
-def test_tokens_of_a_document_are_those_of_its_text_without_bos_and_eos(tmp_path: Path) -> None:
-    tree, form = Tree.below(tmp_path), ShardFormat("web", "v1", "t", 100, 99, "f", bos_token_id=98)
-    split = tree.split("web")
-    writer = ShardWriter(split / "shard_0000", form)
-    for name, tokens in (("a", [98, 1, 2, 98]), ("b", [3, 4])):
+def _write(shard: Path, texts: dict[str, list[int]]) -> None:
+    """Write a shard of documents, by id; no URL is kept."""
+    form = ShardFormat("web", "v1", "t", 100, 99, "f", bos_token_id=98)
+    writer = ShardWriter(shard, form)
+    for name, tokens in texts.items():
         writer.add_document(np.array(tokens, np.uint32), name, f"hash of {name}")
     writer.finish({"made": "here"}, {"source": "web"})
-    write_json(split / "manifest.json", combine_shards(split, form, 1, {"source": "web"}))
+
+
+def test_shards_without_documents_and_curated_ones_need_no_urls(tmp_path: Path) -> None:
+    tree = Tree.below(tmp_path)
+    _write(tree.shard("web", 0).directory, {})
+    _write(tree.shard("web", 1).curated, {"a": [1, 2]})
+    items = [Item("url", "https://a.example/", 1), Item("id", "a", 2)]
+    (found,) = find(tree, items, TokenizerSettings())
+    assert (found.tree, found.ingest_id, found.shard) == ("curated", "a", "shard_0001")
+    _write(tree.shard("web", 2).directory, {"b": [3]})
+    with refused("E-TAKEDOWN-URL", naming=["shard_0002"]):
+        find(tree, items, TokenizerSettings())
+
+
+def test_tokens_of_a_document_are_those_of_its_text_without_bos_and_eos(tmp_path: Path) -> None:
+    tree = Tree.below(tmp_path)
+    _write(tree.shard("web", 0).directory, {"a": [98, 1, 2, 98], "b": [3, 4]})
     items = [Item("id", "a", 1), Item("id", "b", 2)]
     found = {one.ingest_id: one.tokens.tolist() for one in find(tree, items, TokenizerSettings())}
     assert found == {"a": [1, 2, 98], "b": [3, 4]}
