@@ -149,7 +149,9 @@ def test_the_last_suffix_of_a_large_range_is_found(
     assert found.tolist() == [[54_000, 54_002]]
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [("<u2", 2**16 - 1), ("<u4", 2**24 - 1)])
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("<u2", 2**16 - 1), ("<u4", 2**16), ("<u4", 2**24 - 1)]
+)
 def test_suffixes_are_in_the_order_of_the_ids_from_their_place_on(dtype: str, largest: int) -> None:
     rng = np.random.default_rng(4)
     for alphabet in (2, 300, largest + 1):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loader import build_loader, load_manifest
+from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
@@ -160,7 +161,7 @@ def test_places_that_overlap_or_touch_are_one_place_of_the_same_tokens(
 def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -> None:
     run = runs["pieces"]
     batches, plan = build_loader(run.tree.plan, backend="numpy")
-    rows = np.concatenate([inputs.copy() for inputs, _ in batches])
+    rows, num_steps = np.concatenate([inputs.copy() for inputs, _ in batches]), batches.num_steps
     tokenizer, cut = load_tokenizer(run.tokenizer), 0
     decoded = [tokenizer.decode(row) for row in rows]
     by_id = {f"d{i}": text for i, text in enumerate(TEXTS)}
@@ -168,23 +169,35 @@ def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -
         found = answer(run, sentence, limit=1000)
         assert found.occurrences == len(found.hits) == sum(t.count(sentence) for t in TEXTS)
         assert found.documents == sum(sentence in text for text in TEXTS)
-        steps = set()
+        assert found.steps == num_steps
+        steps, whole = set(), set()
         for hit in found.hits:
-            assert sentence in by_id[hit.ingest_id]
-            assert f"{hit.before}{sentence}{hit.after}" in by_id[hit.ingest_id]
+            text, own = by_id[hit.ingest_id], parse_doc_id(hit.doc_id)
+            assert f"{hit.before}{sentence}{hit.after}" in text
+            assert len(hit.after) > 45 or text.endswith(f"{sentence}{hit.after}")
+            assert len(hit.before) > 45 or text.startswith(f"{hit.before}{sentence}")
+            tokens = np.load(run.tree.data / own.rel)[own.start : own.end]
+            assert tokenizer.decode(tokens[:-1]) == text
+            spelled = tokens[hit.position : hit.position + hit.tokens]
+            assert sentence in tokenizer.decode(spelled)
+            assert sentence not in tokenizer.decode(spelled[1:])
             for row in hit.readings or []:
                 steps.add(row.step)
-                is_in_row = sentence in decoded[row.step * plan.batch_size + row.row]
-                assert is_in_row or not row.is_whole
+                assert row.is_whole is (row.tokens == hit.tokens)
+                assert 0 < row.tokens <= hit.tokens
+                whole |= {row.step * plan.batch_size + row.row} if row.is_whole else set()
                 cut += not row.is_whole
-        whole = {n // plan.batch_size for n, text in enumerate(decoded) if sentence in text}
-        assert whole <= steps
+        assert whole == {n for n, text in enumerate(decoded) if sentence in text}
         assert found.is_read is bool(steps)
         assert found.first_step == min(steps, default=None)
         if found.first_step is not None:
             before = answer(run, sentence, before_step=found.first_step)
             assert (before.is_read, before.first_step) == (False, None)
             assert answer(run, sentence, before_step=found.first_step + 1).is_read
+    assert answer(run, "long", before_step=num_steps).is_read
+    assert answer(run, "long", before_step=0).steps == 0
+    with refused("E-SEEK", naming=[f"0 to {num_steps}"]):
+        answer(run, "long", before_step=num_steps + 1)
     assert cut > 0, "windows cut some of them"
 
 
@@ -221,7 +234,10 @@ def test_command_and_asset_make_the_same_files_and_current_ones_are_left_alone(
     rows = said(capsys, "seen", "--index", "--config", run.path)
     assert [row["written"] for row in rows] == [0]
     assert (first := made[0]) is not None
-    assert outputs_of(run, "seen", "web")[0].digest == first.digest
+    sizes = [path.stat().st_size for path in run.tree.shard("web", 0).seen.glob("*.sa")]
+    assert (first.facts["bytes"], first.facts["files_sorted"]) == (sum(sizes), len(sizes))
+    again = outputs_of(run, "seen", "web")[0]
+    assert (again.digest, again.facts["files_sorted"]) == (first.digest, 0)
     assert check_seen(run, "web", [0, 1])["suffixes"].passed
 
 
@@ -310,6 +326,7 @@ def test_without_the_package_indexing_names_the_extra(
 
 def test_a_document_too_large_to_be_sorted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffixes, "MAX_TOKENS", 10)
+    assert suffixes.suffix_array(np.zeros(10, np.uint16)).tolist() == [*range(9, -1, -1)]
     with pytest.raises(NmoeError, match="too large"):
         suffixes.suffix_array(np.zeros(11, np.uint16))
     with pytest.raises(NmoeError, match="too large"):
