@@ -199,6 +199,8 @@ def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -
     with refused("E-SEEK", naming=[f"0 to {num_steps}"]):
         answer(run, "long", before_step=num_steps + 1)
     assert cut > 0, "windows cut some of them"
+    *_, sentence, last = min(TEXTS, key=lambda text: len(text.split(". ")[-1])).split(". ")
+    assert f". {last}" in [hit.after for hit in answer(run, sentence).hits]
 
 
 def test_the_command_says_what_the_function_finds(
