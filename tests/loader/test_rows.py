@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from loader import DeterministicLoader, FormatError, build_loader, load_manifest
 from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
-from loader.rows.buffers import HeldBuffers
+from loader.rows.buffers import MAX_BUFFERS, HeldBuffers
 from loader.rows.prefetch import Prefetcher
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
@@ -170,6 +171,22 @@ def test_a_buffer_is_given_again_only_when_no_view_of_it_is_held():
     assert buffers.take().ctypes.data != address
     del view
     assert buffers.take().ctypes.data == address
+
+
+def test_of_many_buffers_that_were_held_at_once_only_some_are_kept():
+    made = []
+
+    def make() -> np.ndarray:
+        array = np.zeros(4)
+        made.append(weakref.ref(array))
+        return array
+
+    buffers = HeldBuffers(make)
+    held = [buffers.take() for _ in range(MAX_BUFFERS + 4)]
+    held.clear()
+    assert [one() is not None for one in made] == [True] * MAX_BUFFERS + [False] * 4
+    held = [buffers.take() for _ in range(MAX_BUFFERS)]
+    assert len(made) == MAX_BUFFERS + 4
 
 
 def test_pinning_without_a_device_is_refused(two_stages):
