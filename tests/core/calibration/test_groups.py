@@ -106,6 +106,8 @@ def test_documents_of_small_groups_share_thresholds_and_drop_nothing_where_they_
     assert set(fitted.groups) == set(SHIFTS)
     point = fitted.point.taus
     assert point.tau_drop == point.tau_probe == 0 < point.tau_keep
+    rows.sources[:MIN_GROUP] = "one"  # exactly as many as thresholds of their own need
+    assert "one" in fit_on(rows, Targets(0.3, 0.3, target_by="source")).groups
     more = np.arange(600) < 3 * MIN_GROUP
     rows.sources[more] = np.where(np.arange(600)[more] % 4, "one", "two")
     names = set(fit_on(rows, Targets(0.3, 0.3, target_by="source")).groups)
@@ -144,6 +146,9 @@ def test_a_summary_shows_each_source_s_thresholds_and_the_check_looks_at_each(
     summary = summary_of((labels, predictions), tmp_path / "out", max_false_drop=0.1, **asked)
     found = {row["group"]: row for row in summary["groups"]}
     assert {name: row["target_keep"] for name, row in found.items()} == {"books": 0.6, "web": 0.3}
+    counts = [row["documents"] for row in found.values()]
+    asked_of_all = np.average([row["target_keep"] for row in found.values()], weights=counts)
+    assert summary["target_keep_of_all"] == pytest.approx(asked_of_all, abs=1e-6)
     for row in found.values():
         low, high = row["keep_documents_ci95"]
         assert low - 0.05 <= row["target_keep"] <= high + 0.05

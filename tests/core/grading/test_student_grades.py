@@ -17,7 +17,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.heads.student_file import load_student, token_table
 from nmoe_core.labels.agreement import upper_bound
-from nmoe_core.labels.ranks import spearman
+from nmoe_core.labels.ranks import spearman, spearman_interval
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import LEVELS, check_grades
 from nmoe_core.tasks.preview import plan_regrade
@@ -267,6 +267,14 @@ def test_the_grader_with_the_higher_lower_bound_is_chosen(
     assert report["graders"][winner]["spearman"] == pytest.approx(expected)
     assert report["documents"] + len(best.fit) == 400
     assert choice["test"]["documents"] == 400
+    values = {name: figures["spearman"] for name, figures in report["graders"].items()}
+    difference = values[winner] - values[report["other"]]
+    assert report["difference"] == pytest.approx(difference, abs=2e-6)
+    low, high = report["difference_ci95"]
+    assert low <= difference <= high
+    bounds, half = choice["lower_bounds_fit"], given[winner == "student"].halves()[0]
+    interval = spearman_interval(*map(QUALITY.aggregate, (half.judge, half.oracle)))
+    assert bounds[winner] == max(bounds.values()) == (interval or [None])[0]
     assert ("may be chance" in choice["sentence"]) == (heads == student)
 
 
