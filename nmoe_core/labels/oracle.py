@@ -210,10 +210,11 @@ def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
     """The scorer that all records name (else E-LABEL-MIXED); empty strings without a record."""
     scorers = sorted({scorer_of(record) for record in records})
     if len(scorers) > 1:
+        named = ["/".join(scorer) if any(scorer) else "an unnamed scorer" for scorer in scorers]
         raise LabelError(
             "labels of different scorers or rubrics",
             where=where,
-            found=" and ".join("/".join(scorer) or "an unnamed scorer" for scorer in scorers[:2]),
+            found=" and ".join(named[:2]),
             expected="one scorer and one rubric",
             do="label all of it with one oracle",
             code="E-LABEL-MIXED",

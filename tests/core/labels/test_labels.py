@@ -226,6 +226,15 @@ def test_of_several_records_of_a_document_the_last_parsed_one_counts(tmp_path: P
         read_labels(path)
 
 
+def test_labels_of_which_some_name_no_scorer_are_refused_in_those_words(tmp_path: Path) -> None:
+    path, scorer = tmp_path / "labels_val.jsonl", FakeOracle().scorer._asdict()
+    label = {"source": "web", "ok": False}
+    rows = [label | {"doc_id": "a"}, label | scorer | {"doc_id": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with refused("E-LABEL-MIXED", "an unnamed scorer and fake/v1/r"):
+        read_labels(path)
+
+
 def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -> None:
     def out_of_order(seed: int) -> FakeOracle:
         rng = random.Random(seed)
