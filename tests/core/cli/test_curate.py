@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from nmoe_core.cli import main
+from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.shards.planning import AUTO_ORDERS
 from nmoe_core.plots.png import MAX_PNG_BYTES
 from tests.project import contents, json_lines, said
@@ -124,8 +125,25 @@ def test_all_files_and_keys_of_the_document_are_made(data: Data) -> None:
     counts = np.load(data.path.with_name("training_data_token_counts.npy"))
     assert counts.dtype == np.int64
     assert meta["total_tokens"] == counts.sum()
+    num_windows = -(-int((counts + 1).sum()) // 256)  # an EOS follows each record
+    assert meta["n_training_sequences"] == num_windows
+    labels, order = (np.load(data.made(f"_{name}.npy")) for name in ("labels", "order"))
+    flushed = window_topics(labels[order], counts[order] + 1, 256, "flush")
+    assert both["curated"]["n_sequences"] == len(flushed) >= num_windows
+    assert (both["curated"]["min"], both["curated"]["max"]) == (flushed.min(), flushed.max())
+    assert both["curated"]["mean"] == pytest.approx(flushed.mean(), abs=0.005)
+    assert both["curated"]["std"] == pytest.approx(flushed.std(), abs=0.005)
+    sizes = np.bincount(labels, minlength=4)
+    assert meta["cluster_sizes"] == {str(k): size for k, size in enumerate(sizes.tolist())}
+    assert meta["clusters"]["fitted_on"] == 120
     rows = np.load(data.made("_embeddings.npy"))
     assert rows.shape == (120, 8)
+    cosines = (rows @ rows.T)[np.triu_indices(120, 1)]
+    found = meta["similarity_stats"]
+    assert found["total_pairs_sampled"] == len(cosines) == 120 * 119 // 2
+    assert found["high_sim_pairs_gt_0.9"] == (cosines > 0.9).sum() > 0
+    for name, of in (("mean", np.mean), ("std", np.std), ("median", np.median)):
+        assert found[name] == pytest.approx(of(cosines), abs=1e-5)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
     named = {word for words in meta["cluster_terms"].values() for word in words}
     assert all(named & set(words.split()) for words in TOPICS.values())
