@@ -45,17 +45,20 @@ def test_agreement_is_that_of_the_libraries_by_dimension_and_source_within_its_i
     member = {"all": np.arange(240) >= 0, "books": np.arange(240) % 3 == 0}
     member["web"] = ~member["books"]
     for row in facts["rows"]:
+        x, y = first[member[row["source"]]], second[member[row["source"]]]
         if row["dimension"] == "aggregate":
-            continue
-        i = QUALITY.names.index(row["dimension"])
-        x, y = first[member[row["source"]], i], second[member[row["source"]], i]
-        kappa = cohen_kappa_score(x, y, weights="quadratic")
-        assert row["kappa"] == pytest.approx(kappa, abs=1e-6)
+            x, y = QUALITY.aggregate(x), QUALITY.aggregate(y)
+        else:
+            i = QUALITY.names.index(row["dimension"])
+            x, y = x[:, i], y[:, i]
+            kappa = cohen_kappa_score(x, y, weights="quadratic")
+            assert row["kappa"] == pytest.approx(kappa, abs=1e-6)
         assert row["kappa_low"] < row["kappa"] < row["kappa_high"]
         assert row["spearman"] == pytest.approx(spearmanr(x, y)[0], abs=1e-6)
         assert row["low"] < row["spearman"] < row["high"]
         assert row["n"] == len(x)
         assert row["second_minus_first"] == pytest.approx((y - x).mean(), abs=1e-6)
+        assert row["same"] == pytest.approx((x == y).mean(), abs=1e-6)
     assert concordance(np.ones(9), np.ones(9)) is None
 
 

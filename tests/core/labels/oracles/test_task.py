@@ -68,7 +68,10 @@ HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
 
 
 def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
-    project: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str]
+    project: Path,
+    server: JudgeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server.always(completion(GOOD, usage={"completion_tokens": 9}))
     prices = "\ninput_price = 1e6\noutput_price = 1e6\nmax_new = 50\naccept_model = ['{}']\n"
@@ -110,6 +113,10 @@ def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
     command = ["hydra", "oracle-label", "--oracle", "http", "--estimate", *flags]
     said_of_all = said(capsys, *command)["all"]
     assert (said_of_all["tokens_in"], said_of_all["cost"]) == (rest["tokens_in"], None)
+    num_answers = sum(map(len, lists))
+    for least, length in ((num_answers, 9), (num_answers + 1, 50)):
+        monkeypatch.setattr("nmoe_core.labels.cost.MIN_ANSWERS", least)
+        assert estimate("train-04")["all"]["tokens_out"] == length * rest["questions"]
 
 
 EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
