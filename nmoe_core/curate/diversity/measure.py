@@ -189,7 +189,7 @@ def _wrap(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> float:
     """Total variation between topics of the first and the last `num_tokens` tokens."""
     ends = np.cumsum(tokens)
     head = slice(int(np.searchsorted(ends, num_tokens)) + 1)
-    tail = slice(int(np.searchsorted(ends, ends[-1] - num_tokens)), None)
+    tail = slice(int(np.searchsorted(ends, ends[-1] - num_tokens, side="right")), None)
     size = int(clusters.max()) + 1
     shares = [np.bincount(clusters[part], tokens[part], size) for part in (head, tail)]
     return float(0.5 * np.abs(shares[0] / shares[0].sum() - shares[1] / shares[1].sum()).sum())
@@ -197,7 +197,7 @@ def _wrap(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> float:
 
 def _length_drift(tokens: np.ndarray) -> float:
     ends = np.cumsum(tokens)
-    edges = np.searchsorted(ends, ends[-1] * np.arange(1, _PARTS) / _PARTS)
+    edges = np.searchsorted(ends, ends[-1] * np.arange(1, _PARTS) / _PARTS, side="right")
     counts = np.diff(edges, prepend=0, append=len(tokens))
     return float(counts.max() / max(int(counts.min()), 1))
 
