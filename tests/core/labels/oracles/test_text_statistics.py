@@ -32,8 +32,8 @@ WORDS = [a + b for a in "qxz" for b in string.ascii_lowercase]
         # A line of prose has six words and few symbols.
         ("one two three four five six\na b c d e", {"prose": 27 / 36}),
         ("a + b - c * d / e = f", {"prose": 0}),
-        # Two neighbours are alike in shape, two in their first words, two in nothing.
-        ("x = 1\ny = 2\ny is\nother, one", {"repetition": 2 / 3}),
+        # Three neighbours are alike in shape, two in their first words, two in nothing.
+        ("x = 1\ny = 2\nz = 3\nz is\nother, one", {"repetition": 3 / 4}),
         # Steps of 5 and 3 inwards are none that an editor makes; 2, 4 and 8 are.
         ("if a:\n     b\n   c\n      d\n  e\nf\n", {"indentation": 2 / 5}),
         ("a\n        b\nc\n    d\n      e\n", {"indentation": 1}),
