@@ -32,13 +32,17 @@ WORDS = [a + b for a in "qxz" for b in string.ascii_lowercase]
         # A line of prose has six words and few symbols.
         ("one two three four five six\na b c d e", {"prose": 27 / 36}),
         ("a + b - c * d / e = f", {"prose": 0}),
-        # Three neighbours are alike in shape, two in their first words, two in nothing.
-        ("x = 1\ny = 2\nz = 3\nz is\nother, one", {"repetition": 3 / 4}),
+        ("abc, abc, abc, abc, abc, abc,", {"prose": 0}),  # three quarters are letters
+        # Three neighbours are alike in shape, two in their first words, others in nothing.
+        ("x = 1\ny = 2\nz = 3\nz is\nother, one\nthird! one", {"repetition": 3 / 5}),
+        ("a\na", {"repetition": 1, "indentation": 1}),
         # Steps of 5 and 3 inwards are none that an editor makes; 2, 4 and 8 are.
         ("if a:\n     b\n   c\n      d\n  e\nf\n", {"indentation": 2 / 5}),
         ("a\n        b\nc\n    d\n      e\n", {"indentation": 1}),
+        ("a\n     b\n     c\n", {"indentation": 1 / 2}),
         ("    a\nb\n  c\n", {"indentation": 1}),  # the window begins inside a block
-        ("A. B. c.", {"sentence_form": 1 / 2}),
+        ("    a\nb\n   c\n", {"indentation": 1 / 2}),
+        ("A. B. C. d.", {"sentence_form": 2 / 3}),
         ("a,b, c; d:", {"spacing": 3 / 4}),
         ("(a [b] c)", {"depth": (2 + 1) / 2, "nesting": 1}),
         ("[x (y] z)", {"depth": 2, "nesting": 1 / 2}),
