@@ -133,15 +133,19 @@ def test_operating_points_say_why_a_grader_has_no_thresholds() -> None:
 
 def test_drift_is_the_psi_of_ten_bins_of_equal_count_less_what_chance_gives() -> None:
     rng = np.random.default_rng(0)
-    val, shard = rng.normal(0.5, 0.1, 1000), rng.normal(0.6, 0.1, 300)
+    val, higher = rng.normal(0.5, 0.1, 1000), rng.normal(0.6, 0.1, 300)
+    edges = np.sort(val)[100::100]
     bins = score_bins(np.full(1000, "web"), val)["web"]
-    assert bins["counts"] == [100] * 10
-    edges = [-np.inf, *np.sort(val)[100::100], np.inf]
-    p = (np.histogram(val, edges)[0] + 0.5) / 1005
-    q = (np.histogram(shard, edges)[0] + 0.5) / 305
-    chance = stats.chi2.ppf(0.999, 9) * (1 / 1000 + 1 / 300)
-    expected = ((q - p) * np.log(q / p)).sum() - chance
-    assert score_drift(bins, shard).psi == pytest.approx(expected)
+    assert bins == {"edges": edges.tolist(), "counts": [100] * 10}
+    tied = score_bins(np.full(1000, "web"), val.round(1))["web"]  # bins of unequal counts
+    for reference, shard in ((bins, higher), (tied, higher), (tied, np.full(300, -1.0))):
+        before, bounds = np.array(reference["counts"]), [-np.inf, *reference["edges"], np.inf]
+        num = len(before)
+        p = (before + 0.5) / (1000 + num / 2)
+        q = (np.histogram(shard, bounds)[0] + 0.5) / (300 + num / 2)
+        chance = stats.chi2.ppf(0.999, num - 1) * (1 / 1000 + 1 / 300)
+        expected = ((q - p) * np.log(q / p)).sum() - chance
+        assert score_drift(reference, shard).psi == pytest.approx(expected)
     enough = np.full(MIN_DOCUMENTS, "web")
     assert score_bins(enough, val[:MIN_DOCUMENTS]).keys() == {"web"}
     assert score_bins(enough[1:], val[1:MIN_DOCUMENTS]) == {}

@@ -76,7 +76,26 @@ def test_only_documents_with_labels_of_one_text_in_both_files_are_compared(
     counts = {key: facts[key] for key in ("documents", "other_text", "only_in_one")}
     assert counts == {"documents": 3, "other_text": 1, "only_in_one": 5}
     assert [said["left_out"] for said in facts["labels"]] == [0, 2]
-    with refused("E-LABEL-COVERAGE"):
+    with refused("E-LABEL-COVERAGE", "1 ids in common, with other texts"):
         compare_labels(a, written(tmp_path / "c", theirs[:1]))
+    with refused("E-LABEL-COVERAGE", "no id in common"):
+        compare_labels(a, written(tmp_path / "c", labels(first, 90)))
     with refused("E-LABEL-MISSING"):
         compare_labels(a, tmp_path / "none")
+
+
+def test_a_person_s_labels_need_not_name_the_scale_of_those_that_they_are_compared_with(
+    tmp_path: Path,
+) -> None:
+    rng, scale = np.random.default_rng(2), {"depth": [0, 2, 0.5], "style": [1, 3, 0.5]}
+    grades = [{"depth": d, "style": s + 1} for d, s in rng.integers(0, 3, (30, 2)).tolist()]
+    rows = [{"doc_id": f"d{i}", "source": "web", "ok": True} for i in range(30)]
+    ours = [row | {"scores": g, "scale": scale} for row, g in zip(rows, grades)]
+    theirs = [row | {"scores": g} for row, g in zip(rows, grades[:9] + grades[:21])]
+    (tmp_path / "labels").mkdir()
+    written(tmp_path / "labels" / "scores.jsonl", ours)
+    facts = compare_labels(tmp_path / "labels", written(tmp_path / "person.jsonl", theirs))
+    found = {row["dimension"]: row for row in facts["rows"] if row["source"] == "all"}
+    assert list(found) == ["depth", "style", "aggregate"]
+    same = [a == b for a, b in zip(grades, grades[:9] + grades[:21])]
+    assert 9 / 30 < np.mean(same) <= found["aggregate"]["same"] < 1

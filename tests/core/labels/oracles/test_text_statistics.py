@@ -97,6 +97,7 @@ def test_grades_lie_on_the_lines_between_the_points_of_the_curves() -> None:
         return grades["helpfulness"]
 
     assert set(grade({}).values()) == {0}
+    assert [grade({"symbols": x})["correctness"] for x in (0.0, 0.05, 0.3, 1.0)] == [4, 4, 0, 0]
     # Guidance of 0.05 stands for a mean of 0.7, which lies 0.11 / 0.2 of the way from grade 1 to 2.
     assert helpfulness(guidance=0.05) == 2
     assert helpfulness(guidance=0.045) == 1  # a mean of 0.6417
