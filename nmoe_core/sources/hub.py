@@ -153,7 +153,10 @@ class DatasetsSource(Source):
             return self._builder.as_streaming_dataset(self.split)
         except IndexError as error:  # of the library, over the files of no row
             raise SourceError(
-                "dataset was saved without rows", where=self.dataset, code="E-SOURCE-EMPTY"
+                "dataset was saved without rows",
+                where=self.dataset,
+                do="save it with rows, or name another one",
+                code="E-SOURCE-EMPTY",
             ) from error
         except _errors() as error:
             what = f"cannot open split {self.split!r}"
