@@ -139,6 +139,17 @@ def test_a_dry_run_asks_no_hub_and_tells_time_and_disk_of_the_quota(
     assert plan.seconds is None if tokens is None else 0 < (plan.seconds or 0) < 3600
 
 
+def test_a_dry_run_of_a_single_record_expects_its_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = jsonl_source("web", [{"id": "a", "text": "some words of a text " * 40}])
+    made = write_project(tmp_path, [source], {"prep": {"max_tokens": "all"}})
+    command = ("prep-mixture", "--config", made.config)
+    (planned,) = said(capsys, *command, "--dry-run")
+    (done,) = said(capsys, *command)
+    assert planned["estimated_tokens"] == done["tokens"]
+
+
 def test_a_dry_run_names_what_is_wrong_with_every_source(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
