@@ -73,7 +73,7 @@ class DocumentIndex:
             last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))
             edges += [int(end) + start - position for end in ends[first:last]]
             # The document that goes on past the row; files end with a document.
-            if last < len(ends) and edges[-1] < length:
+            if last < len(ends):
                 edges.append(length)
             file += 1
         return np.stack([edges[:-1], edges[1:]], axis=1)

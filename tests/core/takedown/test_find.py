@@ -139,6 +139,22 @@ def test_a_line_that_is_no_item_or_could_be_several_is_refused_by_its_number(
         read_items(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("doc-17", "is not a document id, a URL or a hash"),
+        ("http://a//b#s=1:e=2", "may be id or url"),
+        ("sha256:12", "is not 64 hexadecimal digits"),
+        ("re:a*", "is found in every text"),
+    ],
+)
+def test_a_refused_line_says_why(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "gone.txt"
+    path.write_text(line)
+    with refused("E-TAKEDOWN-ITEM", naming=[line.partition(":")[2] or line, reason]):
+        read_items(path)
+
+
 def test_items_without_a_prefix_are_what_they_can_only_be(tmp_path: Path) -> None:
     path = tmp_path / "gone.txt"
     path.write_text(

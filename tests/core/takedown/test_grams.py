@@ -39,6 +39,12 @@ def test_a_text_longer_than_a_chunk_gives_each_of_its_grams_once() -> None:
     assert len(grams_of(np.ones(500, np.uint16), 0)) == 1
 
 
+def test_a_text_without_tokens_has_no_grams_and_no_grams_are_found_nowhere() -> None:
+    grams = grams_of(np.empty(0, np.uint32), 0)
+    assert len(grams) == 0
+    assert _found(GramIndex(grams), np.arange(200, dtype=np.uint32)) == {}
+
+
 def test_equal_first_windows_of_other_grams_are_told_apart() -> None:
     head = np.arange(32, dtype=np.uint32)
     texts = [np.append(head, np.full(4, last, np.uint32)) for last in (7, 8)]

@@ -25,6 +25,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import ShardFormat, combine_shards
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.takedown import proof
+from nmoe_core.takedown.grams import GRAMS
 from nmoe_core.takedown.record import record_digest
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_run
@@ -522,6 +523,10 @@ def test_a_damaged_record_is_refused(
     raw[-3] ^= 1
     file.write_bytes(raw)
     refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-RECORD")
+    if name == "grams.npy":
+        for others in (np.zeros(3, GRAMS), np.zeros((1, 3), GRAMS), np.zeros(3)):
+            np.save(file, others)
+            refused_line(capsys, *_command(run, path, "--verify"), code="E-TAKEDOWN-RECORD")
 
 
 @pytest.mark.parametrize(
