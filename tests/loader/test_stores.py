@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -19,6 +20,7 @@ from loader import build_loader, resolve_plan
 from loader.__main__ import main
 from loader.config import read_config
 from loader.files.addresses import address, is_url, join, parent
+from loader.files.aws_profile import profile_options
 from loader.files.store import read_bytes
 from loader.plan import remote
 from loader.plan.remote import fetch_plan
@@ -440,3 +442,36 @@ def test_a_forked_process_that_asks_a_store_again_is_refused(bucket):
 
     assert "spawn" in in_a_fork(ask)
     assert read_bytes(url)
+
+
+@pytest.mark.parametrize(
+    ("environment", "region", "method", "keys"),
+    [
+        ({}, "eu-1", "shared-credentials-file", {"region", "credential_provider"}),
+        ({}, None, "sso", {"credential_provider"}),
+        ({}, "eu-1", "env", {"region"}),
+        ({}, None, "iam-role", set()),
+        ({}, "eu-1", None, {"region"}),
+        ({"AWS_ACCESS_KEY_ID": "k"}, "eu-1", "sso", set()),
+        ({"AWS_ACCESS_KEY_ID": "k", "AWS_PROFILE": "p"}, None, "sso", {"credential_provider"}),
+    ],
+)
+def test_a_profile_of_aws_gives_what_the_environment_has_not(
+    monkeypatch, environment, region, method, keys
+):
+    key = SimpleNamespace(access_key="id", secret_key="secret", token="token")
+    found = method and SimpleNamespace(method=method, get_frozen_credentials=lambda: key)
+    values = {"get_credentials": lambda: found, "get_config_variable": {"region": region}.get}
+    session = SimpleNamespace(Session=lambda: SimpleNamespace(**values))
+    monkeypatch.setitem(sys.modules, "botocore.session", session)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    options = profile_options()
+    assert options.keys() == keys
+    assert options.get("region", region) == region
+    if "credential_provider" in keys:
+        given = options["credential_provider"]()
+        assert given.pop("expires_at") > datetime.now(UTC) + timedelta(minutes=5)
+        assert given == {"access_key_id": "id", "secret_access_key": "secret", "token": "token"}
