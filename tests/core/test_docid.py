@@ -86,6 +86,9 @@ def test_a_document_is_read_without_its_eos_and_only_below_the_data_root(tmp_pat
             reader.tokens(f"src//{rel}#s=0:e=3")
     assert reader.tokens("s//a.npy#s=0:e=3", eos_token_id=99).tolist() == [5, 6]
     assert reader.tokens("s//a.npy#s=3:e=5").tolist() == [7, 99]
-    for wrong in ("s//a.npy#s=0:e=2", "s//a.npy#s=3:e=6"):
-        with refused("E-DOCID", r"EOS|past its shard"):
+    for wrong, says in (
+        ("s//a.npy#s=0:e=2", "EOS token; found 6, expected 99"),
+        ("s//a.npy#s=3:e=6", "past its shard; found end 6, expected at most 5"),
+    ):
+        with refused("E-DOCID", naming=[says]):
             reader.tokens(wrong, eos_token_id=99)

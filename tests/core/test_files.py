@@ -105,8 +105,8 @@ def test_json_is_written_in_utf8_and_no_number_that_json_lacks(tmp_path: Path) -
     path = tmp_path / "a.json"
     write_json(path, {"ä": 1})
     assert path.read_bytes() == '{\n  "ä": 1\n}\n'.encode()
-    write_jsonl(tmp_path / "a.jsonl", [{"ä": 1}])
-    assert (tmp_path / "a.jsonl").read_bytes() == '{"ä": 1}\n'.encode()
+    write_jsonl(tmp_path / "deep" / "down" / "a.jsonl", [{"ä": 1}])
+    assert (tmp_path / "deep" / "down" / "a.jsonl").read_bytes() == '{"ä": 1}\n'.encode()
     for write in (lambda: write_json(path, math.nan), lambda: write_jsonl(path, [{"a": math.inf}])):
         with pytest.raises(ValueError, match="not JSON compliant"):
             write()

@@ -137,6 +137,9 @@ def test_a_file_a_url_or_a_hub_id_is_one_source(here: Path) -> None:
     assert discover("s3://b/c/web.parquet", here)[0].kind == "parquet"
     (hub,) = discover("owner/some-name", here, "sub")
     assert (hub.id, hub.hf_dataset, hub.hf_subset) == ("some_name", "owner/some-name", "sub")
+    (here / "a.bin").touch()
+    with refused("E-SOURCE-NOTFOUND", r"not a file of text.*\.jsonl, .*\.tex, also \.gz, \.zst"):
+        discover("a.bin", here)
     for missing in ("nowhere", "x/y/z.jsonl"):
         with refused("E-SOURCE-NOTFOUND"):
             discover(missing, here)

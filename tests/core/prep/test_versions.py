@@ -1,5 +1,6 @@
 """Earlier versions of a split are kept, listed, compared and restored."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from loader.files.format import load_manifest
 from nmoe_core.base.atomic import exchange_dirs, output_lock
 from nmoe_core.cli import main
 from nmoe_core.prep import existing, versions
 from nmoe_core.prep.versions import list_versions, restore_version
 from nmoe_core.shards import links
 from nmoe_core.shards.verify import verify_manifest
-from tests.core.prep.conftest import Web
+from tests.core.prep.conftest import Web, tree_digest
 from tests.crash.disk import Disk
 from tests.project import contents, json_lines, said
 from tests.refusals import refused, refused_line
@@ -217,6 +219,29 @@ def test_without_links_or_exchange_versions_are_copies(
     assert _ids(web) == [second, first]
     restore_version(web.out, first)
     assert _tree(web.out) == before
+
+
+def test_shards_are_copied_where_the_new_version_lies_on_another_file_system(
+    web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing_with(code: int) -> None:
+        def replace_dir(staged: Path, final: Path) -> None:
+            raise OSError(code, os.strerror(code), str(final))
+
+        monkeypatch.setattr(existing, "replace_dir", replace_dir)
+
+    monkeypatch.setattr(existing, "exchange_dirs", lambda staged, final: False)
+    grow(250)
+    failing_with(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        grow(300)
+    failing_with(errno.EXDEV)
+    shutil.rmtree(web.out / "shard_0002")
+    grow(300)
+    assert list(web.out.parent.glob(".train.prep-new")) == []
+    assert verify_manifest(load_manifest(web.out / "manifest.json"), checksums=True) == []
+    web.at(tmp_path / "fresh" / "train").prep()
+    assert tree_digest(web.out) == tree_digest(tmp_path / "fresh" / "train")
 
 
 def test_a_version_that_is_not_there_or_a_split_in_use_is_refused(
