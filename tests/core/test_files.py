@@ -236,7 +236,7 @@ TWO = b'{"id": 1}\n{"id": 2}\n'
 
 
 def test_torn_tail_is_cut_and_writing_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "rows.jsonl"
+    path = tmp_path / "deep" / "down" / "rows.jsonl"
     with AppendLog(path) as log:
         assert [log.append(TWO), log.append(b'{"id": 3}\n', durable=True)] == [0, len(TWO)]
         first_digest = log.sha256
