@@ -69,7 +69,6 @@ def write_docstrings(output: Path) -> str:
             size_bytes += len(row["text"].encode())
         if size_bytes >= TOTAL_BYTES:
             break
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(output, rows)
     return f"{output}: {len(rows):,} docstrings, {size_bytes / 1e6:.1f} MB"
 

@@ -64,7 +64,7 @@ def test_modules_but_no_tests_are_read_until_there_is_enough_and_the_same_ones_a
     ids = []
     for enough in (1501, 1001, 1000):
         monkeypatch.setattr(module, "TOTAL_BYTES", enough)
-        out = tmp_path / "deep" / "out.jsonl"
+        out = tmp_path / "deep" / "down" / "out.jsonl"
         said = write_docstrings(out)
         ids.append([json.loads(line)["id"] for line in out.read_text().splitlines()])
         assert said == f"{out}: {len(ids[-1])} docstrings, {len(ids[-1]) * 500 / 1e6:.1f} MB"
