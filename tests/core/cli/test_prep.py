@@ -373,7 +373,8 @@ def test_a_signal_while_modules_are_imported_is_one_line(
     project: Path, sent: signal.Signals, status: int, line: str
 ) -> None:
     (project / "numpy.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
-    environment = os.environ | {"PYTHONPATH": str(project)}
+    paths = os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
     with subprocess.Popen(
         in_foreground("info", "out"),
         stdout=subprocess.PIPE,
