@@ -204,5 +204,10 @@ def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path) -> N
         assert loaded.thresholds.tau_probe == loaded.thresholds.tau_drop
         loaded.require_heads("any, as the rule does not know the heads", compat=True)
     assert calibrate_compat(labels, tmp_path, 0.3).facts["tau_drop"] > 0.5
+    # Targets that no score explains: least squares gives no weight, so all are equal.
+    write_labels(labels, rows, grades, target=[0.0] * 500)
+    facts = calibrate_compat(labels, tmp_path, 0.7).facts
+    assert facts["tau_drop"] == pytest.approx(np.quantile(aggregated, 0.3))
+    calibrate_compat(labels, tmp_path, 0.3)
     with refused("E-CALIBRATION-FORMAT"):
         load_calibration(tmp_path)

@@ -64,7 +64,7 @@ def decided(scores: Scored, summary: dict[str, float]) -> Decided:
 def test_every_figure_of_a_summary_is_that_of_its_definition() -> None:
     fit, report = scored(1, 1500, (0.4, 0.3)), scored(2, 1500, (0.4, 0.3))
     summary = summarise(rows_of(fit), rows_of(report), TARGETS)
-    fit_exits, fitted, _, fit_keeps = decided(fit, summary)
+    fit_exits, fitted, fit_deployed, fit_keeps = decided(fit, summary)
     exits, found, deployed, keeps = decided(report, summary)
     judge, oracle = report.judge, report.oracle
     assert 0 < exits.mean() < (found == 0).mean() < 0.6, "the setting has all three decisions"
@@ -96,6 +96,11 @@ def test_every_figure_of_a_summary_is_that_of_its_definition() -> None:
     assert last["certified_upper95"] == certificate["false_drop_rate_upper95"] <= 0.1
     assert probe["leave"] == pytest.approx(exits.mean(), abs=1e-6)
     assert probe["leave"] + last["leave"] == pytest.approx((found == 0).mean(), abs=2e-6)
+    ranked = np.argsort(fit_deployed, kind="stable")
+    wrong = np.cumsum(fit_keeps[ranked]) / np.arange(1, 1501)
+    is_safe = (wrong <= 0.1) & (fit_deployed[ranked] < summary["tau_keep"])
+    certain = (np.flatnonzero(is_safe)[-1] + 1) / 1500
+    assert summary["drops_by_labels"]["certain"] == pytest.approx(certain, abs=1e-6)
     assert summary["auc_keep"] == pytest.approx(roc_auc_score(keeps, deployed), abs=1e-6)
     precision = average_precision_score(keeps, deployed)
     assert summary["average_precision_keep"] == pytest.approx(precision, abs=1e-6)

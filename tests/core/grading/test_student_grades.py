@@ -293,6 +293,20 @@ def test_graders_are_compared_on_documents_that_both_scored_and_neither_was_trai
     assert "test" not in facts["grader_choice"]
 
 
+def test_a_grader_whose_scores_are_all_alike_loses_and_its_correlation_is_called_undefined() -> (
+    None
+):
+    heads = rows_of("hydra", 1.0)
+    alike = replace(rows_of("student", 1.0), judge=np.full((400, 5), 2.0))
+    (best, *_), facts = choose([(heads, None), (alike, None)])
+    choice = facts["grader_choice"]
+    assert (best.fit.grader, choice["lower_bounds_fit"]["student"]) == ("hydra", -1.0)
+    assert choice["report"]["difference"] is choice["report"]["difference_ci95"] is None
+    assert "the student undefined" in choice["sentence"]
+    assert "probe and judge 0." in choice["sentence"]
+    assert choice["sentence"].endswith("no difference can be given.")
+
+
 def test_a_choice_that_the_other_half_refutes_is_said() -> None:
     def candidate(grader: Any, fit: float, report: float) -> Candidate:
         first, second = rows_of(grader, fit), rows_of(grader, report)

@@ -174,6 +174,12 @@ def test_heads_that_do_not_belong_are_refused_with_a_code_each(
     judge_path = write_head(tmp_path, judge, backbone, tap=4)
     heads = load_heads(tmp_path, backbone, MAX_CTX)
     assert (heads.probe_tap, heads.judge_tap) == (4, 4)
+    write_head(tmp_path, probe, backbone, tap=1)
+    assert load_heads(tmp_path, backbone, MAX_CTX).probe_tap == 1
+    for tap in (0, backbone.config.num_hidden_layers + 1, True):
+        write_head(tmp_path, probe, backbone, tap=tap)
+        with refused("E-HEAD-FORMAT", "no such block"):
+            load_heads(tmp_path, backbone, MAX_CTX)
     shutil.copy(judge_path, path)
     with refused("E-HEAD-FORMAT", "Judge and Judge"):
         load_heads(tmp_path, backbone, MAX_CTX)

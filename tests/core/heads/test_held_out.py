@@ -12,6 +12,7 @@ from nmoe_core.calibration.rows import rows_from_scorer
 from nmoe_core.config.quality import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
 from nmoe_core.heads.files import LoadedHead, load_head, read_header
+from nmoe_core.heads.metrics import held_out
 from nmoe_core.heads.student_scoring import StudentScorer
 from nmoe_core.heads.train import HeadTraining
 from nmoe_core.labels.files import read_labels
@@ -30,6 +31,12 @@ from tests.core.quality import (
     write_student,
 )
 from tests.refusals import refused
+
+
+def test_the_first_document_of_each_content_that_was_not_seen_is_held_out() -> None:
+    found = held_out([1, 1, 2, 3, 3], [3, 7])
+    assert found.rows.tolist() == [True, False, True, False, False]
+    assert (found.num_seen, found.num_repeated) == (2, 1)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Both trainings: what they learn, what they refuse, what a kill leaves, what they report."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,24 +106,50 @@ def test_the_probe_recovers_a_planted_linear_signal() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+@dataclass
+class OfOneToken:
+    """States of documents of one token each, in the place of `TapStates`."""
+
+    features: torch.Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        return [1] * len(self.features)
+
+    def of(self, rows: list[int]) -> Any:
+        return self.features[rows][:, None], torch.ones(len(rows), dtype=torch.int64), rows
+
+
 def test_targets_outside_the_scale_count_as_its_ends() -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(60, 8, generator=generator)
     targets = 12 * torch.rand(60, 5, generator=generator) - 4
 
-    class States:
-        lengths = [1] * 60
-
-        def of(self, rows: list[int]) -> Any:
-            return features[rows][:, None], torch.ones(len(rows), dtype=torch.int64), rows
-
     fitted = []
     for values in (targets, targets.clamp(0, 4)):
         with reproducible(0):
             probe, _ = fit_probe(features, values, Recipe(20, 5, 1e-2))
-            judge, _ = fit_judge(*(JudgeArch(8, 8, 2, 8), States(), values, Recipe(20, 2, 1e-3)))
+            judge, _ = fit_judge(
+                *(JudgeArch(8, 8, 2, 8), OfOneToken(features), values, Recipe(20, 2, 1e-3))
+            )
         fitted.append(torch.cat([p.flatten() for h in (probe, judge) for p in h.parameters()]))
     assert torch.equal(*fitted)
+
+
+def test_a_judge_learns_grades_from_one_as_it_learns_those_from_zero() -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(60, 8, generator=generator)
+    targets = 4 * torch.rand(60, 5, generator=generator)
+    lowest = tuple(low + 1 for low in QUALITY.lowest)
+    higher = replace(QUALITY, lowest=lowest, highest=tuple(high + 1 for high in QUALITY.highest))
+
+    curves = []
+    for scale, values in ((QUALITY, targets), (higher, targets + 1)):
+        with reproducible(0):
+            given = JudgeArch(8, 8, 2, 8), OfOneToken(features), values, Recipe(20, 3, 1e-3)
+            _, losses = fit_judge(*given, scale=scale)  # pyright: ignore[reportArgumentType]
+        curves.append(losses)
+    assert curves[1] == pytest.approx(curves[0], abs=1e-4)
 
 
 def test_the_card_says_that_a_trained_probe_agrees_with_val_better_than_its_baselines(
