@@ -106,18 +106,13 @@ def test_the_probe_recovers_a_planted_linear_signal() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-@dataclass
-class OfOneToken:
+def of_one_token(features: torch.Tensor) -> Any:
     """States of documents of one token each, in the place of `TapStates`."""
 
-    features: torch.Tensor
+    def of(rows: list[int]) -> Any:
+        return features[rows][:, None], torch.ones(len(rows), dtype=torch.int64), rows
 
-    @property
-    def lengths(self) -> list[int]:
-        return [1] * len(self.features)
-
-    def of(self, rows: list[int]) -> Any:
-        return self.features[rows][:, None], torch.ones(len(rows), dtype=torch.int64), rows
+    return SimpleNamespace(lengths=[1] * len(features), of=of)
 
 
 def test_targets_outside_the_scale_count_as_its_ends() -> None:
@@ -146,8 +141,8 @@ def test_a_judge_learns_grades_from_one_as_it_learns_those_from_zero() -> None:
     curves = []
     for scale, values in ((QUALITY, targets), (higher, targets + 1)):
         with reproducible(0):
-            given = JudgeArch(8, 8, 2, 8), OfOneToken(features), values, Recipe(20, 3, 1e-3)
-            _, losses = fit_judge(*given, scale=scale)  # pyright: ignore[reportArgumentType]
+            states, recipe = of_one_token(features), Recipe(20, 3, 1e-3)
+            _, losses = fit_judge(JudgeArch(8, 8, 2, 8), states, values, recipe, scale=scale)
         curves.append(losses)
     assert curves[1] == pytest.approx(curves[0], abs=1e-4)
 
