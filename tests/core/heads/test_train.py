@@ -124,9 +124,8 @@ def test_targets_outside_the_scale_count_as_its_ends() -> None:
     for values in (targets, targets.clamp(0, 4)):
         with reproducible(0):
             probe, _ = fit_probe(features, values, Recipe(20, 5, 1e-2))
-            judge, _ = fit_judge(
-                *(JudgeArch(8, 8, 2, 8), OfOneToken(features), values, Recipe(20, 2, 1e-3))
-            )
+            states = of_one_token(features)
+            judge, _ = fit_judge(JudgeArch(8, 8, 2, 8), states, values, Recipe(20, 2, 1e-3))
         fitted.append(torch.cat([p.flatten() for h in (probe, judge) for p in h.parameters()]))
     assert torch.equal(*fitted)
 

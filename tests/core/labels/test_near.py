@@ -45,3 +45,11 @@ def test_no_documents_and_short_ones_have_no_copies_but_their_like() -> None:
     assert near_copies([], [short]).tolist() == []
     assert near_copies([short], []).tolist() == [False]
     assert near_copies([short, other], [short]).tolist() == [True, False]
+
+
+def test_a_copy_that_shares_exactly_the_least_part_is_near() -> None:
+    whole = np.arange(9)  # five shingles, of which the first eight tokens have four
+    beginnings = [whole[:size] for size in (9, 8, 7)]
+    assert near_copies(beginnings, [whole]).tolist() == [True, True, False]
+    assert near_copies([whole], beginnings[1:]).tolist() == [True]
+    assert near_copies([whole], beginnings[2:]).tolist() == [False]

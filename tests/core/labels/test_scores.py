@@ -7,7 +7,7 @@ import pytest
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.scores import QUALITY, parse_scores
+from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 from tests.core.quality import RUBRIC
 from tests.refusals import refused
 
@@ -74,3 +74,43 @@ def test_the_shipped_rubric_has_a_hash_of_every_word(tmp_path: Path, rubric: Rub
         changed.write_text(text.replace("[dimensions.density]", f"[dimensions.{name}]"))
         with pytest.raises(ConfigError, match="dimension"):
             Rubric.load(changed)
+
+
+NOT_ROWS = ([], 3, [0, 4], [0, 4, 1.0, 1], [4, 4, 1.0], [0.0, 4, 1.0], [True, 4, 1.0], [0, 4, "1"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({}, [], "quality", 0),
+        *({"depth": [0, 4, 1.0], "style": row} for row in NOT_ROWS),
+        *({"depth": [0, 4, weight]} for weight in (-0.1, math.nan, math.inf, None)),
+    ],
+)
+def test_what_is_no_scale_is_refused(value: Any) -> None:
+    with refused("E-LABEL-SCORES"):
+        scale_in({"scale": value})
+
+
+def test_a_scale_is_read_as_it_was_written_and_shares_begin_at_its_lowest_grade() -> None:
+    scale = Scale(("depth", "style"), (0, 1), (2, 5), (0.0, 1.0))
+    written = scale.in_file()
+    assert written == {"scale": {"depth": [0, 2, 0.0], "style": [1, 5, 1.0]}}
+    assert scale_in(written) == scale
+    assert (QUALITY.in_file(), scale_in({})) == ({}, QUALITY)
+    assert scale.shares(np.array([1, 2])).tolist() == [1 / 2, 1 / 4]
+    assert scale.shares(np.array([-9, 9])).tolist() == [0, 1]
+    assert scale.aggregate(np.array([[2, 1], [0, 3]])).tolist() == [0, 1 / 2]
+    assert scale.with_same_grades(scale.weighted({"depth": 2, "style": 1}))
+    assert not scale.with_same_grades(QUALITY)
+    stored = scale.stored(np.array([[-0.0, 2.00000049], [3, 0]]))
+    assert stored.tolist() == [[0, 2], [2, 1]]
+    assert not np.signbit(stored).any()
+
+
+def test_weights_of_a_rubric_are_divided_by_their_sum(tmp_path: Path) -> None:
+    path, text = tmp_path / "rubric.toml", RUBRIC.read_text("utf-8")
+    path.write_text(text.replace("[dimensions.density]", "[dimensions.density]\nweight = 4"))
+    scale = Scale.of(Rubric.load(path))
+    assert (scale.names, scale.lowest, scale.highest) == (QUALITY.names, (0,) * 5, (4,) * 5)
+    assert scale.weights == pytest.approx((*(1 / 8,) * 4, 4 / 8))
