@@ -103,6 +103,17 @@ def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stag
     assert names_of(first | short) == wrapped[: last + 1]  # math: 2,500 tokens, 156 windows
 
 
+def test_a_source_of_one_window_is_enough_where_the_run_ends_with_its_data(tree):
+    tree.add("web", 4000)
+    tree.add("tiny", 17, num_files=1)
+    cfg = {"datasets": tree.rows("web", "tiny"), "steps": 50, "on_exhaust": "first_exhausted"}
+    loader = open_loader(cfg | {"batch_size": 1, "seq_len": 16})
+    batches = [loader.next_with_meta() for _ in range(loader.num_steps)]
+    names = [loader.source_names[batch.source_index[0]] for batch in batches]
+    assert names.count("tiny") == 1
+    assert names[-1] == "tiny"
+
+
 def test_seek_refuses_what_is_no_batch_of_the_stream_and_a_closed_loader_all_reading(two_stages):
     loader = open_loader(two_stages.cfg)
     loader.seek(24)
