@@ -1,5 +1,6 @@
 """Addresses, and plans and shards behind them in stores of fsspec, HTTP and S3 on this machine."""
 
+import base64
 import errno
 import json
 import os
@@ -475,3 +476,23 @@ def test_a_profile_of_aws_gives_what_the_environment_has_not(
         given = options["credential_provider"]()
         assert given.pop("expires_at") > datetime.now(UTC) + timedelta(minutes=5)
         assert given == {"access_key_id": "id", "secret_access_key": "secret", "token": "token"}
+
+
+def test_login_query_and_coded_letters_of_an_address_reach_the_server(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    asked = []
+
+    class Asked(Quiet):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            super().do_GET()
+
+    (bucket / "a b").mkdir()
+    (bucket / "a b" / "ä.txt").write_bytes(b"text")
+    path = "/a%20b/%C3%A4.txt"
+    with serving(partial(Asked, directory=str(bucket))) as (host, _):
+        assert read_bytes(f"http://{host}{path}") == b"text"
+        assert read_bytes(f"http://me:p%40ss@{host}{path}") == b"text"
+        assert read_bytes(f"http://{host}{path}?sig=1") == b"text"
+    token = base64.b64encode(b"me:p@ss").decode()
+    assert asked == [(path, None), (path, f"Basic {token}"), (f"{path}?sig=1", None)]
