@@ -552,6 +552,24 @@ def test_processes_that_want_one_block_fetch_it_once(tmp_path):
     assert cache.is_whole(digest)
 
 
+def test_a_cache_is_filled_to_its_limit_and_then_loses_what_is_unused_for_longest(tmp_path):
+    cache, digests = BlockCache(tmp_path, 100), []
+    for i in range(11):
+        content = bytes([i]) * 10
+        digests.append(hashlib.sha256(content).hexdigest())
+        if i == 10:
+            assert all(cache.path(digest).exists() for digest in digests[:10])
+            cache.touch(digests[0])
+        assert cache.get(digests[-1], lambda content=content: content)
+        os.utime(cache.path(digests[-1]), (i, i))
+    assert not cache.get(digests[-1], lambda: b"")
+    # Room is made for a tenth of the limit.
+    assert [cache.is_whole(digest) for digest in digests] == [True, False, False, *[True] * 8]
+    cache.path(digests[0]).write_bytes(b"damaged")
+    assert not cache.is_whole(digests[0])
+    assert not cache.path(digests[0]).exists()
+
+
 READER = """
 import sys
 from loader import open_loader
