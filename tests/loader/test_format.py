@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loader import IndexReader, load_manifest, open_shard
-from loader.files.format import resolve_inside
+from loader.files.format import read_json_object, resolve_inside
 from loader.files.shard import read_npy_header
 from tests.refusals import refused
 
@@ -40,8 +40,12 @@ def test_shard_is_mapped_as_its_tokens(shard):
     assert open_shard(shard).shape == (0,)
     # A padded header of another writer.
     header = "{'descr': '<u4', 'fortran_order': False, 'shape': (     2,), }".ljust(117) + "\n"
-    shard.write_bytes(npy(header, b"\1\0\0\0\2\0\0\0"))
-    assert open_shard(shard).tolist() == [1, 2]
+    for size in (118, 4096):
+        shard.write_bytes(npy(header.ljust(size), b"\1\0\0\0\2\0\0\0"))
+        assert open_shard(shard).tolist() == [1, 2]
+    shard.write_bytes(npy(header.ljust(4097), b"\1\0\0\0\2\0\0\0"))
+    with refused("E-SHARD-FORMAT", naming=["a header of 4097 bytes"]):
+        open_shard(shard)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 7, 9, 10, 60, 127, 128, 129, 132, 524, 527, 529, 532])
@@ -227,3 +231,11 @@ def test_texts_that_are_no_manifest_are_refused(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with refused("E-MANIFEST-FORMAT"):
         load_manifest(path)
+
+
+def test_an_object_of_at_most_so_many_bytes_is_read(tmp_path):
+    path = tmp_path / "manifest.json"
+    path.write_text("{}")
+    assert read_json_object(path, 2) == {}
+    with refused("E-MANIFEST-FORMAT", naming=["2 bytes", "at most 1"]):
+        read_json_object(path, 1)
