@@ -169,6 +169,17 @@ def _sharing(texts: Texts, gone: set[str]) -> dict[str, int]:
     return found
 
 
+def _shared_with(values: list[int], gone: Sequence[np.ndarray]) -> dict[str, int]:
+    """The number of grams of each of some texts, by digest, that a document holds; none is 0."""
+    found = {}
+    for text in gone:
+        grams, length = set(_grams(text)), min(GRAM, len(text))
+        windows = {tuple(values[i : i + length]) for i in range(len(values) - length + 1)}
+        if held := len(grams & windows):
+            found[_digest(text)] = held
+    return found
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_taken_down_leaves_curated_shards_and_the_proof_is_that_of_brute_force(
     seed: int, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
@@ -185,6 +196,10 @@ def test_what_is_taken_down_leaves_curated_shards_and_the_proof_is_that_of_brute
     assert {row["ingest_id"] for row in failed["remaining"]} == gone
     sharing = _sharing(texts, gone)
     assert {row["ingest_id"]: row["grams"] for row in failed["shared"]} == sharing
+    for row in failed["shared"]:
+        counts = _shared_with(texts[row["ingest_id"]].tolist(), [texts[name] for name in gone])
+        assert row["texts"] == len(counts)
+        assert counts[row["text_sha256"]] == max(counts.values())
     touched = {bucket_of(name, BUCKETS) for name in gone}
     assert _curate(run) == [bucket in touched for bucket in range(BUCKETS)]
     assert _curated_ids(corpus) == sorted(texts.keys() - gone)
