@@ -208,7 +208,9 @@ def test_the_command_says_what_the_function_finds(
 ) -> None:
     sentence = next(text for text in sentences(5, 20) if answer(run, text).is_read)
     config = ("--config", run.path)
+    run.tree.seen_digests.unlink()
     found = answer(run, sentence)
+    assert run.tree.seen_digests.is_file(), "the next answer hashes no file again"
     shown = said(capsys, "seen", f"  {sentence}\r\n", *config)
     assert shown["hits"][0]["doc_id"] == found.hits[0].doc_id
     assert (shown["sentence"], shown["occurrences"]) == (sentence, found.occurrences)
