@@ -16,6 +16,7 @@ from nmoe_core.curate.diversity.measure import (
     scales,
     window_topics,
 )
+from nmoe_core.curate.diversity.windows import cut_windows
 from tests.refusals import refused
 
 documents = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40)
@@ -77,6 +78,20 @@ def test_no_document_means_no_windows():
     assert measure(empty, empty, empty, 10) is None
     assert set(compare_orders(empty, empty, empty, 10)["flush"].values()) == {None}
     assert len(window_topics(empty, empty, 10, "flush")) == 0
+
+
+@pytest.mark.parametrize(
+    ("loader", "pairs", "last", "num_full"),
+    [
+        ("concat", [(0, 0, 4), (1, 0, 1), (1, 1, 5), (2, 0, 2)], [0, 1, 2], 2),
+        ("flush", [(0, 0, 4), (1, 1, 5), (2, 0, 3)], [0, 1, 2], 2),
+    ],
+)
+def test_tokens_before_the_first_document_take_room_in_its_window(loader, pairs, last, num_full):
+    found = cut_windows(np.array([0, 1, 0]), np.array([4, 5, 3]), 6, loader, offset=2)
+    assert list(zip(*(a.tolist() for a in (found.window, found.topic, found.tokens)))) == pairs
+    assert (found.last.tolist(), found.num_full()) == (last, num_full)
+    assert found.last_fill == pairs[-1][2]
 
 
 @pytest.mark.parametrize(("tokens", "seq_len"), [([0], 10), ([1, 1], 10), ([1], 0)])
