@@ -13,12 +13,15 @@ from sklearn.metrics import (
 )
 
 from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_bins, score_drift
+from nmoe_core.calibration.measures import Aggregates, errors, triage
 from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.calibration.summary import MIN_TEST_DOCUMENTS, operating_points, summarise
 from nmoe_core.calibration.targets import Targets
+from nmoe_core.calibration.thresholds import DECISIONS, RowThresholds, Thresholds
+from nmoe_core.labels.agreement import upper_bound, wilson
 from tests.core.calibration.scored import Scored, scored
 
-TARGETS = Targets(0.4, 0.1)
+TARGETS = Targets(0.4, 0.06)
 
 
 def rows_of(scores: Scored) -> CalibrationRows:
@@ -87,18 +90,25 @@ def test_every_figure_of_a_summary_is_that_of_its_definition() -> None:
         ("probe_lost_keep_rate", exits & (judge >= summary["tau_keep"]), exits | True),
     ):
         assert summary[name] == pytest.approx(hits[among].mean(), abs=1e-6)
+        counts = int(hits[among].sum()), int(among.sum())
+        if name in ("precision_keep", "recall_keep"):
+            assert summary[f"{name}_ci95"] == pytest.approx(wilson(*counts), abs=1e-6)
+        else:
+            assert summary[f"{name}_upper95"] == pytest.approx(upper_bound(*counts), abs=1e-6)
     certificate = summary["certificate"]
     below = fitted == 0
     assert certificate["dropped"] == below.sum()
     assert certificate["false_drops"] == (fit_keeps & below).sum()
     probe, last = summary["triage"]
     assert [row["labels_below"] for row in (probe, last)] == [fit_exits.sum(), below.sum()]
-    assert last["certified_upper95"] == certificate["false_drop_rate_upper95"] <= 0.1
+    assert last["certified_upper95"] == certificate["false_drop_rate_upper95"] <= 0.06
+    lost = ((found == 0) & (judge >= summary["tau_keep"])).mean()
+    assert last["lost_keep_rate"] == pytest.approx(lost, abs=1e-6)
     assert probe["leave"] == pytest.approx(exits.mean(), abs=1e-6)
     assert probe["leave"] + last["leave"] == pytest.approx((found == 0).mean(), abs=2e-6)
     ranked = np.argsort(fit_deployed, kind="stable")
     wrong = np.cumsum(fit_keeps[ranked]) / np.arange(1, 1501)
-    is_safe = (wrong <= 0.1) & (fit_deployed[ranked] < summary["tau_keep"])
+    is_safe = (wrong <= 0.06) & (fit_deployed[ranked] < summary["tau_keep"])
     certain = (np.flatnonzero(is_safe)[-1] + 1) / 1500
     assert summary["drops_by_labels"]["certain"] == pytest.approx(certain, abs=1e-6)
     assert summary["auc_keep"] == pytest.approx(roc_auc_score(keeps, deployed), abs=1e-6)
@@ -113,6 +123,20 @@ def test_every_figure_of_a_summary_is_that_of_its_definition() -> None:
     assert summary["reliability_line"] == pytest.approx([intercept, slope], abs=1e-5)
     bins = summary["score_bins"]
     assert {name: sum(row["counts"]) for name, row in bins.items()} == {"books": 750, "web": 2250}
+
+
+def test_a_score_at_a_threshold_reaches_it_in_figures_as_in_grades() -> None:
+    taus, below = Thresholds(0.2, 0.3, 0.5), 1e-6
+    judge = np.array([0.5, 0.5 - below, 0.3, 0.3 - below, 0.5])
+    scores = Aggregates(np.array([0.2, 0.2, 0.2, 0.2, 0.2 - below]), judge, judge)
+    decisions = scores.decisions(taus)
+    assert [DECISIONS[i] for i in decisions[:4]] == [taus.decide(x) for x in judge[:4].tolist()]
+    assert decisions.tolist() == [2, 1, 1, 0, 0]
+    found = errors(scores, taus, judge >= 0.5)
+    assert (found["probe_judge_conflict_rate"], found["probe_lost_keep_rate"]) == (1, 1 / 5)
+    half = scores, judge >= 0.5, RowThresholds.of([None] * 5, lambda _: taus)
+    *_, last = triage(half, half, taus, 0.05)
+    assert last["lost_keep_rate"] == 1 / 5
 
 
 def test_a_test_slice_is_reported_on_from_three_documents_on() -> None:
