@@ -50,6 +50,7 @@ _BY_WRITER = {
         "nmoe_core.calibration.calibrate:calibrate",
     ),
     "hydra grade": (
+        "nmoe_core.calibration.graded:current_result",
         "nmoe_core.calibration.graded:PartialRows.__init__",
         "nmoe_core.calibration.graded:PartialRows._write_note",
         "nmoe_core.calibration.graded:PartialRows.commit",
