@@ -43,9 +43,14 @@ class Key:
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
 
     def typed(self, text: str) -> Any:
-        """The value that a text stands for; commas separate the values of a list. ConfigError:
-        none."""
-        return tuple(map(self.one, text.split(","))) if self.is_list else self.one(text)
+        """The value that a text stands for; a list is one of TOML, or its values are separated by
+        commas. ConfigError: none."""
+        if not self.is_list:
+            return self.one(text)
+        with contextlib.suppress(ValueError):
+            if isinstance(values := tomllib.loads(f"value = {text}")["value"], list):
+                return tuple(self.one(str(value)) for value in values)
+        return tuple(map(self.one, text.split(",")))
 
     def one(self, text: str) -> Any:
         """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""

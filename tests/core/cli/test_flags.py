@@ -178,6 +178,12 @@ def test_an_unknown_setting_without_a_file_is_refused() -> None:
         Run(None, dict([setting("prep.worker=4")]))
 
 
+@pytest.mark.parametrize("text", ["url,meta.lang", '["url", "meta.lang"]', "['url','meta.lang']"])
+def test_set_takes_a_list_of_toml_or_values_between_commas(text: str) -> None:
+    assert setting(f"attributes.columns={text}") == ("attributes.columns", ("url", "meta.lang"))
+    assert setting("attributes.columns=[ab]*") == ("attributes.columns", ("[ab]*",))
+
+
 def test_set_takes_phases_as_the_toml_does() -> None:
     run = Run(None, dict([setting("phases=[{start_step = 5, dataset_weights = {web = 1}}]")]))
     assert [phase.start_step for phase in run.loader.phases] == [5]
