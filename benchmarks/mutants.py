@@ -7,13 +7,15 @@ the tree. One run of the tests, measured by `coverage`, says which of them run e
 is killed where one of those fails or does not end, the quick ones first, and then the others of
 their files, for what a shared fixture made: two minutes of tests at most. The share of killed
 mutants is printed, and the change of each survivor: it shows a missing test, or changes nothing
-that can be observed.
+that can be observed. A line that only a process runs which a test starts counts as one without a
+test.
 """
 
 import argparse
 import ast
 import copy
 import difflib
+import hashlib
 import json
 import os
 import queue
@@ -126,6 +128,15 @@ def draw(areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
     return drawn
 
 
+def digest_of_tree() -> str:
+    """SHA-256 of the product and of the tests: a map of lines and tests is of these alone."""
+    digest = hashlib.sha256()
+    for root in ("loader", "nmoe_core", *TESTS):
+        for path in sorted((REPOSITORY / root).rglob("*.py")):
+            digest.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def copied_tree(directory: Path) -> Path:
     """A copy of the files that git knows or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -200,7 +211,9 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of them")
     parser.add_argument("--most-s", type=float, default=120, help="seconds of tests for a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--reached", type=Path, help="file that keeps which tests run which line")
+    parser.add_argument(
+        "--reached", type=Path, default=Path(), help="file that keeps which tests run which line"
+    )
     args = parser.parse_args()
     if unknown := [area for area in args.areas if not (REPOSITORY / area).exists()]:
         parser.error(f"there is no {unknown[0]}")
@@ -224,12 +237,13 @@ def main() -> int:
             finally:
                 trees.put(tree)
 
-        if args.reached and args.reached.is_file():
-            reached.seconds, reached.tests = json.loads(args.reached.read_text())
+        kept = json.loads(args.reached.read_text()) if args.reached.is_file() else [""]
+        if kept[0] == (of_tree := digest_of_tree()):
+            reached.seconds, reached.tests = kept[1:]
         else:
             list(pool.map(partial(in_a_tree, reached.measure), parts))
-            if args.reached:
-                args.reached.write_text(json.dumps([reached.seconds, reached.tests]))
+            if args.reached.name:
+                args.reached.write_text(json.dumps([of_tree, reached.seconds, reached.tests]))
         print(f"{len(reached.seconds)} tests, {sum(reached.seconds.values()):.0f} s", flush=True)
         killed = pool.map(partial(in_a_tree, reached.is_killed), mutants)
         for mutant, is_killed in zip(mutants, killed):
