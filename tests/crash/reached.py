@@ -50,7 +50,6 @@ _BY_WRITER = {
         "nmoe_core.calibration.calibrate:calibrate",
     ),
     "hydra grade": (
-        "nmoe_core.calibration.graded:current_result",
         "nmoe_core.calibration.graded:PartialRows.__init__",
         "nmoe_core.calibration.graded:PartialRows._write_note",
         "nmoe_core.calibration.graded:PartialRows.commit",
@@ -168,6 +167,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_calibration_writes_what_users_know_and_does_no_work_twice": (
         "nmoe_core.calibration.calibrate:_fit",
+    ),
+    "test_a_current_shard_costs_nothing_and_a_new_calibration_decides_again": (
+        "nmoe_core.calibration.graded:current_result",
     ),
     "test_progress_is_on_disk_while_labelling_and_gone_after_it": (
         "nmoe_core.labels.label:_Labelling.finished",
