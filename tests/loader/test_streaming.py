@@ -449,15 +449,18 @@ def test_a_cache_of_a_few_blocks_is_refused(bucket, tmp_path, cache_bytes):
         stream(f"file://{bucket}/plans/plan.json", tmp_path, cache_bytes=cache_bytes)
 
 
-@pytest.mark.parametrize("key", ["shuffle", "shuffle_blocks"])
-def test_a_shuffled_plan_needs_a_cache_that_holds_it(bucket, two_stages, tmp_path, key):
+@pytest.mark.parametrize(("key", "least"), [("shuffle", 62_000), ("shuffle_blocks", 24_000)])
+def test_a_shuffled_plan_needs_a_cache_that_holds_it(
+    bucket, two_stages, tmp_path, key, least, monkeypatch
+):
+    monkeypatch.setattr("loader.plan.streaming.SHUFFLED_TOKENS", 1000)
     cfg = two_stages.cfg | {key: True}
     save(resolve_plan(cfg), bucket)
     url = f"file://{bucket}/plans/plan.json"
-    with refused("E-CONFIG", naming=["cache_bytes", "shuffle"]):
-        stream(url, tmp_path)
+    with refused("E-CONFIG", naming=["cache_bytes", "shuffle", f"at least {least};"]):
+        stream(url, tmp_path, cache_bytes=least - 1)
     for found, local in zip(
-        stream(url, tmp_path, cache_bytes=10**5), open_loader(cfg), strict=True
+        stream(url, tmp_path, cache_bytes=least), open_loader(cfg), strict=True
     ):
         check_equal(found, local)
 

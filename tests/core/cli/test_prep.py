@@ -233,6 +233,19 @@ BAD = {
 }
 
 
+def test_a_source_without_a_document_is_told_whether_its_slice_or_its_records_are_why(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags, why in (
+        (("--split", "train[400:]"), "found 0 records"),
+        (("--split", "train[1:3]", "--set", "prep.min_doc_tokens=9999"), "found 2 records"),
+        (("--set", "prep.min_doc_tokens=9999"), "found 400 records"),
+    ):
+        line = refused_line(capsys, *PREP, *flags, "--output", "w", code="E-SOURCE-EMPTY")
+        assert why in line
+        assert ("the bounds of the slice" in line) == (why == "found 0 records")
+
+
 @pytest.mark.parametrize(("flags", "code"), BAD.items(), ids=map(" ".join, BAD))
 def test_bad_input_is_one_line_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], code: str

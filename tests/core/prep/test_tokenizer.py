@@ -281,5 +281,6 @@ def test_a_name_is_that_of_a_file_by_its_spelling_or_by_what_is_there(
         assert TokenizerSettings("own").encoding == "own"
     Path("own/tokenizer.json").touch()
     Path("plain").touch()
-    assert TokenizerSettings("own").is_file
-    assert TokenizerSettings("plain").is_file
+    Path("own/llama").mkdir()
+    for name in ("own", "plain", "own/llama"):
+        assert TokenizerSettings(name).is_file

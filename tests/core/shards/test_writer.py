@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loader.files.shard import IndexReader
@@ -31,6 +31,10 @@ def _documents(lengths: list[int]) -> list[np.ndarray]:
 
 
 @given(st.lists(st.text(st.sampled_from('aZ/:." \\\x00\n\x7f\u00e9\u4eac\U0001f642'))))
+@example(['a"b'])
+@example(["a\\b"])
+@example(["a\nb"])
+@example(["\u00e9"])
 def test_lines_of_ids_are_the_same_for_many_documents_as_for_one(names: list[str]):
     assert id_lines(names, ["5f"] * len(names)) == [id_line(name, "5f") for name in names]
 
