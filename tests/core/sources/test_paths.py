@@ -100,6 +100,17 @@ def test_braces_stand_for_every_combination_in_order(
         assert expand_braces(pattern) == list(dict.fromkeys(every))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "first", "last"),
+    [("{008..11}", "008", "011"), ("{8..011}", "008", "011"), ("{8..11}", "8", "11")],
+)
+def test_numbers_are_as_wide_as_the_wider_end_where_one_begins_with_a_zero(
+    pattern: str, first: str, last: str
+) -> None:
+    expanded = expand_braces(pattern)
+    assert (expanded[0], expanded[-1], len(expanded)) == (first, last, 4)
+
+
 def test_a_pattern_stands_for_a_hundred_thousand_names_and_no_more() -> None:
     for pattern in ("{1..100000}", "{000001..100000}", "{1..1000}-{1..100}"):
         assert len(expand_braces(pattern)) == 100_000
