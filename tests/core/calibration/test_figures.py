@@ -15,7 +15,12 @@ from sklearn.metrics import (
 from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_bins, score_drift
 from nmoe_core.calibration.measures import Aggregates, errors, triage
 from nmoe_core.calibration.rows import CalibrationRows
-from nmoe_core.calibration.summary import MIN_TEST_DOCUMENTS, operating_points, summarise
+from nmoe_core.calibration.summary import (
+    MIN_TEST_DOCUMENTS,
+    drops_by_labels,
+    operating_points,
+    summarise,
+)
 from nmoe_core.calibration.targets import Targets
 from nmoe_core.calibration.thresholds import DECISIONS, RowThresholds, Thresholds
 from nmoe_core.labels.agreement import upper_bound, wilson
@@ -178,3 +183,9 @@ def test_drift_is_the_psi_of_ten_bins_of_equal_count_less_what_chance_gives() ->
     enough = np.full(MIN_DOCUMENTS, "web")
     assert score_bins(enough, val[:MIN_DOCUMENTS]).keys() == {"web"}
     assert score_bins(enough[1:], val[1:MIN_DOCUMENTS]) == {}
+
+
+def test_a_share_that_has_exactly_the_most_false_drops_is_certain() -> None:
+    scores, keeps = np.arange(1, 9) / 10, np.array([1, 0, 0, 0, 1, 1, 1, 1], np.bool_)
+    for most, certain in ((0.25, 0.5), (0.24, 0.0), (0.4, 0.625)):
+        assert drops_by_labels(scores, keeps, Targets(0.3, most), 0.9)["certain"] == certain

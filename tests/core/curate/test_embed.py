@@ -70,6 +70,10 @@ def test_blocks_hold_a_bounded_number_of_documents(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(embed, "BLOCK_DOCUMENTS", 3)
     blocks = embed_documents(*shard([[1]] * 8), EmbeddingTable("b", lambda: TABLE))
     assert [len(block) for block in blocks] == [3, 3, 2]
+    monkeypatch.setattr(embed, "BLOCK_DOCUMENTS", 9)
+    table = EmbeddingTable("b", lambda: TABLE)
+    blocks = embed_documents(*shard([[1] * 4] * 5), table, block_tokens=8)
+    assert [len(block) for block in blocks] == [2, 2, 1]
 
 
 def with_value(value: float) -> np.ndarray:

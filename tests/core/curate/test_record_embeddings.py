@@ -90,6 +90,16 @@ def test_only_new_texts_are_embedded_and_equal_ones_once(tmp_path: Path, changed
     check(found, changed)
 
 
+def test_where_only_counts_are_asked_for_rows_are_empty_and_so_is_their_file(tmp_path: Path):
+    records = scan_jsonl(write_texts(tmp_path / "input.jsonl", TEXTS))
+    for num_computed in (20, 0):
+        found = embed_records(records, None, ByteTokenizer(), tmp_path / "cache")
+        assert found.num_computed == num_computed
+        assert found.tokens.tolist() == [len(text) for text in TEXTS]
+        assert found.rows.shape == (20, 0)
+    assert [path.stat().st_size for path in tmp_path.rglob(ROWS_NAME)] == [0]
+
+
 def test_another_model_has_rows_of_its_own(tmp_path: Path):
     embed(tmp_path, ["a", "b"], "first")
     _, computed = embed(tmp_path, ["a", "b"], "second")
