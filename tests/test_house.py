@@ -16,14 +16,14 @@ MODULES = [
     for path in sorted((REPOSITORY / package).rglob("*.py"))
     if "build" not in path.parts
 ]
-MAX_LINES, MAX_PARAMETERS, MAX_MODULES = 300, 6, 15
+MAX_LINES, MAX_PARAMETERS, MAX_MODULES = 400, 6, 15
 
 
 def _name(path: Path) -> str:
     return path.relative_to(REPOSITORY).as_posix()
 
 
-def test_no_file_is_over_three_hundred_lines() -> None:
+def test_no_file_is_over_four_hundred_lines() -> None:
     lines = {_name(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
