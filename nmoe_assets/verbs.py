@@ -22,6 +22,7 @@ from nmoe_assets.ops.pipeline import console, innermost_error
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
@@ -53,7 +54,9 @@ def run_tasks(
         if name not in known:
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])
             raise ConfigError("no such task", where=run.path, found=name, expected=expected)
-    if not names:  # as the job of all tasks does
+    if names:
+        require_tasks(run, names)
+    else:  # as the job of all tasks does
         require_startable(run)
     done: list[dict[str, Any]] = []
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:

@@ -9,8 +9,9 @@ from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated
 from nmoe_assets.assets.events import shown_picture
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, report, versions
+from nmoe_core.tasks import checks, report
 from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
+from nmoe_core.tasks.graph import settings
 
 DUPLICATES = ["curation", "duplicates"]
 
@@ -31,7 +32,7 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         text=f"`{name}` of each document, in the order of the shard. Texts that an earlier file "
         "has are not computed again.",
         facts=("computed", "changed"),
-        version=versions.attribute(run, name),
+        version=settings.attribute(run, name).version,
         deps=[[source, "shards"]],
         leads_to=leads_to,
         rows=ATTRIBUTE_ROWS,
@@ -78,7 +79,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         text="Which documents are copies of others, over all sources: exact and near ones, and "
         "the one that is kept. Only files of shards whose rows changed are written.",
         facts=("copies", "shards_written"),
-        version=versions.attribute(run, "duplicates"),
+        version=settings.attribute(run, "duplicates").version,
         deps=[[name, "attributes", "signatures"] for name in names],
         leads_to=_selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
@@ -103,7 +104,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         text="Whether the run's `where` keeps each document, and the first clause that drops it: "
         f"`{run.config.curation.where}`.",
         facts=("kept", "changed"),
-        version=versions.selection(run),
+        version=settings.selection(run).version,
         deps=[[name, part] for part in ("shards", "quality_scores", "topics")]
         + [key for key in attribute_keys(run, name) if key[-1] != "signatures"],
         leads_to=[[name, "curated"]],

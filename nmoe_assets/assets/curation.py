@@ -12,7 +12,9 @@ from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, curate, publish, versions
+from nmoe_core.tasks import checks, curate, publish
+from nmoe_core.tasks.curate_settings import spreads_copies
+from nmoe_core.tasks.graph import settings
 
 GROUP = "curation"
 _CURATED_FROM = ("shards", "quality_scores", "topics")
@@ -30,7 +32,7 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         text="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
         "the backbone's embedding table. Frozen: a new one moves every document, so it is made "
         "by hand.",
-        version=versions.topic_model(run),
+        version=settings.topic_model(run).version,
         deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
         leads_to=[[name, "topics"] for name in names],
         checks=("readable",),
@@ -48,7 +50,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         stage="curate",
         kind="numpy",
         text="Topic of each document: the nearest centroid of the topic model.",
-        version=versions.TOPICS,
+        version=settings.TOPICS.version,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
         leads_to=[[name, "curated"]],
         rows=TOPIC_ROWS,
@@ -69,9 +71,9 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         text=f"Documents {_rule(run)}, in training order "
         f"({table.order}). The columns are those of lineage.jsonl.",
         facts=ORDER_FACTS,
-        version=versions.curated(run, name),
+        version=settings.curated(run, name).version,
         deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))]
-        + [DUPLICATES] * curate.spreads_copies(run),
+        + [DUPLICATES] * spreads_copies(run),
         leads_to=[[name, key] for key in ("curated_manifest", *seen_names(run))],
         rows=LINEAGE_ROWS,
         checks=("integrity",),
@@ -105,7 +107,7 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         text="Suffix arrays of the curated shards: `nmoe seen` finds a sentence by them, its "
         "documents and the steps that read it.",
         facts=("files_sorted", "changed"),
-        version=versions.seen_index(),
+        version=settings.SEEN_INDEX.version,
         deps=[[name, "curated"]],
         checks=("suffixes",),
         check=lambda made: checks.check_seen(run, name, map(int, made)),
@@ -124,7 +126,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         kind="json",
         text="Inventory of the curated shards, with the digest of what they came from.",
         facts=("left_out", "composition", "misaligned_shards", *ORDER_FACTS),
-        version=versions.curated_manifest(run, name),
+        version=settings.curated_manifest(run, name).version,
         deps=[[name, "curated"]],
         leads_to=[["mixture", "loader_plan"]],
     ).unpartitioned(lambda: curate.combine(run, name), "order_and_diversity")
@@ -150,7 +152,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             "not_shown",
             "changed",
         ),
-        version=versions.loader_plan(run),
+        version=settings.loader_plan(run).version,
         deps=[
             *([name, "curated_manifest"] for name in names),
             *([name, "valid_manifest"] for name in valid),
@@ -187,7 +189,7 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         text="Copy of the loader plan and of all that it names in a store, where loaders read it "
         "by its URL. What is there already is not sent again.",
         facts=("files_sent, bytes_sent", "files_replaced"),
-        version=versions.published_plan(run),
+        version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],
     )
     return [asset.unpartitioned(lambda: publish.publish_plan(run))]

@@ -14,8 +14,9 @@ from nmoe_assets.assets.catalogue import (
 from nmoe_assets.assets.partitions import label_keys, label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, hydra, report, versions
+from nmoe_core.tasks import checks, hydra, report
 from nmoe_core.tasks.backbone import make_backbone
+from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.shards import attempt
 
 GROUP = "hydra"
@@ -37,7 +38,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         kind="pytorch",
         text="The frozen model that features and topics come from, a checkpoint in the "
         "gpt-oss format. Kind tiny is made here from seeded random numbers.",
-        version=versions.backbone(run),
+        version=settings.backbone(run).version,
         leads_to=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
@@ -56,7 +57,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         text=f"Scores of documents from the oracle of kind {run.config.oracle.kind}: "
         f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
         facts=("parse_rate", "salvaged", "oracle_calls", "labels_reused"),
-        version=versions.labels(run),
+        version=settings.labels(run).version,
         deps=[
             *([name, "docid_slices"] for name in names),
             # "Materialize all" goes from partitioned to partitioned assets and does not cross the
@@ -95,7 +96,7 @@ def student(run: Run) -> dg.AssetsDefinition:
         "no backbone; a head that does not outrank it is not worth its own. It grades where "
         "[grading] grader says so, or by auto, and else drops what it is sure of before the probe.",
         facts=STUDENT_FACTS,
-        version=versions.student(run),
+        version=settings.student(run).version,
         deps=[[GROUP, "oracle_labels"]],
         leads_to=[[GROUP, name] for name in (*heads(run), "calibration")],
         checks=("readable",),
@@ -113,7 +114,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         kind="pytorch",
         text=f"The {kind}, trained on oracle labels over the frozen backbone.",
         facts=HEAD_FACTS,
-        version=versions.head(run, kind),
+        version=settings.head(run, kind).version,
         deps=[[GROUP, name] for name in ("oracle_labels", "backbone", "student")],
         leads_to=[[GROUP, "calibration"]],
         pool="gpu",
@@ -142,7 +143,7 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             ),
             *("count", "grader", "backbone_tokens", "cost"),
         ),
-        version=versions.calibration(run),
+        version=settings.calibration(run).version,
         deps=[
             dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
             *([GROUP, name] for name in (*heads(run), "student")),
@@ -176,7 +177,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         if is_off
         else "The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
-        version=versions.grades(run),
+        version=settings.grades(run).version,
         deps=[[name, "shards"], *graded_by_language(run, name), *([GROUP, made] for made in read)],
         leads_to=[[name, "curated"]],
         rows=GRADE_ROWS,

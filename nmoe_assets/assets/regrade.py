@@ -12,7 +12,8 @@ from nmoe_assets.resources import Machine
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, versions
+from nmoe_core.tasks import checks
+from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.preview import RegradePlan, plan_regrade
 
 GROUP = "hydra"
@@ -37,7 +38,7 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         text="What grading would do now: stale shards, decisions that may flip, time. "
         "Materialise it before a backfill of quality_scores to see what the backfill costs.",
         facts=("may_flip_least, may_flip_most", "sampled, sampled_flips"),
-        version=versions.grades(run),
+        version=settings.grades(run).version,
         # Heads are not among them: the calibration names the heads that it was fitted for.
         deps=[[GROUP, "calibration"], *([name, "shards"] for name in names)],
         leads_to=[[name, "quality_scores"] for name in names],

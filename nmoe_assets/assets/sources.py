@@ -22,7 +22,8 @@ from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, prep, report, versions
+from nmoe_core.tasks import checks, prep, report
+from nmoe_core.tasks.graph import settings
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
@@ -55,7 +56,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         text=f"Token shards of the {split} split: one pass fills all asked-for shards. "
         "`nmoe explain` takes the ids in the sample.",
         facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
-        version=versions.prep(run, source, split),
+        version=settings.prep(run, source, split).version,
         deps=[[name, "documents"]],
         leads_to=[[name, f"{_prefix(split)}manifest"]],
         rows=SHARD_ROWS,
@@ -106,7 +107,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         kind="json",
         text=f"Inventory of the {split} shards with SHA-256 checksums.",
         facts=("changed",),
-        version=versions.prep(run, source, split),
+        version=settings.prep(run, source, split).version,
         deps=deps,
         leads_to=leads_to,
     ).unpartitioned(lambda: prep.make_manifest(run, source, split), "documents_by_length")
@@ -124,7 +125,7 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         text="Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
         "calibrates them, test is left alone.",
         facts=("train, val, test", "changed"),
-        version=versions.SLICES,
+        version=settings.SLICES.version,
         deps=[[name, "manifest"]],
         leads_to=[["hydra", "oracle_labels"]],
         rows=SLICE_ROWS,

@@ -5,7 +5,7 @@ sources names what they were made from, shard by shard, so that the next run kno
 still be true; it is written last.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,6 +75,12 @@ class Corpus:
         found = [_current(shard, attribute) for shard in shards]
         return cls(list(shards), attribute, *([pair[i] for pair in found] for i in range(2)))
 
+    @property
+    def inputs(self) -> dict[str, list[str]]:
+        """Both digests of each shard, by `{source}/{shard}`."""
+        places = [f"{shard.source}/{shard.name}" for shard in self.shards]
+        return dict(zip(places, map(list, zip(self.documents, self.digests))))
+
     def read(self) -> Iterator[ShardRows]:
         """The file of each shard."""
         return (ShardRows(shard, self.attribute) for shard in self.shards)
@@ -95,11 +101,13 @@ def write_changed(
     corpus: Corpus,
     made_with: Fingerprints,
     compute: Callable[[Before], Sequence[pa.Table]],
+    settings: Mapping[str, Any],
 ) -> Result:
-    """Compute the rows of all shards, unless nothing changed, and write those that are new. Raises
+    """Compute the rows of all shards, unless nothing changed, and write those that are new. The
+    summary names the `settings` that a fingerprint of `made_with` is the digest of. Raises
     LockedError: another process does."""
-    places = [f"{shard.source}/{shard.name}" for shard in corpus.shards]
-    inputs = dict(zip(places, map(list, zip(corpus.documents, corpus.digests))))
+    inputs = corpus.inputs
+    places = list(inputs)
     made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}
     summary = tree.attributes / f"{name}.json"
     paths = [shard.attribute(name) for shard in corpus.shards]
@@ -115,6 +123,7 @@ def write_changed(
                 written += rows is not old and _write(corpus, i, name, made_with, rows)
             digests = [read_footer(path).digest for path in paths]
             facts = {"digest": sha256_json([places, digests]), "fingerprints": made_from}
+            facts |= {"settings": dict(settings)}
             made = {place: [*inputs[place], digest] for place, digest in zip(places, digests)}
             write_json(summary, seal_summary(facts | {"shards": made}))
         digest = read_summary(summary)["digest"]

@@ -95,8 +95,13 @@ def write_bytes(path: Path, payload: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Commit `value` as indented UTF-8 JSON."""
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """The bytes that `write_json` writes."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    write_bytes(path, text.encode())
+    return text.encode()
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ the student grades.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.calibration.choice import Candidate, choose
 from nmoe_core.calibration.files import CALIBRATION_FORMAT, COMPAT_RULE, read_calibration
+from nmoe_core.calibration.kept_scores import KEPT_NAME, keep_scores, recall_scores
 from nmoe_core.calibration.rows import CalibrationRows, rows_from_predictions, rows_from_scorer
 from nmoe_core.calibration.summary import operating_points, summarise
 from nmoe_core.calibration.targets import DELTA, Languages, Targets, require_languages
@@ -75,28 +77,24 @@ def calibrate(
         test = None
     if test is not None:
         require_same_scorer(test, labels.scorer)
-    sources = sorted({*labels.sources, *(test.sources if test is not None else ())})
-    fingerprints = {
-        "code": CALIBRATE_CODE,
-        "labels": labels.digest,
-        "labels_test": test.digest if test is not None else "",
-        "data": data_digest(root, sources),
-    }
-    for scorer, corpus in graders:
-        fingerprints |= {**corpus.fingerprints, **scorer.fingerprints}
-    sizes = [corpus.max_ctx for _, corpus in graders]
-    fingerprints["settings"] = sha256_json([*sizes, *targets.identity])
+    asked = [
+        ({**corpus.fingerprints, **one.fingerprints}, corpus.max_ctx) for one, corpus in graders
+    ]
     doc_ids = [*labels.doc_ids, *(() if test is None else test.doc_ids)]
-    named = _languages(targets, languages, doc_ids)
-    if named:
-        fingerprints["languages"] = sha256_json(named)
+    named = target_languages(targets, languages, doc_ids)
+    fingerprints = calibration_fingerprints((labels, test), root, asked, targets, named)
     group = _grouping(targets, named)
 
     costs: list[dict[str, Any]] = []
+    kept, scored = out_dir / KEPT_NAME, scored_from(fingerprints, asked)
 
     def score() -> list[Candidate]:
-        with one_thread():
-            found = [_scored(*grader, labels, test, costs) for grader in graders]
+        found = recall_scores(kept, scored)
+        if found is None:
+            with one_thread():
+                found = [_scored(*grader, labels, test, costs) for grader in graders]
+            with output_lock(out_dir):
+                keep_scores(kept, scored, found)
         if costs:  # before the calibration, which is current once it is there
             write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
@@ -110,7 +108,63 @@ def calibrate(
     return done
 
 
-def _languages(
+def calibration_fingerprints(
+    labels: tuple[Labels, Labels | None],
+    data_root: Path,
+    graders: Sequence[tuple[Fingerprints, int]],
+    targets: Targets,
+    languages: Mapping[str, str],
+) -> Fingerprints:
+    """Fingerprints of the thresholds that `calibrate` fits.
+
+    Args:
+        labels: Those of val, and of test where there are some.
+        data_root: Where their documents lie.
+        graders: The fingerprints of each grader, and the tokens of a document that it reads.
+        targets: Of the thresholds.
+        languages: Of the documents by their ids, where targets are by language; else empty.
+    """
+    val, test = labels
+    sources = sorted({*val.sources, *(test.sources if test is not None else ())})
+    found = {
+        "code": CALIBRATE_CODE,
+        "labels": val.digest,
+        "labels_test": test.digest if test is not None else "",
+        "data": data_digest(data_root, sources),
+    }
+    for grader, _ in graders:
+        found |= grader
+    found["settings"] = sha256_json([*(size for _, size in graders), *targets.identity])
+    return found | ({"languages": sha256_json(languages)} if languages else {})
+
+
+def scored_from(
+    fingerprints: Fingerprints, graders: Sequence[tuple[Fingerprints, int]]
+) -> Fingerprints:
+    """Fingerprints of the scores of labelled documents, whatever the targets."""
+    found = {k: v for k, v in fingerprints.items() if k not in ("code", "settings", "languages")}
+    return found | {"sizes": json.dumps([size for _, size in graders])}
+
+
+def refit(
+    out_dir: Path,
+    labels: Labels,
+    targets: Targets,
+    fingerprints: Fingerprints,
+    graders: Sequence[tuple[Fingerprints, int]],
+    languages: Mapping[str, str],
+) -> dict[str, Any] | None:
+    """The summary that `calibrate` would write for these targets; None if it would have to score
+    the documents. Writes nothing. Raises as `calibrate`."""
+    found = recall_scores(out_dir / KEPT_NAME, scored_from(fingerprints, graders))
+    if found is None:
+        return None
+    group = _grouping(targets, languages)
+    candidates = [(group(val), None if rows is None else group(rows)) for val, rows in found]
+    return _sealed(_fitted(labels, targets, fingerprints, candidates))
+
+
+def target_languages(
     targets: Targets, languages: Languages | None, doc_ids: Sequence[str]
 ) -> dict[str, str]:
     """Those of documents, by their ids, where targets need them."""
@@ -166,7 +220,7 @@ def calibrate_predictions(
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.identity),
     }
-    rows = _grouping(targets, _languages(targets, None, labels.doc_ids))(rows)
+    rows = _grouping(targets, target_languages(targets, None, labels.doc_ids))(rows)
     return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])
 
 
@@ -217,7 +271,13 @@ def _fit(
             known = read_calibration(path)
             clear_left(out_dir)
             return _result(path, known)
-    candidates = score()
+    return _committed(out_dir, _fitted(labels, targets, fingerprints, score()))
+
+
+def _fitted(
+    labels: Labels, targets: Targets, fingerprints: Fingerprints, candidates: Sequence[Candidate]
+) -> dict[str, Any]:
+    """The fields of the summary of the best of these graders."""
     for rows, _ in candidates:
         _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
     graders, choice = choose(candidates)
@@ -237,12 +297,13 @@ def _fit(
             for split, point in zip(shown, points):
                 split["graders"][one.fit.grader] |= point
     summary = summarise(fit, report, targets, test)
-    facts = {
+    return {
         **summary,
         "num_failed_labels": labels.num_failed,
         "left_out": fit.left_out,
         "grader": fit.grader,
         **choice,
+        "targets": dict(targets.settings),
         "scorer_model": labels.scorer.scorer_model,
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
@@ -251,11 +312,14 @@ def _fit(
         **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
         "fingerprints": fingerprints,
     }
-    return _committed(out_dir, facts)
+
+
+def _sealed(facts: dict[str, Any]) -> dict[str, Any]:
+    return sealed({"format": CALIBRATION_FORMAT, **facts})
 
 
 def _committed(out_dir: Path, facts: dict[str, Any]) -> Result:
-    path, summary = out_dir / CALIBRATION_NAME, sealed({"format": CALIBRATION_FORMAT, **facts})
+    path, summary = out_dir / CALIBRATION_NAME, _sealed(facts)
     with output_lock(out_dir):
         write_json(path, summary)
         return _result(path, summary)

@@ -140,6 +140,12 @@ def load_calibration(calibration_dir: Path) -> Calibration:
         value = read_calibration(path)
     except FormatError as error:
         raise _bad_calibration(path, str(error)) from None
+    return calibration_of(value, path, local_digest(path))
+
+
+def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibration:
+    """The calibration that a summary says, which is at `path` or may be written there. Raises
+    CalibrationError (E-CALIBRATION-FORMAT) as `load_calibration`."""
     taus, by, rows = (
         _thresholds(path, value),
         value.get("target_by", "all"),
@@ -159,20 +165,20 @@ def load_calibration(calibration_dir: Path) -> Calibration:
         raise _bad_calibration(path, str(error)) from None
     if set(weights) != set(scale.names) or not is_valid:
         raise _bad_calibration(path, f"weights = {named}")
-    digest, rule = value.get("heads_digest", ""), value.get("rule")
+    heads, rule = value.get("heads_digest", ""), value.get("rule")
     grader, student = value.get("grader", "hydra"), value.get("student_digest", "")
     is_known = isinstance(student, str) and bool(student) == (taus.tau_student > 0)
-    if not isinstance(digest, str) or grader not in get_args(GraderKind) or not is_known:
-        found = f"heads_digest = {digest!r}, grader = {grader!r}, student_digest = {student!r}"
+    if not isinstance(heads, str) or grader not in get_args(GraderKind) or not is_known:
+        found = f"heads_digest = {heads!r}, grader = {grader!r}, student_digest = {student!r}"
         raise _bad_calibration(path, found)
     return Calibration(
         path=path,
-        digest=local_digest(path),
+        digest=digest,
         scale=scale.weighted(weights),
         thresholds=taus,
-        heads_digest=digest,
+        heads_digest=heads,
         grader=grader,
-        rule=rule if isinstance(rule, str) else "scores of heads" if digest else "names no heads",
+        rule=rule if isinstance(rule, str) else "scores of heads" if heads else "names no heads",
         student_digest=student,
         target_by=by,
         groups={row["group"]: _thresholds(path, row) for row in rows},

@@ -43,6 +43,11 @@ class Targets:
         more = [unit] if unit != "documents" else []
         return [*values.values(), *more, *([by, of] if by != "all" else [])]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values that a configuration gives."""
+        return {name: value for name, value in asdict(self).items() if name != "delta"}
+
     def of(self, group: str, delta: float) -> Targets:
         """Those of one group, whose bounds fail with a chance of `delta`."""
         share = self.target_of.get(group, self.target_keep)

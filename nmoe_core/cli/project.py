@@ -7,17 +7,21 @@ import importlib.resources
 import os
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
+from nmoe_core.cli.plan import print_outputs
 from nmoe_core.config.run import Run
+
+if TYPE_CHECKING:
+    from nmoe_core.tasks.graph.walk import State
 
 _VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
 
@@ -32,10 +36,12 @@ def register(verbs: Any) -> None:
     init.add_argument("--demo", action="store_true", help=text)
     text = "copy the configurations that come with the packages to ./configs"
     init.add_argument("--configs", action="store_true", help=text)
-    text = "make what is not current: all tasks of the project, or the named ones"
+    text = "bring the project's tasks up to date: all, or the named ones"
     run = add_verb(verbs, "run", run_tasks, text)
     text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
     run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
+    text = "do what `nmoe plan` with this hash said; refused if something changed since"
+    run.add_argument("--plan", metavar="HASH", help=text)
     run.add_argument("--json", action="store_true", help="print JSON, after the last task")
     add_run_flags(run, is_required=True)
     ui = add_verb(verbs, "ui", serve, "the project in the browser, with the daemon")
@@ -144,14 +150,31 @@ def _show_project(facts: dict[str, Any]) -> None:
 
 def run_tasks(arguments: argparse.Namespace) -> int:
     """Execute the jobs of the tasks; the status is 1 where one failed."""
+    from nmoe_core.tasks.preview import not_current, require_plan
+
     run, show = run_of(arguments), (lambda *_: None) if arguments.json else _show_task
+    if arguments.plan is not None:
+        require_plan(run, arguments.plan)
     status, made = _of_dagster("run")(run, arguments.tasks, show)
+    left = not_current(run) if status == 0 else []
     if arguments.json:
-        print_json({"tasks": made, "status": status})
+        stale = [{"output": s.key, "partition": s.partition, "why": s.reason} for s in left]
+        print_json({"tasks": made, "status": status, "not_current": stale})
     elif status == 0:
         total = duration(sum(task["seconds"] for task in made))
-        print(f"all is current after {total}; look: nmoe report [--html FILE], nmoe ui")
+        _show_end(arguments.tasks, total, left)
     return status
+
+
+def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
+    """What ran, and what of the rest is not current."""
+    if not left:
+        print(f"all is current after {total}; look: nmoe report [--html FILE], nmoe ui")
+        return
+    ran = ", ".join(tasks) or "all tasks"
+    print(f"{ran}: done after {total}. Not current, since other tasks make it:\n")
+    print_outputs(left)
+    print("\nto make all of it: nmoe run")
 
 
 def _show_task(task: dict[str, Any], number: int, count: int) -> None:

@@ -1,19 +1,16 @@
-"""`nmoe plan`, `report`, `explain`, `curate shards`: look at a run, or make one shard of it."""
+"""`nmoe explain`, `curate shards`: look into a run, or curate its sources."""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
+from nmoe_core.cli.flags import add_run_flags, project_file, run_of
 from nmoe_core.cli.output import add_verb, print_json, print_table
+from nmoe_core.cli.plan import register as register_plan
 from nmoe_core.cli.stores import explain_plan
-
-if TYPE_CHECKING:
-    from nmoe_core.tasks.preview import RegradePlan, RunPlan
 
 _NOT_YET = "not yet"
 _FIGURES = {
@@ -29,18 +26,7 @@ _FIGURES = {
 
 
 def register(verbs: Any) -> None:
-    plan = add_verb(verbs, "plan", find_plan, "what a run would do, before it does it", _show_plan)
-    add_run_flags(plan, is_required=True)
-    plan.add_argument(
-        "--sample",
-        type=number(0),
-        default=32,
-        metavar="N",
-        help="documents graded for flips and time where scores are stale (default 32; 0: no model)",
-    )
-    plan.add_argument(
-        "--read-sources", action="store_true", help="read every source to see whether it changed"
-    )
+    register_plan(verbs)
     text = "from a step to its source documents, or from a document to its steps"
     lineage = add_verb(verbs, "explain", explain, text, _show_lineage)
     what = lineage.add_mutually_exclusive_group(required=True)
@@ -65,63 +51,6 @@ def register_curation(parts: Any) -> None:
     shards.add_argument("--refit", action="store_true", help="fit the topic model again")
     shards.add_argument("--json", action="store_true", help="print JSON")
     add_run_flags(shards, is_required=True)
-
-
-def find_plan(arguments: argparse.Namespace) -> RunPlan:
-    from nmoe_core.prep.mixture import run_sources
-    from nmoe_core.tasks.preview import plan_run
-
-    run = run_of(arguments)
-    options = {"sample_documents": arguments.sample, "read_sources": arguments.read_sources}
-    return plan_run(run, run_sources(run), **options)
-
-
-def _show_plan(plan: RunPlan) -> None:
-    rows = []
-    for part in plan.splits:
-        estimate = part.estimate
-        state = "changed" if part.is_changed else "" if part.made == part.num_shards else "to make"
-        if estimate is not None and estimate.problem is not None:
-            state = str(estimate.problem)
-        keys = ("tokens", "seconds", "disk_bytes")
-        tokens, seconds, disk = (getattr(estimate, key, None) for key in keys)
-        disk_mb = None if disk is None else disk / 1e6
-        made = f"{part.made} of {part.num_shards}"
-        rows.append([part.source, part.split, made, tokens, seconds, disk_mb, state])
-    print_table(["source", "split", "shards", "tokens", "seconds", "MB", "state"], rows)
-    print()
-    _print_regrade(plan.regrade)
-    curated = {name: shards for name, shards in plan.curated.items() if shards}
-    if curated:
-        print("\ncurated shards to write again, as things lie now:")
-        for name, shards in curated.items():
-            reasons = ", ".join(f"{why} ({n})" for why, n in Counter(shards.values()).items())
-            print(f"  {name}: {len(shards)} shards: {reasons}")
-    elif plan.regrade is not None and plan.regrade.shards:
-        print("curated shards and the loader plan follow where scores change")
-
-
-def _print_regrade(regrade: RegradePlan | None) -> None:
-    if regrade is None:
-        print("grades: no document is scored, the run has no grader")
-        return
-    if regrade.problem:
-        print(f"grades: cannot be given yet: {regrade.problem}")
-        return
-    if not regrade.shards:
-        print(f"grades: all {regrade.current_shards} shards are current")
-        return
-    groups: dict[tuple[str, str], list[int]] = {}
-    for shard in regrade.shards:
-        key = shard.source, ", ".join(shard.reasons)
-        groups.setdefault(key, []).append(shard.documents)
-    rows = [[source, len(docs), sum(docs), why] for (source, why), docs in groups.items()]
-    print_table(["source", "stale shards", "documents", "why"], rows)
-    low, high = regrade.may_flip
-    sampled = f" ({regrade.sampled_flips} of {regrade.sampled} sampled do)" * (regrade.sampled > 0)
-    print(f"\ndecisions that may flip: {low:,} to {high:,}{sampled}")
-    time = "not measured (--sample 0)" if regrade.seconds is None else f"{regrade.seconds:,.0f} s"
-    print(f"time to grade: {time}; {regrade.current_shards} shards are current")
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:

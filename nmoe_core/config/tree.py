@@ -101,6 +101,10 @@ class Tree:
         """The manifest of all shards of a split."""
         return self.split(source, split) / MANIFEST_NAME
 
+    def source_digests(self, source: str, split: str) -> Path:
+        """Digests of the files that a split was made from, by which untouched ones are known."""
+        return self.root / ".sources" / f"{source}.{split}.json"
+
     def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
         return ShardPaths(self, source, bucket, split)
 

@@ -206,6 +206,7 @@ def grade_documents(
             **({"tau_student": taus.tau_student} if scorer.student_digest else {}),
             "grader": scorer.kind,
             "scorer_model": scorer.scorer_model,
+            "settings": {"max_ctx": scorer.max_ctx, "early_exit": grader.early_exit},
         }
         if not calibration.heads_digest:
             facts |= {"calibration_rule": calibration.rule, "calibration_accepted_by": "compat"}

@@ -7,6 +7,7 @@ from typing import Literal
 from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.graded import PartialRows, Row, Tally, current_result, result_of
@@ -35,7 +36,7 @@ def keep_documents(shard: ShardPaths) -> Result:
     """Write the rows and the summary of a shard; current ones are left alone. The facts are those
     of `grade_documents`."""
     manifest, out_dir = load_manifest(shard.manifest), shard.graded
-    fingerprints = {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
+    fingerprints = keep_fingerprints(manifest)
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current
     with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
@@ -45,6 +46,11 @@ def keep_documents(shard: ShardPaths) -> Result:
             tally.add(rows)
         facts = {**tally.facts(), "grader": "none", "fingerprints": fingerprints}
         return result_of(partial.commit(facts), 0, 0, changed=True)
+
+
+def keep_fingerprints(manifest: Manifest) -> Fingerprints:
+    """Fingerprints of the rows of a shard that no grader scores."""
+    return {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
 
 
 def _batches(shard: ShardPaths, manifest: Manifest, start: int) -> Iterator[list[Row]]:

@@ -36,6 +36,7 @@ class Labelled:
     Attributes:
         train: What is fitted.
         reported: Labels of val and test, where there are some.
+        use_salvaged: Whether salvaged labels are among them.
 
     Raises:
         LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
@@ -45,7 +46,9 @@ class Labelled:
     def __init__(self, files: Mapping[str, Path | None], use_salvaged: bool) -> None:
         named = {split: path for split, path in files.items() if path is not None}
         read = {split: read_labels(path, use_salvaged) for split, path in named.items()}
-        self.train, self.reported = read.pop("train"), read
+        self.use_salvaged = use_salvaged
+        self.train = read.pop("train")
+        self.reported = read
         _require_learnable(self.train)
         for others in read.values():
             require_same_scorer(others, self.train.scorer)

@@ -59,6 +59,16 @@ def token_table(tokenizer: Tokenizer) -> TokenTable:
     return TokenTable.of(tokenizer.reference.spellings(), tokenizer.vocab_size)
 
 
+def student_fingerprints(labelled: Labelled, corpus: Corpus, tokenizer: Tokenizer) -> Fingerprints:
+    """Fingerprints of the student of these labels."""
+    return {
+        "code": STUDENT_CODE,
+        **labelled.fingerprints(corpus),
+        "tokenizer": tokenizer.fingerprint,
+        "settings": sha256_json({"max_ctx": corpus.max_ctx}),
+    }
+
+
 def make_student(
     labels: Mapping[str, Path | None],
     corpus: Corpus,
@@ -74,12 +84,7 @@ def make_student(
     """
     labelled, path = Labelled(labels, use_salvaged), heads_dir / STUDENT_NAME
     require_tokenizer(corpus.data_root, labelled.sources, tokenizer)
-    fingerprints: Fingerprints = {
-        "code": STUDENT_CODE,
-        **labelled.fingerprints(corpus),
-        "tokenizer": tokenizer.fingerprint,
-        "settings": sha256_json({"max_ctx": corpus.max_ctx}),
-    }
+    fingerprints = student_fingerprints(labelled, corpus, tokenizer)
     header = current_header(path, fingerprints)
     if header is not None:
         return result_of(path, header)
@@ -108,6 +113,7 @@ def make_student(
             "training": {
                 "num_documents": len(train.doc_ids),
                 "num_salvaged_left_out": train.num_salvaged,
+                "use_salvaged": use_salvaged,
             },
             "fingerprints": fingerprints,
         }

@@ -119,6 +119,7 @@ class HeadTraining:
                     "num_documents": len(train.doc_ids) - num_failed,
                     "num_failed_documents": num_failed,
                     "num_salvaged_left_out": train.num_salvaged,
+                    "use_salvaged": self.labelled.use_salvaged,
                     "num_steps": len(losses),
                     "states": states,
                     "loss_curve": thin_curve(losses),

@@ -15,7 +15,7 @@ import numpy as np
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import LOCK_NAME, replacing, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
-from nmoe_core.base.fingerprint import is_current, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
@@ -90,14 +90,7 @@ def merge_labels(tree: Tree, split: str) -> Result:
     `changed`. Raises as `checked_digest` and `one_scorer`.
     """
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
-    for shard in shards:
-        if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
-            raise _not_finished(shard)
-    digests = {shard.name: checked_digest(shard / SCORES_NAME) for shard in shards}
-    fingerprints = {"code": MERGE_CODE, **digests}
-    if given := corrections_digest(tree):
-        fingerprints["corrections"] = given
-    path = tree.merged_labels(split)
+    path, fingerprints = tree.merged_labels(split), merge_fingerprints(tree, split)
     summary = path.with_name(f"{path.stem}.summary.json")
     if is_current(summary, fingerprints) and path.is_file():
         return _merged(checked_digest(path), read_summary(summary), changed=False)
@@ -116,6 +109,25 @@ def merge_labels(tree: Tree, split: str) -> Result:
         }
         write_summary(summary, value)
     return _merged(digest, value, changed=True)
+
+
+def merge_fingerprints(tree: Tree, split: str) -> Fingerprints:
+    """Fingerprints of the merged labels of a split. Raises LabelError: a shard is not finished
+    (E-LABEL-COVERAGE), or as `checked_digest`."""
+    shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
+    for shard in shards:
+        if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
+            raise _not_finished(shard)
+    digests = {shard.name: checked_digest(shard / SCORES_NAME) for shard in shards}
+    corrections = corrections_digest(tree)
+    return {"code": MERGE_CODE, **digests} | ({"corrections": corrections} if corrections else {})
+
+
+def is_merged(tree: Tree, split: str) -> bool:
+    """Whether the merged labels of a split are those of its shards and corrections."""
+    path = tree.merged_labels(split)
+    summary = path.with_name(f"{path.stem}.summary.json")
+    return path.is_file() and is_current(summary, merge_fingerprints(tree, split))
 
 
 def _merged(digest: str, summary: dict[str, Any], changed: bool) -> Result:

@@ -41,8 +41,14 @@ def slice_jobs(
         if key not in known:
             expected = f"{next(iter(known))} to {next(reversed(known))}"
             raise ConfigError("no such slice", found=key, expected=expected)
+    combine_slices(run.tree, sources)
+    yield from planned_jobs(run, keys)
+
+
+def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJob]:
+    """The documents of slices that are there, by default of all. Raises as `shard_documents`."""
     tree, table = run.tree, run.config.oracle
-    combine_slices(tree, sources)
+    known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
     tokenizer = load_tokenizer(run.tokenizer)
     labelled = tuple(tree.label_shard(*shard) for shard in known.values())
     for key in known if keys is None else keys:
@@ -94,6 +100,16 @@ def label_parts(
 def oracles_of(run: Run) -> Oracles:
     """The run's oracle for a rubric, opened once per rubric."""
     return functools.cache(lambda rubric: make_oracle(run.config.oracle, rubric, run.resolve))
+
+
+def nameless_oracles(run: Run) -> Oracles:
+    """As `oracles_of`, for fingerprints alone: they ask no server, so they need no key."""
+    table = run.config.oracle
+    if table.http is not None:
+        table = table.model_copy(
+            update={"http": table.http.model_copy(update={"api_key_env": None})}
+        )
+    return functools.cache(lambda rubric: make_oracle(table, rubric, run.resolve))
 
 
 def label_documents(

@@ -95,6 +95,14 @@ def label_shard(
         return _result(digest, summary, num_new, num_reused, resumed_from)
 
 
+def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
+    """Fingerprints of the labels that an oracle gives to documents."""
+    asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
+    scale = oracle.scale.in_file()
+    asked |= {"scale": sha256_json(scale)} if scale else {}
+    return {"code": LABEL_CODE, **documents.fingerprints, **asked}
+
+
 class _Labelling:
     """The files of one shard's labels, what they are made from, and its labelled documents."""
 
@@ -105,10 +113,7 @@ class _Labelling:
         self.scores, self.started = out_dir / SCORES_NAME, out_dir / STARTED_NAME
         self.summary, self.partial = out_dir / SUMMARY_NAME, out_dir / PARTIAL_NAME
         self.marks = Marks(documents.rows)
-        asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
-        self.fingerprints = {"code": LABEL_CODE, **documents.fingerprints, **asked}
-        if scale := oracle.scale.in_file():
-            self.fingerprints["scale"] = sha256_json(scale)
+        self.fingerprints = label_fingerprints(documents, oracle)
         if documents.former_data is not None:
             former = self.fingerprints | {"data": documents.former_data}
             if recorded(self.started) == former:

@@ -72,7 +72,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
     """
     manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
     summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())
-    fingerprints = {"code": SLICE_CODE, "data": documents_digest(manifest)}
+    fingerprints = slice_fingerprints(manifest)
     if _is_whole(summary, fingerprints, names):
         clear_left(out_dir)
         return _result(summary, changed=False)
@@ -89,6 +89,11 @@ def write_source_slices(tree: Tree, source: str) -> Result:
             summary.unlink(missing_ok=True)
         facts = {"source": source, "counts": counts}
         return _commit(summary, facts, names, fingerprints)
+
+
+def slice_fingerprints(manifest: Manifest) -> Fingerprints:
+    """Fingerprints of the slices of a source."""
+    return {"code": SLICE_CODE, "data": documents_digest(manifest)}
 
 
 def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:

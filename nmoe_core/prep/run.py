@@ -20,7 +20,13 @@ from typing import Any, Literal
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError, TokenizerError
-from nmoe_core.base.fingerprint import keep_digests, recall_digests, recorded, sha256_json
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    keep_digests,
+    recall_digests,
+    recorded,
+    sha256_json,
+)
 from nmoe_core.compute.api import Map, open_pool
 from nmoe_core.prep.existing import (
     clear_beside,
@@ -103,12 +109,7 @@ def prep_shards(
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
         revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
-        fingerprints = {
-            "source": revision.result(),
-            "settings": sha256_json(settings.identity()),
-            **format_fingerprints(settings, fmt),
-            "code": PREP_CODE,
-        }
+        fingerprints = shard_fingerprints(revision.result(), settings, fmt)
     asked = sorted(set(range(settings.num_shards) if buckets is None else buckets))
     if strange := set(asked) - set(range(settings.num_shards)):
         expected = f"0 to {settings.num_shards - 1}"
@@ -149,6 +150,16 @@ def prep_shards(
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
     report.skipped = current
     return report
+
+
+def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
+    """Fingerprints of every shard that a pass over this revision of a source makes."""
+    return {
+        "source": revision,
+        "settings": sha256_json(settings.identity()),
+        **format_fingerprints(settings, fmt),
+        "code": PREP_CODE,
+    }
 
 
 def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
@@ -208,11 +219,16 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
     return committed
 
 
+def combined_manifest(settings: PrepSettings, fmt: ShardFormat, directory: Path) -> dict[str, Any]:
+    """The manifest over all shards of a split. Raises as `combine_shards`."""
+    source_info = {"source": settings.name, "assignment": "md5"}
+    return combine_shards(directory, fmt, settings.num_shards, source_info)
+
+
 def _commit_manifest(
     settings: PrepSettings, fmt: ShardFormat, directory: Path
 ) -> tuple[dict[str, Any], bool]:
-    source_info = {"source": settings.name, "assignment": "md5"}
-    manifest = combine_shards(directory, fmt, settings.num_shards, source_info)
+    manifest = combined_manifest(settings, fmt, directory)
     return commit_manifest(directory / MANIFEST_NAME, manifest)
 
 

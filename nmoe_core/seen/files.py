@@ -75,7 +75,7 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
                 row = _write(shard, manifest, entry, part_tokens)
                 made += 1
             rows.append(row)
-        summary = {"fingerprints": _made_from(manifest), "files": rows}
+        summary = {"fingerprints": index_fingerprints(manifest), "files": rows}
         changed = old != summary | {"schema_version": 1}
         if changed:
             write_json(shard.seen_index, seal_summary(summary))
@@ -110,7 +110,7 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
         what = "the index was edited or damaged" if is_there else "the shard has no index"
         raise _refused(what, path, None, "E-SEEN-CHANGED" if is_there else "E-SEEN-MISSING")
     found = summary["fingerprints"]
-    if found != _made_from(manifest):
+    if found != index_fingerprints(manifest):
         what = "the index is of another version of the curated shard"
         raise _refused(what, path, found.get("curated"), "E-SEEN-STALE")
     for entry, row in zip(manifest.shards, summary["files"], strict=True):
@@ -124,7 +124,7 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
             yield Part(shard, file, suffixes, start, tokens[start:end], order[start:end])
 
 
-def _made_from(manifest: Manifest) -> Fingerprints:
+def index_fingerprints(manifest: Manifest) -> Fingerprints:
     return {"code": SEEN_CODE, "curated": documents_digest(manifest)}
 
 

@@ -20,6 +20,7 @@ from nmoe_core.sources.paths import find_files
 if TYPE_CHECKING:
     from nmoe_core.attributes.attribute import Attribute
     from nmoe_core.attributes.joined import UserFiles
+    from nmoe_core.attributes.shared import Corpus
 
 # Module and function of each attribute of a text.
 _OF_TEXTS = {
@@ -71,13 +72,14 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
 
     shards = {bucket: run.tree.shard(source, bucket) for bucket in sorted(buckets)}
     if name in run.config.attributes.files:
-        files = _user_files(run, name)
+        files = user_files(run, name)
         return {bucket: join_attribute(shard, files) for bucket, shard in shards.items()}
     attribute = open_attribute(run, name)
     return {b: make_attribute(shard, attribute, run.tokenizer) for b, shard in shards.items()}
 
 
-def _user_files(run: Run, name: str) -> UserFiles:
+def user_files(run: Run, name: str) -> UserFiles:
+    """The files of an attribute of the user's own."""
     from nmoe_core.attributes.joined import UserFiles
 
     pattern = run.config.attributes.files[name]
@@ -112,7 +114,7 @@ def attribute_schema(run: Run, name: str) -> Any:
     """Columns of an attribute that need not be made yet, as a schema of Arrow; a user's own are
     those of its files. Raises as `open_attribute`; FormatError: a file cannot be read."""
     if name in run.config.attributes.files:
-        return _user_files(run, name).schema
+        return user_files(run, name).schema
     return _import(_OF_TEXTS.get(name, (name, ""))[0]).SCHEMA
 
 
@@ -121,23 +123,33 @@ def make_duplicates(
 ) -> Result:
     """Find the copies among all documents of the run by their signatures; only the files of shards
     whose rows changed are written. Raises FormatError: a shard has no current signatures."""
-    from nmoe_core.attributes.shared import Corpus, write_changed
+    from nmoe_core.attributes.shared import write_changed
 
     module, table = _import("duplicates"), run.config.duplicates
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
-    shards = [s for name in names for s in run.tree.shards(name, run.config.prep.num_shards)]
-    corpus = Corpus.open(shards, "signatures")
-    made_with = {"code": CODES["duplicates"], "settings": sha256_json(table.identity)}
+    corpus, made_with = duplicates_inputs(run, names)
 
     def resolve(before: Any) -> list[Any]:
         found = [module.open_shard(rows) for rows in corpus.read()]
         return module.resolve_again(found, before, table.priority, table.jaccard)
 
-    result = write_changed(run.tree, "duplicates", corpus, made_with, resolve)
+    settings = table.model_dump(mode="json")
+    result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)
     if not picture:
         return result
     copies = copies_by_source(run, names)
     return replace(result, facts=result.facts | {"copies": copies}, picture=copies_picture(copies))
+
+
+def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerprints]:
+    """The signatures of all shards of sources, and fingerprints of how copies are found among them.
+    Raises FormatError: a shard has no current signatures."""
+    from nmoe_core.attributes.shared import Corpus
+
+    shards = [s for name in sources for s in run.tree.shards(name, run.config.prep.num_shards)]
+    settings = sha256_json(run.config.duplicates.identity)
+    made_with = {"code": CODES["duplicates"], "settings": settings}
+    return Corpus.open(shards, "signatures"), made_with
 
 
 def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:

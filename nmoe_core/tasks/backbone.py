@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loader.files.format import MANIFEST_NAME, read_json_object
 from nmoe_core.base.errors import CheckpointError
@@ -49,6 +49,14 @@ def make_backbone(run: Run) -> Result:
         "path": str(path),
     }
     return Result(checkpoint_digest(path), facts)
+
+
+def tiny_recipe(run: Run) -> dict[str, Any]:
+    """The `config.json` that `make_backbone` writes for a run of kind `tiny`."""
+    from nmoe_core.engine.weights.tiny import tiny_config
+
+    table = run.config.backbone
+    return tiny_config(table.family, table.seed, _TINY_LAYERS)
 
 
 def ids_for_model(run: Run) -> ModelIds | None:

@@ -19,10 +19,13 @@ from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.contaminated import refuse_contaminated
 from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
+from nmoe_core.tasks.curate_settings import curate_settings, window_tokens
+from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.tasks.plans.remix import with_remixes
 
 if TYPE_CHECKING:
-    from nmoe_core.curate.shards.planning import CurateSettings
+    from loader.plan.records import LoaderPlan
+    from nmoe_core.curate.topics.assign import TopicSettings
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.text.models import ModelIds
 
@@ -33,19 +36,27 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     A model that an order depends on (stability other than `replan`) is kept even after documents
     were added.
     """
-    from nmoe_core.curate.topics.assign import TopicSettings, fit_topic_model
+    from nmoe_core.curate.topics.assign import fit_topic_model
     from nmoe_core.curate.topics.model import load_topic_model
 
-    table, embeddings = run.config.curation, _table(run)
+    require_inputs(run, "topic_model", sources)
+    table, embeddings = run.config.curation, embedding_table(run)
     if table.stability != "replan" and run.tree.topic_model.is_file():
         # New topics would move old documents: an order that keeps its past keeps its model.
         result = open_topics(run, sources)
     else:
-        settings = TopicSettings(table.num_topics, run.loader.seed, table.sample_documents)
-        result = fit_topic_model(run.tree, sources, embeddings, settings)
+        result = fit_topic_model(run.tree, sources, embeddings, topic_settings(run))
     model = load_topic_model(run.tree.topic_model)
-    pictures = topic_pictures(run, sources, embeddings, model, _window(run))
+    pictures = topic_pictures(run, sources, embeddings, model, window_tokens(run))
     return replace(result, picture=pictures)
+
+
+def topic_settings(run: Run) -> TopicSettings:
+    """The settings of the run's topic model."""
+    from nmoe_core.curate.topics.assign import TopicSettings
+
+    table = run.config.curation
+    return TopicSettings(table.num_topics, run.loader.seed, table.sample_documents)
 
 
 def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
@@ -64,7 +75,7 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     from nmoe_core.curate.topics.assign import assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
-    table, model = _table(run), load_topic_model(run.tree.topic_model)
+    table, model = embedding_table(run), load_topic_model(run.tree.topic_model)
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
@@ -99,6 +110,7 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     from nmoe_core.tasks.selection.composition import changes
     from nmoe_core.tasks.selection.outcome import left_out
 
+    require_inputs(run, "manifest", [source])
     num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
     result = combine_curated(run.tree, source, num_shards, settings)
     reasons = left_out(run, [source]).items()
@@ -113,21 +125,13 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
     Raises as `with_remixes`, and PlanError where a
     curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks for more steps
     than the flow has (E-PLAN-STEPS); and as `refuse_contaminated`, where the run has a limit."""
+    require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:
         for name in sources:
             refuse_contaminated(run, name)
-    plan = build_plan(
-        run_stages(run),
-        {name: tree.curated_manifest(name) for name in sources},
-        run.loader,
-        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may lie elsewhere
-        plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
-        valid={name: tree.manifest(name, "valid") for name in valid_sources},
-    )
-    check_steps(plan, run.loader.steps, run.path)
-    plan, remixed = with_remixes(plan, tree)
-    payload = plan.placed_in(tree.plan.parent).to_json().encode()
+    plan, remixed = planned_loader(run, sources, valid_sources)
+    payload = plan_bytes(run, plan)
     changed = not tree.plan.is_file() or tree.plan.read_bytes() != payload
     if changed:
         with replacing(tree.plan):
@@ -144,35 +148,30 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
     return Result(plan.plan_hash, facts)
 
 
-def curate_settings(run: Run, source: str) -> CurateSettings:
-    """Settings of the run's `[curation]`; windows are those that its loader reads by default."""
-    from nmoe_core.curate.shards.planning import CurateSettings
-
-    table = run.config.curation
-    shared = table.model_dump(include={"include", "where", "epoch", "loader", "by", "descending"})
-    consumed = table.resume_from_token.get(source, 0)
-    return CurateSettings(
-        **shared,
-        spread_copies=spreads_copies(run),
-        order="insert_only" if table.stability == "insert_only" else table.order,
-        seed=run.loader.seed,
-        seq_len=_window(run),
-        resume_from_token=consumed if table.stability == "resume" else None,
-        tokens_per_shard=run.config.prep.tokens_per_shard,
+def planned_loader(
+    run: Run, sources: Sequence[str], valid_sources: Sequence[str]
+) -> tuple[LoaderPlan, dict[str, str]]:
+    """The loader plan over curated sources, with the run's remixes, and facts of those. Raises as
+    `make_plan`."""
+    tree = run.tree
+    plan = build_plan(
+        run_stages(run),
+        {name: tree.curated_manifest(name) for name in sources},
+        run.loader,
+        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may lie elsewhere
+        plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
+        valid={name: tree.manifest(name, "valid") for name in valid_sources},
     )
+    check_steps(plan, run.loader.steps, run.path)
+    return with_remixes(plan, tree)
 
 
-def spreads_copies(run: Run) -> bool:
-    """Whether curation reads which documents are copies of which."""
-    return "duplicates" in run.config.attributes.use and run.config.curation.can_spread_copies
+def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
+    """A plan as its file is written."""
+    return plan.placed_in(run.tree.plan.parent).to_json().encode()
 
 
-def _window(run: Run) -> int:
-    stride = run.loader.seq_len + (run.loader.window_stride == "seq_len+1")
-    return run.config.curation.seq_len or stride
-
-
-def _table(run: Run) -> EmbeddingTable:
+def embedding_table(run: Run) -> EmbeddingTable:
     """The run's embedding table, opened once in a process while its files are untouched."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.checkpoint import checkpoint_files

@@ -17,6 +17,7 @@ from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
 from nmoe_core.grading.unscored import asked_grader, keep_documents
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
+from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def label_slices(
     from nmoe_core.labels.cost import require_budget
     from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs
 
+    require_inputs(run, "label", sources)
     keys = None if keys is None else list(keys)
     oracles, outputs = oracles_of(run), {}
     require_budget(run, slice_jobs(run, sources, None if is_whole_budget else keys), oracles)
@@ -88,7 +90,8 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     `labels` are files by split in place of the merged ones, None for no labels."""
     from nmoe_core.heads.student_file import make_student
 
-    corpus = _student_corpus(run, run.config.oracle.max_doc_tokens)
+    require_inputs(run, "student")
+    corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
     paths = _label_paths(run, labels)
     tokenizer, use_salvaged = load_tokenizer(run.tokenizer), run.config.heads.use_salvaged
     return make_student(paths, corpus, tokenizer, run.tree.heads, use_salvaged)
@@ -103,7 +106,8 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
 
     if run.has_file:  # flags alone need not name the tokenizer of the shards
         train_student(run, labels)
-    paths, model, corpus = _label_paths(run, labels), load_backbone(run), _corpus(run)
+    require_inputs(run, "heads")
+    paths, model, corpus = _label_paths(run, labels), load_backbone(run), head_corpus(run)
     done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
     return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
@@ -122,6 +126,7 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit weights and thresholds on the scores that the grader gives to val documents; `labels` as
     those of `train_student`, of which test is only reported on. Raises as `asked_grader`."""
     asked_grader(run)
+    require_inputs(run, "calibration")
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
     from nmoe_core.calibration.targets import Targets
@@ -186,10 +191,10 @@ def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
     """The graders that calibration chooses from, each with the documents as it reads them."""
     asked, found = run.config.grading.grader, []
     if asked != "student":
-        found.append((load_scorer(run, with_student=run.has_file), _corpus(run)))
+        found.append((load_scorer(run, with_student=run.has_file), head_corpus(run)))
     if asked != "hydra":
         student = load_student_scorer(run)
-        found.append((student, _student_corpus(run, student.max_ctx)))
+        found.append((student, student_corpus(run, student.max_ctx)))
     return found
 
 
@@ -252,16 +257,20 @@ def _label_paths(run: Run, files: LabelFiles) -> LabelFiles:
 
 
 def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
-    """The labels of a split; None for a test split that is not labelled: older runs have none."""
+    """The labels of a split; None for a test split that is not labelled."""
+    if split in files:
+        return files[split]
+    return _merged(run, split) if split in labelled_splits(run) else None
+
+
+def labelled_splits(run: Run) -> list[str]:
+    """The splits that heads read labels of; older runs have no labels of test."""
     from nmoe_core.labels.files import SUMMARY_NAME
     from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
-    if split in files:
-        return files[split]
-    shards = (run.tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS))
-    if split == "test" and not all((shard / SUMMARY_NAME).is_file() for shard in shards):
-        return None
-    return _merged(run, split)
+    shards = [run.tree.label_shard("test", i) for i in range(NUM_LABEL_SHARDS)]
+    has_test = all((shard / SUMMARY_NAME).is_file() for shard in shards)
+    return ["train", "val", *["test"] * has_test]
 
 
 def _merged(run: Run, split: str) -> Path:
@@ -272,14 +281,14 @@ def _merged(run: Run, split: str) -> Path:
     return run.tree.merged_labels(split)
 
 
-def _student_corpus(run: Run, max_tokens: int) -> Corpus:
+def student_corpus(run: Run, max_tokens: int) -> Corpus:
     """Documents as the student reads them: what the oracle read, in the ids of the shards."""
     from nmoe_core.heads.features import Corpus
 
     return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
 
-def _corpus(run: Run) -> Corpus:
+def head_corpus(run: Run) -> Corpus:
     """Where documents lie, and the token that ends them: the tokenizer's, or, without a file that
     names a tokenizer, that of the shards."""
     from nmoe_core.heads.features import Corpus

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -48,7 +49,12 @@ def make_shards(
     def say(now: PrepProgress) -> None:
         meter.say(lambda _: now.line())
 
+    digests = run.tree.source_digests(source.name, split)
+    recall_digests(digests)
     report = prep_shards(opened, settings, split_dir, asked, progress=progress or say)
+    if report.made or not digests.is_file():
+        with replacing(digests):
+            keep_digests(digests, opened.source.local_files())
     shards, revision = {}, ""
     for bucket in asked:
         manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)

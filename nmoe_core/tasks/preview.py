@@ -1,38 +1,28 @@
-"""Preview of the work that is left: shards to prepare, to grade and to curate.
+"""Preview of a run: every output that would be made, why, and what that would change.
 
-Writes nothing. A shard is stale by the very fingerprints that its task compares. Where only the
-calibration changed, recorded scores are decided again and flips are counted. Where heads, backbone
-or text changed, a sample of documents is graded, which gives a rate with its interval and the time;
-without a sample, every document may flip. Costs a sample of each source that has shards to make,
-digests of checkpoint, heads and score files, and, where asked for, a reading of the sources.
+Writes nothing. The graph says what is not current; what follows from scores that are there is
+computed in memory. Where models have to run, a sample of documents is graded, which gives a rate
+with its interval and the time.
 """
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
 
-import orjson
-
-from loader.files.format import load_manifest
-from nmoe_core.base.errors import FormatError, NmoeError
-from nmoe_core.base.fingerprint import recorded, sha256_file
-from nmoe_core.base.settings import expert_fingerprints
-from nmoe_core.calibration.files import Calibration, load_calibration
+from loader.files.format import load_manifest, read_json_object
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
-from nmoe_core.config.tree import ShardPaths
 from nmoe_core.labels.agreement import wilson
 from nmoe_core.prep.estimate import PlannedSplit, plan_split
-from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
-from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.sources.open import open_reader
+from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
+from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
+from nmoe_core.tasks.graph.prepared import prefix
+from nmoe_core.tasks.graph.walk import Graph, State, walk
 from nmoe_core.tasks.shards import require_selectable
-
-_REASONS = {"code": "grading code", "shard": "content"}  # the others are in plain words already
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,46 +69,92 @@ class RegradePlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """Shards of a split that are there, and the estimate for those that are not.
-
-    `is_changed` is None where the source was not read.
-    """
+    """Shards of a split that are current, and the estimate for those that are not."""
 
     source: str
     split: str
     num_shards: int
     made: int
-    is_changed: bool | None
+    is_changed: bool
     estimate: PlannedSplit | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The whole preview. `regrade` is None where the run has no grader; `curated` has, per source,
-    the shards to curate and the reason."""
+    """The whole preview.
 
+    Attributes:
+        outputs: Every output that is not current, in the order in which they are made.
+        num_current: The number of those that are.
+        digest: The hash of the plan, which `nmoe run --plan` takes.
+        splits: Shards of each split.
+        regrade: None if the run has no grader.
+        curated: The shards of each source to curate, and why.
+        tokens: Curated tokens of each source now and then; None if that is open.
+        flips: Some documents whose decision flips: id, decision now, decision then.
+        size_bytes: Bytes of files that would be written again, as they are now.
+    """
+
+    outputs: list[State]
+    num_current: int
+    digest: str
     splits: list[SplitState]
     regrade: RegradePlan | None
     curated: dict[str, dict[str, str]]
+    tokens: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    flips: list[tuple[str, str, str]] = field(default_factory=list)
+    size_bytes: int = 0
 
 
-def plan_run(
-    run: Run,
-    sources: Sequence[SourcePlan],
-    *,
-    sample_documents: int = 0,
-    read_sources: bool = False,
-) -> RunPlan:
-    """Plan prep, regrade and curation; see `plan_regrade` for `sample_documents`. Raises as
-    `require_selectable`."""
+def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int = 0) -> RunPlan:
+    """Plan all; see `plan_regrade` for `sample_documents`. Raises as `require_selectable`."""
     require_selectable(run)
+    graph, names = walk(run, sources), [source.name for source in sources]
+    outputs = [state for state in graph.states.values() if not state.is_current]
+    foreseen = foresee(graph, names) if outputs else Foreseen()
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
-    names, is_off = [source.name for source in sources], run.config.grading.is_off
+    regrade = None
+    if not run.config.grading.is_off:
+        regrade = _regrade(graph, names, foreseen, sample_documents)
     return RunPlan(
-        splits=[_split_state(run, *job, read_sources) for job in jobs],
-        regrade=None if is_off else plan_regrade(run, names, sample_documents),
-        curated={name: _stale_curated(run, name) for name in names},
+        outputs=outputs,
+        num_current=len(graph.states) - len(outputs),
+        digest=plan_digest(graph),
+        splits=[_split_state(graph, *job) for job in jobs],
+        regrade=regrade,
+        curated={name: _stale_curated(graph, name) for name in names},
+        tokens=foreseen.tokens,
+        flips=foreseen.flips,
+        size_bytes=_size_bytes(graph, outputs),
     )
+
+
+def plan_digest(graph: Graph) -> str:
+    """A hash of all states, with their reasons, and of the configuration."""
+    states = [[s.key, s.partition, s.status, s.reason] for s in graph.states.values()]
+    config = graph.run.config.model_dump(mode="json")
+    return sha256_json([states, config, str(graph.run.loader)])
+
+
+def require_plan(run: Run, digest: str) -> None:
+    """Refuse a plan that is not the one of this digest, or of its beginning. Raises ConfigError
+    (E-PLAN-MOVED)."""
+    found = plan_digest(walk(run, run_sources(run)))
+    if len(digest) < 8 or not found.startswith(digest):
+        raise ConfigError(
+            "something changed since that plan was made",
+            where=run.path,
+            found=f"plan {found[:16]}",
+            expected=digest,
+            do="look at the new plan: nmoe plan",
+            code="E-PLAN-MOVED",
+        )
+
+
+def not_current(run: Run) -> list[State]:
+    """Every output that is not current, in the order in which they are made."""
+    graph = walk(run, run_sources(run))
+    return [state for state in graph.states.values() if not state.is_current]
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:
@@ -126,24 +162,40 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
     `sample_documents` are graded for the rate and the time; 0 loads no model."""
     try:
         require_selectable(run)
-        now = _grading_inputs(run)
+        graph = walk(run, run_sources(run))
     except (NmoeError, OSError) as error:
         return RegradePlan([], 0, (0, 0), problem=" ".join(str(error).split()))
-    stale, current = [], 0
+    return _regrade(graph, sources, foresee(graph, list(sources)), sample_documents)
+
+
+def _regrade(
+    graph: Graph, sources: Sequence[str], foreseen: Foreseen, sample_documents: int
+) -> RegradePlan:
+    run = graph.run
+    stale: list[StaleShard] = []
+    current = 0
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
+            number = f"{shard.bucket:04d}"
+            (state,) = graph.of(f"{source}/quality_scores", number)
             if not shard.manifest.is_file():
                 continue
-            found = _stale(shard, now)
-            if found is None:
+            if state.is_current:
                 current += 1
-            else:
-                stale.append(found)
+                continue
+            if state.problem:
+                return RegradePlan([], 0, (0, 0), problem=state.problem)
+            told = foreseen.shards.get((source, number))
+            documents = load_manifest(shard.manifest).total_documents
+            flips, unsure = (0, documents) if told is None else (told.flips, told.unsure)
+            stale.append(StaleShard(source, shard.name, documents, _reasons(state), flips, unsure))
     known, unsure = sum(s.known_flips for s in stale), sum(s.open_flips for s in stale)
     documents = sum(shard.documents for shard in stale)
     plan = partial(RegradePlan, stale, current, documents=documents)
-    if not sample_documents or not documents:
-        return plan((known, known + unsure), seconds=None if documents else 0.0)
+    seconds = _known_seconds(run, documents)
+    (calibration,) = graph.of("hydra/calibration")
+    if not sample_documents or not documents or not calibration.is_current or not unsure:
+        return plan((known, known + unsure), seconds=seconds if documents else 0.0)
     rows, seconds = _graded_sample(run, [s for s in stale if s.documents], sample_documents)
     compared = [(old, new) for old, new in rows if old is not None]
     flips = sum(old != new for old, new in compared)
@@ -156,112 +208,54 @@ def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) ->
     )
 
 
-def _split_state(run: Run, source: SourcePlan, split: str, read_sources: bool) -> SplitState:
-    num_shards = prep_settings(run, source, split).num_shards
-    paths = (shard.manifest for shard in run.tree.shards(source.name, num_shards, split))
-    made, changed = [path for path in paths if path.is_file()], None
-    if read_sources and made:
-        before = load_manifest(made[0]).extra["fingerprints"]["source"]
-        changed = open_reader(source.spec, run.base, split).revision() != before
-    is_left = changed or len(made) < num_shards
-    estimate = plan_split(run, source, split) if is_left else None
-    return SplitState(source.name, split, num_shards, len(made), changed, estimate)
+def _reasons(state: State) -> tuple[str, ...]:
+    return tuple(map(str, state.changes)) or (state.reason,)
 
 
-def _stale_curated(run: Run, source: str) -> dict[str, str]:
-    """Shard -> why it would be curated again, from what lies there now."""
-    from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
-    from nmoe_core.tasks.curate import curate_settings
-
-    settings = curate_settings(run, source)
-    stale: dict[str, str] = {}
-    planned: dict[int, int] = {}
-    for shard in run.tree.shards(source, run.config.prep.num_shards):
-        if not all(path.is_file() for path in (shard.manifest, shard.scores, shard.topics)):
-            continue
-        try:
-            inputs = current_inputs(shard, settings, planned)
-            if reasons := inputs.stale():
-                stale[shard.name] = ", ".join(reasons)
-                if settings.resume_from_token:  # where later shards begin follows from this one
-                    planned[shard.bucket] = planned_tokens(inputs)
-        except NmoeError as error:
-            stale[shard.name] = str(error)
-    return stale
-
-
-class _GradingInputs(NamedTuple):
-    """Digests of the files that grading would read now, and its calibration."""
-
-    digests: dict[str, str]
-    settings: tuple[int, bool]  # how much heads read, and whether documents leave early
-    calibration: Calibration
-
-
-def _grading_inputs(run: Run) -> _GradingInputs:
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
-    from nmoe_core.grading.unscored import asked_grader
-    from nmoe_core.heads.files import heads_digest, read_header
-    from nmoe_core.tasks.hydra import ids_for_grader
-
-    asked, table = asked_grader(run), run.config.grading
-    calibration = load_calibration(run.tree.calibration)
-    kind = calibration.grader if asked == "auto" else asked
-    if kind == "student":
-        path = run.tree.student
-        settings = read_header(path)["max_ctx"], False
-        digests = {"student": (heads := sha256_file(path))}
-    else:
-        for path in (run.tree.probe, run.tree.judge):
-            read_header(path)
-        probe, judge = sha256_file(run.tree.probe), sha256_file(run.tree.judge)
-        backbone = checkpoint_digest(run.tree.checkpoint)
-        way = expert_fingerprints(run.config.backbone.experts)
-        digests = {"backbone": backbone, **way, "probe": probe, "judge": judge}
-        if table.early_exit and calibration.student_digest:
-            calibration.require_student(student := sha256_file(run.tree.student))
-            digests["student"] = student
-        settings, heads = (run.config.heads.max_ctx, table.early_exit), heads_digest(probe, judge)
-    calibration.require_heads(heads, compat=table.compat)
-    if (model := ids_for_grader(run, kind)) is not None:
-        digests |= model.fingerprints
-    return _GradingInputs(digests | {"calibration": calibration.digest}, settings, calibration)
-
-
-def _stale(shard: ShardPaths, now: _GradingInputs) -> StaleShard | None:
-    """The shard, if its grades are not those that grading would give now."""
-    from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
-    from nmoe_core.grading.grade import grade_fingerprints
-    from nmoe_core.grading.languages import grouped_by
-
-    manifest, before = load_manifest(shard.manifest), recorded(shard.graded / SUMMARY_NAME)
-    documents = manifest.total_documents
-    stale = partial(StaleShard, shard.source, shard.name, documents)
-    if before is None or not shard.scores.is_file():
-        return stale(("not graded yet",))
-    try:
-        read_graded(shard.graded)
-    except FormatError as error:
-        return stale((error.line(),), open_flips=documents)
-    documents_of = {"shard": documents_digest(manifest), **grouped_by(now.calibration, shard)}
-    wanted = grade_fingerprints(documents_of, now.digests, *now.settings)
-    if before == wanted:
+def _known_seconds(run: Run, documents: int) -> float | None:
+    """The time that grading takes by what calibration measured on this machine; None if it did not
+    measure."""
+    path = run.tree.calibration_cost
+    if not path.is_file() or not run.tree.calibration_summary.is_file():
         return None
-    changed = [key for key in before | wanted if before.get(key) != wanted.get(key)]
-    reasons = tuple(_REASONS.get(key, key) for key in changed)
-    if changed == ["calibration"]:
-        return stale(reasons, *_decided_again(shard.scores, now))
-    return stale(reasons, 0, documents)
+    grader = read_json_object(run.tree.calibration_summary).get("grader", "hydra")
+    for row in read_json_object(path)["graders"]:
+        if row["grader"] == grader:
+            return row["hours_per_million_documents"] * 3600 * documents / 1e6
+    return None
 
 
-def _decided_again(scores: Path, now: _GradingInputs) -> tuple[int, int]:
-    """Decisions that flip under the current calibration, and those that only the judge can give."""
-    flips = unsure = 0
-    for row in _rows(scores):
-        decision = now.calibration.decide_again(row, now.settings[1])
-        unsure += decision is None
-        flips += decision is not None and decision != row["decision"]
-    return flips, unsure
+def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
+    run = graph.run
+    num_shards = prep_settings(run, source, split).num_shards
+    states = graph.of(f"{source.name}/{prefix(split)}shards")
+    made = sum(state.status != "missing" for state in states)
+    changes = [change for state in states for change in state.changes]
+    is_changed = any(change.name.endswith("/documents") for change in changes)
+    is_left = any(not state.is_current for state in states)
+    estimate = plan_split(run, source, split) if is_left else None
+    return SplitState(source.name, split, num_shards, made, is_changed, estimate)
+
+
+def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
+    """Shard -> why it would be curated again."""
+    states = graph.of(f"{source}/curated")
+    return {f"shard_{s.partition}": s.reason for s in states if s.status == "stale"}
+
+
+def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:
+    """Bytes of the directories of shards that would be written again."""
+    tree, total = graph.run.tree, 0
+    for state in outputs:
+        source, _, kind = state.key.rpartition("/")
+        if not state.partition.isdecimal():
+            continue
+        shard = tree.shard(source.partition("/")[0], int(state.partition))
+        places = {"shards": shard.directory, "quality_scores": shard.graded}
+        places |= {"topics": shard.with_topics, "curated": shard.curated}
+        if (place := places.get(kind)) is not None and place.is_dir():
+            total += sum(file.stat().st_size for file in place.iterdir() if file.is_file())
+    return total
 
 
 def _graded_sample(
@@ -280,7 +274,7 @@ def _graded_sample(
         documents = document_ids(run.tree.data, load_manifest(shard.manifest))
         spread = islice(documents, 0, None, max(1, stale.documents // share))
         ids = [str(document) for document in islice(spread, share)]
-        graded = _rows(shard.scores) if shard.scores.is_file() else ()
+        graded = rows_of(shard.scores) if shard.scores.is_file() else ()
         wanted = set(ids)
         before = {row["doc_id"]: row["decision"] for row in graded if row["doc_id"] in wanted}
         started = time.perf_counter()
@@ -289,8 +283,3 @@ def _graded_sample(
         seconds += time.perf_counter() - started
         rows += [(before.get(row["doc_id"]), row["decision"]) for row in now]
     return rows, seconds
-
-
-def _rows(scores: Path) -> Iterator[dict[str, Any]]:
-    with open(scores, "rb") as file:
-        yield from map(orjson.loads, file)

@@ -20,6 +20,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
 from nmoe_core.tasks.backbone import require_checkpoints
+from nmoe_core.tasks.graph.require import require_inputs
 
 ShardTask = str
 """`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/` and the name of an attribute."""
@@ -46,6 +47,7 @@ def each_shard(
     attempts."""
     if task == "grade":
         require_selectable(run)
+    require_inputs(run, task.partition("/")[0], [source])
     compute = run.config.compute.for_work(gpus=task == "grade")
     keys = list(keys)
     attempts = map_shards(partial(_shard, run, task, source, picture), keys, compute)

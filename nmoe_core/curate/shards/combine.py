@@ -35,13 +35,9 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
             (E-MANIFEST-MIXED).
     """
     shards = tree.shards(source, num_shards)
-    parent = load_manifest(tree.manifest(source))
+    parent, path = load_manifest(tree.manifest(source)), tree.curated_manifest(source)
     made = [_checked(shard) for shard in shards]
-    shared = made[0].extra["source_info"]
-    source_info = {key: shared[key] for key in _SHARED_INFO}
-    source_info["parent"] = documents_digest(parent)
-    split, path = tree.curated_split(source), tree.curated_manifest(source)
-    manifest = combine_shards(split, shard_format(parent), num_shards, source_info)
+    manifest = combined_manifest(tree, source, num_shards)
     diversity = compare_orders(*arranged_documents(shards), settings.seq_len)
     plans = _plans(shards, made)
     curation = tree.curation(source)
@@ -72,6 +68,16 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     if settings.resume_from_token is not None:
         facts["documents_deferred"] = plans["num_deferred"]
     return Result(manifest["content_hash"], facts)
+
+
+def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any]:
+    """The manifest over all curated shards of a source. Raises as `combine_curated`."""
+    parent = load_manifest(tree.manifest(source))
+    first = load_manifest(tree.shard(source, 0).curated_manifest).extra["source_info"]
+    source_info = {key: first[key] for key in _SHARED_INFO}
+    source_info["parent"] = documents_digest(parent)
+    split = tree.curated_split(source)
+    return combine_shards(split, shard_format(parent), num_shards, source_info)
 
 
 def _checked(shard: ShardPaths) -> Manifest:

@@ -13,7 +13,13 @@ import numpy as np
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing, write_json
 from nmoe_core.base.errors import CurationError
-from nmoe_core.base.fingerprint import is_current, seal_summary, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    seal_summary,
+    sha256_file,
+    sha256_json,
+)
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.order.spacing import PLASTIC
@@ -64,13 +70,7 @@ def fit_topic_model(
     """
     sources = sorted(sources)
     manifests = [load_manifest(tree.manifest(name)) for name in sources]
-    fingerprints = {
-        "format": MODEL_FORMAT,
-        "embedding": table.method,
-        "backbone": table.backbone,
-        "documents": sha256_json([[s, documents_digest(m)] for s, m in zip(sources, manifests)]),
-        **{name: str(value) for name, value in asdict(settings).items()},
-    }
+    fingerprints = topic_fingerprints(tree, sources, table, settings)
     path = tree.topic_model
     with replacing(path):
         changed = not path.exists() or load_topic_model(path).header["fingerprints"] != fingerprints
@@ -112,6 +112,27 @@ def fit_topic_model(
     return Result(model.digest, facts)
 
 
+def topic_fingerprints(
+    tree: Tree, sources: Iterable[str], table: EmbeddingTable, settings: TopicSettings
+) -> Fingerprints:
+    """Fingerprints of the topic model of these sources."""
+    manifests = {name: load_manifest(tree.manifest(name)) for name in sorted(sources)}
+    documents = [[name, documents_digest(manifest)] for name, manifest in manifests.items()]
+    return {
+        "format": MODEL_FORMAT,
+        "embedding": table.method,
+        "backbone": table.backbone,
+        "documents": sha256_json(documents),
+        **{name: str(value) for name, value in asdict(settings).items()},
+    }
+
+
+def assign_fingerprints(manifest: Manifest, model_digest: str) -> Fingerprints:
+    """Fingerprints of the topics of a shard."""
+    documents = documents_digest(manifest)
+    return {"code": ASSIGN_CODE, "shard": documents, "topic_model": model_digest}
+
+
 def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -> Result:
     """Label the documents of one shard: `topics.npy`, uint16 `[N]` in document order.
 
@@ -130,11 +151,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             code="E-CURATION-BACKBONE",
         )
     manifest = load_manifest(shard.manifest)
-    fingerprints = {
-        "code": ASSIGN_CODE,
-        "shard": documents_digest(manifest),
-        "topic_model": model.digest,
-    }
+    fingerprints = assign_fingerprints(manifest, model.digest)
     summary_path = shard.with_topics / SUMMARY_NAME
     with output_lock(shard.with_topics):
         changed = not is_current(summary_path, fingerprints) or not _is_whole(shard)

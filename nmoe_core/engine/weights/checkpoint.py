@@ -118,6 +118,11 @@ def checkpoint_digest(path: str | Path) -> str:
     return sha256_json({file.name: local_digest(file) for file in files})
 
 
+def read_config(path: str | Path) -> ModelConfig:
+    """The sizes of a checkpoint's model; raises as `find_checkpoint`, `ModelConfig.from_dict`."""
+    return ModelConfig.from_dict(read_checkpoint_json(find_checkpoint(path) / CONFIG_NAME))
+
+
 @contextmanager
 def open_checkpoint(
     path: str | Path, config: ModelConfig | None = None, device: torch.device | str = "cpu"

@@ -95,9 +95,17 @@ def make_tiny_checkpoint(
         LockedError: Another process is writing there (E-LOCKED).
     """
     config = _config(family_of({"model_type": family}), num_layers, SIZES | sizes)
-    recipe = {"weights": "seeded random numbers, not trained", "version": 1, "seed": seed}
-    _write(Path(directory), config.to_hf() | {RECIPE_KEY: recipe}, _tensors(config, seed))
+    raw = tiny_config(family, seed, num_layers, **sizes)
+    _write(Path(directory), raw, _tensors(config, seed))
     return Path(directory)
+
+
+def tiny_config(family: str, seed: int, num_layers: int, **sizes: int) -> dict[str, Any]:
+    """The `config.json` of a tiny checkpoint, with the recipe of its weights. Raises as
+    `make_tiny_checkpoint`."""
+    config = _config(family_of({"model_type": family}), num_layers, SIZES | sizes)
+    recipe = {"weights": "seeded random numbers, not trained", "version": 1, "seed": seed}
+    return config.to_hf() | {RECIPE_KEY: recipe}
 
 
 def _config(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConfig:

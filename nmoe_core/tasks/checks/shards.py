@@ -118,7 +118,7 @@ def check_curated(run: Run, source: str) -> Verdicts:
     """The four checks of a source's curated shards: `permutation` reads every token, the others
     what `combine` recorded. An order passes when it reaches the limits, or does as well as a
     shuffle of its documents: few or short sources cannot reach them by any order."""
-    from nmoe_core.tasks.curate import curate_settings
+    from nmoe_core.tasks.curate_settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
     windows = recorded["diversity"][curate_settings(run, source).loader]

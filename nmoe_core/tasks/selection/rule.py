@@ -91,7 +91,7 @@ def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
 def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Result:
     path, changed = shard.selection, False
     with replacing(path):
-        made_from = _made_from(run, shard, expression, where)
+        made_from = selection_fingerprints(run, shard, expression, where)
         if not is_attribute_current(path, made_from):
             changed, found = True, where.evaluate(_columns(run, shard, where))
             reasons = first_failures(found)
@@ -108,7 +108,10 @@ def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Resul
     return replace(result, facts={**result.facts, "kept": kept})
 
 
-def _made_from(run: Run, shard: ShardPaths, expression: str, where: Where) -> Fingerprints:
+def selection_fingerprints(
+    run: Run, shard: ShardPaths, expression: str, where: Where
+) -> Fingerprints:
+    """Fingerprints of what an expression says of the documents of a shard."""
     used = sorted({label.partition(".")[0] for label in where.columns})
     parts = shard_parts(run, shard, used)
     return {

@@ -26,7 +26,7 @@ from nmoe_core.takedown.find import Found, find, no_urls
 from nmoe_core.takedown.items import Item, read_items
 from nmoe_core.takedown.proof import prove
 from nmoe_core.takedown.record import add_rows, read_rows, taken_down
-from nmoe_core.tasks.curate import curate_settings
+from nmoe_core.tasks.curate_settings import curate_settings
 from nmoe_core.tasks.takedown.near import near_copies
 from nmoe_core.tasks.takedown.readings import Readings, readings_of
 

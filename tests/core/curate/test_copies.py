@@ -9,7 +9,7 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.curate.order import golden
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.tasks.curate import curate_settings
+from nmoe_core.tasks.curate_settings import curate_settings
 from tests.core.curate.corpus import Corpus
 from tests.refusals import refused
 

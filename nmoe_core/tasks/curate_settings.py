@@ -1,0 +1,31 @@
+"""The settings of curation that a run's configuration gives."""
+
+from nmoe_core.config.run import Run
+from nmoe_core.curate.shards.planning import CurateSettings
+
+
+def curate_settings(run: Run, source: str) -> CurateSettings:
+    """Settings of the run's `[curation]`; windows are those that its loader reads by default."""
+    table = run.config.curation
+    shared = table.model_dump(include={"include", "where", "epoch", "loader", "by", "descending"})
+    consumed = table.resume_from_token.get(source, 0)
+    return CurateSettings(
+        **shared,
+        spread_copies=spreads_copies(run),
+        order="insert_only" if table.stability == "insert_only" else table.order,
+        seed=run.loader.seed,
+        seq_len=window_tokens(run),
+        resume_from_token=consumed if table.stability == "resume" else None,
+        tokens_per_shard=run.config.prep.tokens_per_shard,
+    )
+
+
+def spreads_copies(run: Run) -> bool:
+    """Whether curation reads which documents are copies of which."""
+    return "duplicates" in run.config.attributes.use and run.config.curation.can_spread_copies
+
+
+def window_tokens(run: Run) -> int:
+    """Tokens of a window: those that the trainer reads, unless the configuration says otherwise."""
+    stride = run.loader.seq_len + (run.loader.window_stride == "seq_len+1")
+    return run.config.curation.seq_len or stride

@@ -1,0 +1,1 @@
+"""What is current: the one place that says it of each output, and why not."""

@@ -1,0 +1,158 @@
+"""Looks at what is made of graded documents: topics, selection, curated shards and the plan."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+from loader.files.format import load_manifest, read_json_object
+from nmoe_core.base.fingerprint import is_current, read_sealed, recorded, sha256_file
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.curate import embedding_table, plan_bytes, planned_loader, topic_settings
+from nmoe_core.tasks.curate_settings import curate_settings
+from nmoe_core.tasks.graph import made_with
+from nmoe_core.tasks.graph.look import Look
+from nmoe_core.tasks.graph.prepared import manifest_look
+
+
+def topic_model(run: Run, sources: list[str]) -> Look:
+    """At the topic model. A model that an order depends on is kept as it is."""
+    from nmoe_core.curate.topics.assign import topic_fingerprints
+    from nmoe_core.curate.topics.model import load_topic_model
+
+    path = run.tree.topic_model
+    header = load_topic_model(path).header if path.is_file() else {}
+    then = header.get("fingerprints")
+    if then is not None and run.config.curation.stability != "replan":
+        return Look(then, then)
+    now = topic_fingerprints(run.tree, sources, embedding_table(run), topic_settings(run))
+    old, new = (made_with.topic_model({"fingerprints": made or {}}) for made in (then, now))
+    inputs = {"documents": "manifests", "backbone": "hydra/backbone", "embedding": "hydra/backbone"}
+    return Look(then, now, old, new, inputs)
+
+
+_PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that follow from manifests
+
+
+class CurationLooks:
+    """Looks at topics, selection and curated shards; what all shards share is read once."""
+
+    def __init__(self, run: Run, sources: list[str]) -> None:
+        self._run = run
+        self._planned: dict[str, dict[int, int]] = {name: {} for name in sources}
+
+    @cached_property
+    def _model_digest(self) -> str:
+        from nmoe_core.curate.topics.model import load_topic_model
+
+        return load_topic_model(self._run.tree.topic_model).digest
+
+    def topics(self, shard: ShardPaths) -> Look:
+        """At the topics of a shard."""
+        from nmoe_core.curate.topics.assign import SUMMARY_NAME, assign_fingerprints
+
+        summary = shard.with_topics / SUMMARY_NAME
+        then, damage = recorded(summary), ""
+        if then is not None:
+            checksum = read_json_object(summary).get("topics_checksum")
+            is_whole = shard.topics.is_file() and sha256_file(shard.topics) == checksum
+            damage = "" if is_whole and is_current(summary, then) else "its files are damaged"
+        now = assign_fingerprints(load_manifest(shard.manifest), self._model_digest)
+        inputs = {"shard": f"{shard.source}/shards", "topic_model": "curation/topic_model"}
+        return Look(then, now, inputs=inputs, damage=damage)
+
+    def selection(self, shard: ShardPaths) -> Look:
+        """At what `where` says of the documents of a shard."""
+        from nmoe_core.attributes.files import find_footer
+        from nmoe_core.tasks.selection.rule import opened, required_where, selection_fingerprints
+
+        run, expression = self._run, required_where(self._run)
+        where = opened(run, shard.source, expression)
+        footer = find_footer(shard.selection)
+        then = None if footer is None else footer.fingerprints
+        now = selection_fingerprints(run, shard, expression, where)
+        old, new = made_with.selection(shard), {"curation.where": expression}
+        read = f"what `where` reads of {shard.source}"
+        inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
+        return Look(then, now, old, new, inputs)
+
+    def curated(self, shard: ShardPaths) -> Look:
+        """At a curated shard. Shards come in their order: where a later one begins follows from
+        those before it."""
+        from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
+
+        wanted = curate_settings(self._run, shard.source)
+        planned = self._planned[shard.source]
+        inputs = current_inputs(shard, wanted, planned)
+        then = recorded(shard.curation)
+        reasons = inputs.stale()
+        if reasons and wanted.resume_from_token:
+            planned[shard.bucket] = planned_tokens(inputs)
+        old = dict(made_with.curated_keys(then))
+        new = dict(made_with.curated_keys(wanted.fingerprints()))
+        if then is not None:
+            old["seq_len"] = then.get("seq_len")
+            new["seq_len"] = str(wanted.seq_len)
+        source = shard.source
+        named = {
+            "parent": f"{source}/shards",
+            "columns": f"{source}/shards",
+            "quality": f"{source}/quality_scores",
+            "grader": f"{source}/quality_scores",
+            "topics": f"{source}/topics",
+            "topic_model": "curation/topic_model",
+            "selection": f"{source}/selection",
+            "copies": "curation/duplicates",
+            "takedown": "the takedown record",
+            "offset": "curated shards before it",
+        }
+        return Look(
+            then,
+            inputs.fingerprints,
+            old,
+            new,
+            named,
+            damage="its files are damaged" if reasons else "",
+        )
+
+
+def curated_manifest(run: Run, source: str) -> Look:
+    """At the manifest of all curated shards of a source."""
+    from nmoe_core.curate.shards.combine import combined_manifest
+
+    made = combined_manifest(run.tree, source, run.config.prep.num_shards)
+    path = run.tree.curated_manifest(source)
+    return manifest_look(path, made["content_hash"], f"{source}/curated")
+
+
+def seen_index(shard: ShardPaths) -> Look:
+    """At the index of a curated shard."""
+    from nmoe_core.seen.files import index_fingerprints
+
+    known = read_sealed(shard.seen_index)
+    then = None if known is None else known["fingerprints"]
+    now = index_fingerprints(load_manifest(shard.curated_manifest))
+    return Look(then, now, inputs={"curated": f"{shard.source}/curated"})
+
+
+def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:
+    """At the loader plan: by every one of its fields."""
+    plan, _ = planned_loader(run, sources, valid_sources)
+    path = run.tree.plan
+    now = _fields(plan_bytes(run, plan))
+    then = None
+    if path.is_file():
+        try:
+            then = _fields(path.read_bytes())
+        except ValueError:
+            then = {"plan": "unreadable"}
+    inputs: dict[str, str] = dict.fromkeys(_PLAN_DATA, "curated manifests")
+    old = {f"plan: {name}": value for name, value in (then or {}).items() if name not in inputs}
+    new = {f"plan: {name}": value for name, value in now.items() if name not in inputs}
+    return Look(then, now, old, new, inputs)
+
+
+def _fields(payload: bytes) -> dict[str, Any]:
+    return {key: json.dumps(value, sort_keys=True) for key, value in json.loads(payload).items()}

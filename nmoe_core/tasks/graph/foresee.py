@@ -1,0 +1,200 @@
+"""What a run would change, computed in memory: decisions that flip, and tokens before and after.
+
+It takes the scores that are there. Where a model has to run first (new heads, new text, documents
+that only the judge can tell), the figures are open and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.graph.graded import GradeLooks
+from nmoe_core.tasks.graph.walk import Graph, State
+
+if TYPE_CHECKING:
+    from nmoe_core.calibration.files import Calibration
+
+_SHOWN = 20  # flips that are named
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFlips:
+    """What grading a shard again would do: documents, decisions that flip, and decisions that are
+    open until the models have run."""
+
+    documents: int
+    flips: int = 0
+    unsure: int = 0
+
+
+@dataclass
+class Foreseen:
+    """What making everything that is not current would change.
+
+    Attributes:
+        shards: Of each shard to grade, by (source, partition).
+        flips: Some documents whose decision flips: id, decision now, decision then.
+        tokens: Curated tokens of each source now and then; None if that is open.
+        problem: Why no decision can be foreseen.
+    """
+
+    shards: dict[tuple[str, str], ShardFlips] = field(default_factory=dict)
+    flips: list[tuple[str, str, str]] = field(default_factory=list)
+    tokens: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    problem: str = ""
+
+
+def foresee(graph: Graph, sources: list[str]) -> Foreseen:
+    """Compute what would change; reads the scores of shards that are not current."""
+    found = Foreseen()
+    grades: GradeLooks | None = None
+    if not graph.run.config.grading.is_off:
+        try:
+            grades = _grades_then(graph)
+        except (NmoeError, OSError) as error:
+            found.problem = " ".join(str(error).split())
+    for source in sources:
+        _foresee_source(graph, source, grades, found)
+    return found
+
+
+def _grades_then(graph: Graph) -> GradeLooks | None:
+    """What scores will be made from; None while labels or heads are not what they will be."""
+    (state,) = graph.of("hydra/calibration")
+    if state.is_current:
+        return graph.grades
+    is_known = state.status == "stale" and not state.waits_for
+    if not is_known or any(change.kind != "setting" for change in state.changes):
+        return None
+    calibration: Calibration | None = graph.models.refitted()
+    return None if calibration is None else GradeLooks(graph.run, calibration)
+
+
+def _foresee_source(graph: Graph, source: str, grades: GradeLooks | None, found: Foreseen) -> None:
+    run = graph.run
+    before = after = 0
+    is_open = False
+    manifest = run.tree.curated_manifest(source)
+    if manifest.is_file():
+        before = load_manifest(manifest).total_tokens
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        number = f"{shard.bucket:04d}"
+        (scored,) = graph.of(f"{source}/quality_scores", number)
+        decisions = None
+        if scored.is_current or run.config.grading.is_off:
+            decisions = _decisions(shard) if shard.scores.is_file() else None
+        else:
+            decisions = _graded_then(shard, scored, grades, found)
+        tokens = None if decisions is None else _kept_tokens(graph, shard, decisions)
+        if tokens is None:
+            is_open = True
+        else:
+            after += tokens
+    found.tokens[source] = before, None if is_open else after
+
+
+def _graded_then(
+    shard: ShardPaths, state: State, grades: GradeLooks | None, found: Foreseen
+) -> list[str] | None:
+    """The decisions of a shard once it is graded again; None if they are open."""
+    if not shard.manifest.is_file():
+        return None
+    documents = load_manifest(shard.manifest).total_documents
+    place = shard.source, f"{shard.bucket:04d}"
+    if state.status == "missing" or not shard.scores.is_file():
+        found.shards[place] = ShardFlips(documents)
+        return None
+    changed = None
+    if grades is not None:
+        try:
+            changed = {change.name for change in grades.shard(shard).changes()}
+        except (NmoeError, OSError):
+            changed = None
+    if grades is None or changed is None or not changed <= {"hydra/calibration"}:
+        found.shards[place] = ShardFlips(documents, 0, documents)
+        return None
+    flips = unsure = 0
+    decisions: list[str] = []
+    for row in rows_of(shard.scores):
+        decision = grades.calibration.decide_again(row, grades.settings[1])
+        unsure += decision is None
+        decisions.append(decision or row["decision"])
+        if decision is not None and decision != row["decision"]:
+            flips += 1
+            if len(found.flips) < _SHOWN:
+                found.flips.append((row["doc_id"], row["decision"], decision))
+    found.shards[place] = ShardFlips(documents, flips, unsure)
+    return None if unsure else decisions
+
+
+def _decisions(shard: ShardPaths) -> list[str]:
+    return [row["decision"] for row in rows_of(shard.scores)]
+
+
+def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
+    """The rows of `quality_scores.jsonl`."""
+    with open(scores, "rb") as file:
+        yield from map(orjson.loads, file)
+
+
+def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int | None:
+    """Tokens that curation would keep of a shard with these decisions; None if that is open."""
+    from nmoe_core.curate.shards.inputs import document_lengths, may_keep
+    from nmoe_core.shards.documents import shard_files
+    from nmoe_core.takedown.record import load_takedown
+
+    run, number = graph.run, f"{shard.bucket:04d}"
+    if run.config.curation.resume_from_token:
+        return None
+    read = graph.of(f"{shard.source}/shards", number)
+    if run.config.curation.where is not None:
+        read = [*read, *_attributes_of(graph, shard.source, number)]
+    if not all(state.is_current for state in read):
+        return None
+    try:
+        manifest = load_manifest(shard.manifest)
+        lengths = document_lengths(shard_files(run.tree.data, manifest))
+        keep = _selected(graph, shard, decisions)
+        free = may_keep(None, load_takedown(shard, manifest))
+    except (NmoeError, OSError):
+        return None
+    if len(lengths) != len(keep):
+        return None
+    return int(lengths[keep if free is None else keep & free].sum())
+
+
+def _attributes_of(graph: Graph, source: str, number: str) -> list[State]:
+    """The attributes and topics that `where` may read."""
+    kinds = [key for key in graph.keys if key.startswith(f"{source}/attributes/")]
+    read = [*kinds, f"{source}/topics", "curation/duplicates"]
+    return [state for key in read for state in graph.of(key, number)]
+
+
+def _selected(graph: Graph, shard: ShardPaths, decisions: list[str]) -> np.ndarray:
+    """Whether each document is kept, bool `[N]`."""
+    run = graph.run
+    if run.config.curation.where is None:
+        return np.isin(np.asarray(decisions, np.str_), run.config.curation.include)
+    import pyarrow as pa
+
+    from nmoe_core.tasks.selection.rule import opened
+    from nmoe_core.tasks.selection.view import read_columns
+
+    where = opened(run, shard.source, run.config.curation.where)
+    table = read_columns(run, shard, where.schema, where.columns)
+    given: Mapping[str, list[str]] = {"quality.decision": decisions}
+    for name, values in given.items():
+        if name in table.column_names:
+            place = table.column_names.index(name)
+            column = pa.array(values, table.schema.field(name).type)
+            table = table.set_column(place, name, column)
+    return np.logical_and.reduce(where.evaluate(table), axis=0)

@@ -1,0 +1,327 @@
+"""Looks at what is made with models: backbone, labels, student, heads, thresholds and scores.
+
+No model is loaded: a backbone is known by the digest of its files, and heads by theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import FormatError, HeadError
+from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file
+from nmoe_core.base.settings import GraderKind, expert_fingerprints
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.graph import made_with, settings
+from nmoe_core.tasks.graph.look import Look, Settings
+
+if TYPE_CHECKING:
+    from nmoe_core.calibration.files import Calibration
+    from nmoe_core.calibration.targets import Targets
+    from nmoe_core.engine import Transformer
+    from nmoe_core.engine.weights.config import ModelConfig
+    from nmoe_core.heads.labelled import Labelled
+    from nmoe_core.labels.files import Labels
+
+_LABELS = ("labels_train", "labels_val", "labels_test", "labels")
+
+
+def backbone(run: Run) -> Look:
+    """At the checkpoint: a stand-in is made by its recipe, any other one has to be there."""
+    from nmoe_core.engine.weights.weight_files import read_checkpoint_json
+    from nmoe_core.tasks.backbone import tiny_recipe
+
+    path, now = run.tree.checkpoint / "config.json", {"checkpoint": "there"}
+    if not path.is_file():
+        return Look(None, now)
+    if run.config.backbone.kind != "tiny":
+        return Look(now, now)
+    there, wanted = read_checkpoint_json(path), tiny_recipe(run)
+    then, now = ({"recipe": str(sorted(one.items()))} for one in (there, wanted))
+    return Look(then, now, made_with.backbone(there), made_with.backbone(wanted))
+
+
+def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
+    """At the labels of each slice, and at those that measure the oracle's noise."""
+    from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
+    from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
+    from nmoe_core.labels.label import label_fingerprints
+
+    oracles = nameless_oracles(run)
+    for job in planned_jobs(run):
+        looks = []
+        for documents, directory, oracle in label_parts(run, job, oracles):
+            summary, now = directory / SUMMARY_NAME, label_fingerprints(documents, oracle)
+            then = recorded(summary)
+            former = now | {"data": documents.former_data or ""}
+            if recorded(directory / STARTED_NAME) == former:
+                now = former
+            is_whole = then is None or is_current(summary, then)
+            is_whole = is_whole and (then is None or (directory / SCORES_NAME).is_file())
+            looks.append(
+                Look(
+                    then,
+                    now,
+                    made_with.labels(summary),
+                    made_with.asked(oracle.facts, oracle.scorer._asdict(), now),
+                    {"slice": "docid_slices", "data": "shards"},
+                    damage="" if is_whole else "its files are damaged",
+                )
+            )
+        yield job.name, looks
+
+
+class Described(NamedTuple):
+    """A backbone that is not loaded."""
+
+    config: ModelConfig
+    digest: str
+
+
+class _Fit(NamedTuple):
+    """The arguments of `refit` after the directory."""
+
+    labels: Labels
+    targets: Targets
+    fingerprints: Fingerprints
+    graders: list[tuple[Fingerprints, int]]
+    languages: Mapping[str, str]
+
+
+class ModelLooks:
+    """Looks at what labels and backbone lead to; label files and digests are read once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @cached_property
+    def labelled(self) -> Labelled:
+        """The merged labels. Raises as `Labelled`, and FormatError: they are to be merged again."""
+        from nmoe_core.heads.labelled import Labelled
+        from nmoe_core.labels.files import is_merged
+        from nmoe_core.tasks.hydra import labelled_splits
+
+        tree, splits = self.run.tree, labelled_splits(self.run)
+        for split in splits:
+            if not is_merged(tree, split):
+                raise FormatError("labels are to be merged", where=tree.merged_labels(split))
+        paths = {split: tree.merged_labels(split) for split in splits}
+        return Labelled(paths, self.run.config.heads.use_salvaged)
+
+    @cached_property
+    def described(self) -> Described:
+        """The backbone."""
+        from nmoe_core.engine.weights.checkpoint import checkpoint_digest, read_config
+
+        path = self.run.tree.checkpoint
+        return Described(read_config(path), checkpoint_digest(path))
+
+    def student(self) -> Look:
+        """At the student."""
+        from nmoe_core.heads.student_file import student_fingerprints
+        from nmoe_core.tasks.hydra import student_corpus
+        from nmoe_core.text.tokenizer import load_tokenizer
+
+        run, path = self.run, self.run.tree.student
+        header, damage = _header(path)
+        corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
+        now = student_fingerprints(self.labelled, corpus, load_tokenizer(run.tokenizer))
+        wanted = settings.student(run).settings
+        return _head_look(header, now, made_with.student(header or {}), wanted, damage)
+
+    def head(self, kind: Literal["probe", "judge"]) -> Look:
+        """At the probe or the judge."""
+        from nmoe_core.heads.train import HeadTraining
+        from nmoe_core.tasks.hydra import head_corpus, labelled_splits
+
+        run, tree = self.run, self.run.tree
+        header, damage = _header(tree.probe if kind == "probe" else tree.judge)
+        paths = {split: tree.merged_labels(split) for split in labelled_splits(run)}
+        assert self.labelled  # merged, and enough
+        model = cast("Transformer", self.described)  # a training that does not run reads no more
+        training = HeadTraining(kind, paths, head_corpus(run), model, tree.heads, run.config.heads)
+        has_tap = run.config.heads.model_dump()[kind]["tap"] is not None
+        then = made_with.head(header or {}, kind, has_tap=has_tap)
+        wanted = settings.head(run, kind).settings
+        return _head_look(header, training.fingerprints, then, wanted, damage)
+
+    @cached_property
+    def _fit(self) -> _Fit:
+        """What the thresholds would be fitted on."""
+        from nmoe_core.calibration.calibrate import calibration_fingerprints, target_languages
+        from nmoe_core.calibration.targets import Targets
+        from nmoe_core.grading.languages import shard_languages
+        from nmoe_core.labels.files import read_labels
+        from nmoe_core.tasks.hydra import labelled_splits
+
+        run = self.run
+        read = [read_labels(run.tree.merged_labels(split)) for split in labelled_splits(run)[1:]]
+        val = read[0]
+        test = read[1] if len(read) > 1 and read[1].doc_ids else None
+        targets = Targets(**run.config.calibration.model_dump())
+        doc_ids = [*val.doc_ids, *(test.doc_ids if test else ())]
+        named = target_languages(targets, shard_languages(run.tree), doc_ids)
+        graders = list(self._graders())
+        now = calibration_fingerprints((val, test), run.tree.data, graders, targets, named)
+        return _Fit(val, targets, now, graders, named)
+
+    def calibration(self) -> Look:
+        """At the thresholds."""
+        run, path = self.run, self.run.tree.calibration_summary
+        then, now = recorded(path), self._fit.fingerprints
+        old = made_with.calibration(run.tree)
+        inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
+        inputs |= {"data": "shards", "backbone": "hydra/backbone", "probe": "hydra/probe_head"}
+        inputs |= {"judge": "hydra/judge_head", "languages": "attributes/language"}
+        inputs["student"] = "hydra/student"
+        asked = run.config.grading.grader
+        if old.get("grading.grader", asked) != asked:  # other graders are no changed inputs
+            for name in ("backbone", "probe", "judge", "student"):
+                del inputs[name]
+        is_whole = then is None or is_current(path, then)
+        damage = "" if is_whole else "it was edited or damaged"
+        return Look(then, now, old, settings.calibration(run).settings, inputs, damage=damage)
+
+    def refitted(self) -> Calibration | None:
+        """The calibration that these targets would give, from the scores that the one before kept;
+        None if it kept none. Writes nothing. Raises as `calibrate`."""
+        from nmoe_core.base.atomic import json_bytes
+        from nmoe_core.calibration.calibrate import refit
+        from nmoe_core.calibration.files import calibration_of
+
+        tree, fit = self.run.tree, self._fit
+        made = refit(tree.calibration, *fit)
+        if made is None:
+            return None
+        digest = hashlib.sha256(json_bytes(made)).hexdigest()
+        return calibration_of(made, tree.calibration_summary, digest)
+
+    def _graders(self) -> Iterator[tuple[Fingerprints, int]]:
+        """The fingerprints of each grader that calibration chooses from, and its tokens."""
+        from nmoe_core.heads.files import read_header
+        from nmoe_core.tasks.hydra import head_corpus
+
+        run, asked = self.run, self.run.config.grading.grader
+        student = {"student": sha256_file(run.tree.student)} if run.tree.student.is_file() else {}
+        if asked != "student":
+            probe = read_header(run.tree.probe)
+            is_asked_first = bool(student) and (
+                read_header(run.tree.student).get("labels_digest") == probe["labels_digest"]
+            )
+            found = {**head_corpus(run).fingerprints, **head_digests(run)}
+            yield found | (student if is_asked_first else {}), run.config.heads.max_ctx
+        if asked != "hydra":
+            yield student, int(read_header(run.tree.student)["max_ctx"])
+
+
+def head_digests(run: Run) -> Fingerprints:
+    """Of the backbone and both heads."""
+    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+
+    tree = run.tree
+    found = {"backbone": checkpoint_digest(tree.checkpoint)}
+    found |= expert_fingerprints(run.config.backbone.experts)
+    return found | {"probe": sha256_file(tree.probe), "judge": sha256_file(tree.judge)}
+
+
+class GradeLooks:
+    """Looks at the scores of shards. Raises CalibrationError: the thresholds are of other heads;
+    HeadError: a head is missing."""
+
+    def __init__(self, run: Run, calibration: Calibration) -> None:
+        from nmoe_core.heads.files import heads_digest, read_header
+        from nmoe_core.tasks.hydra import ids_for_grader
+
+        self._run, self.calibration = run, calibration
+        table, asked = run.config.grading, run.config.grading.grader
+        self.kind: GraderKind = calibration.grader if asked == "auto" else asked  # pyright: ignore
+        if self.kind == "student":
+            path = run.tree.student
+            max_ctx = int(read_header(path)["max_ctx"])
+            self.settings = max_ctx, False
+            heads = sha256_file(path)
+            self._digests: Fingerprints = {"student": heads}
+        else:
+            for path in (run.tree.probe, run.tree.judge):
+                read_header(path)
+            self._digests = head_digests(run)
+            if table.early_exit and calibration.student_digest:
+                calibration.require_student(student := sha256_file(run.tree.student))
+                self._digests["student"] = student
+            self.settings = run.config.heads.max_ctx, table.early_exit
+            heads = heads_digest(self._digests["probe"], self._digests["judge"])
+        calibration.require_heads(heads, compat=table.compat)
+        if (model := ids_for_grader(run, self.kind)) is not None:
+            self._digests |= model.fingerprints
+
+    def shard(self, shard: ShardPaths) -> Look:
+        """At one shard."""
+        from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
+        from nmoe_core.grading.grade import grade_fingerprints
+        from nmoe_core.grading.languages import grouped_by
+        from nmoe_core.shards.manifest import documents_digest
+
+        summary = shard.graded / SUMMARY_NAME
+        then = recorded(summary) if shard.scores.is_file() else None
+        documents = {"shard": documents_digest(load_manifest(shard.manifest))}
+        documents |= grouped_by(self.calibration, shard)
+        digests = self._digests | {"calibration": self.calibration.digest}
+        now = grade_fingerprints(documents, digests, *self.settings)
+        damage = ""
+        if then is not None:
+            try:
+                read_graded(shard.graded)
+            except FormatError as error:
+                damage = error.line()
+        asked = self._run.config.grading.grader
+        old = made_with.grades(shard, asked)
+        wanted = settings.grades(self._run).settings
+        inputs = {"shard": f"{shard.source}/shards", "calibration": "hydra/calibration"}
+        inputs |= {"backbone": "hydra/backbone", "probe": "hydra/probe_head"}
+        inputs |= {"judge": "hydra/judge_head", "student": "hydra/student"}
+        inputs |= {"languages": f"{shard.source}/attributes/language"}
+        return Look(then, now, old, wanted, inputs, damage=damage)
+
+
+def unscored(shard: ShardPaths) -> Look:
+    """At a shard of a run without a grader."""
+    from nmoe_core.calibration.graded import SUMMARY_NAME
+    from nmoe_core.grading.unscored import keep_fingerprints
+
+    summary = shard.graded / SUMMARY_NAME
+    then = recorded(summary) if shard.scores.is_file() else None
+    now = keep_fingerprints(load_manifest(shard.manifest))
+    old = made_with.grades(shard, "none")
+    inputs = {"shard": f"{shard.source}/shards"}
+    return Look(then, now, old, {"grading.grader": "none"}, inputs)
+
+
+def _head_look(
+    header: Mapping[str, Any] | None,
+    now: Fingerprints,
+    then: Settings,
+    wanted: Settings,
+    damage: str,
+) -> Look:
+    """At a head file; one that names no inputs was not made by a run."""
+    made_from = None if header is None else header.get("fingerprints", {"code": "not by a run"})
+    inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
+    inputs |= {"data": "shards", "backbone": "hydra/backbone", "student": "hydra/student"}
+    return Look(made_from, now, then, wanted, inputs, damage=damage)
+
+
+def _header(path: Path) -> tuple[Mapping[str, Any] | None, str]:
+    """The header of a head file, None if there is no file, and its damage."""
+    from nmoe_core.heads.files import read_head
+
+    if not path.is_file():
+        return None, ""
+    try:
+        return read_head(path)[0], ""
+    except HeadError as error:
+        return {}, error.line()

@@ -1,0 +1,115 @@
+"""What an output was made from, beside what it would be made from now, and how the two differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.tasks.graph.settings import Settings
+
+Kind = Literal["setting", "input", "code", "files"]
+_CODE = ("code", "format")
+_NAMED = {
+    "tokenizer": "tokenizer",
+    "model_tokenizer": "tokenizer of the backbone",
+    "eos_token_id": "prep.eos_token",
+    "bos_token_id": "prep.bos_token",
+    "dtype": "prep.dtype",
+    "experts": "backbone.experts",
+    "evaluations": "contamination.evaluations",
+    "where": "curation.where",
+    "rubric": "oracle.rubric",
+}
+_MAX_CHARS = 60
+
+
+class Change(NamedTuple):
+    """One reason why an output would be made again.
+
+    `name` is the key of a setting, or the key of the input; `then` and `now` are its values, or
+    None if the output does not record them.
+    """
+
+    kind: Kind
+    name: str
+    then: Any = None
+    now: Any = None
+
+    def __str__(self) -> str:
+        if self.kind == "setting":
+            return f"{self.name}: {_short(self.then)} -> {_short(self.now)}"
+        return f"input {self.name}" if self.kind == "input" else self.name
+
+
+def _short(value: Any) -> str:
+    text = "not recorded" if value is UNKNOWN else "not set" if value is None else str(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."
+
+
+UNKNOWN = object()  # a value that an output does not record
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at an output.
+
+    Attributes:
+        then: The fingerprints that the output records; None if there is no output.
+        now: The fingerprints that it would have now.
+        settings_then: The settings that it records, by the keys of the configuration.
+        settings_now: The settings that it would be made with now.
+        inputs: The key of the input that a fingerprint is the digest of.
+        named: The key of the setting that a fingerprint is the value or the digest of.
+        damage: What is wrong with its files; empty if nothing is.
+    """
+
+    then: Fingerprints | None
+    now: Fingerprints
+    settings_then: Settings = field(default_factory=dict)
+    settings_now: Settings = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=lambda: _NAMED)
+    damage: str = ""
+
+    def changes(self) -> list[Change]:
+        """Why the output is not current; empty if it is. There must be an output."""
+        then = self.then or {}
+        differing = [key for key in {**self.now, **then} if then.get(key) != self.now.get(key)]
+        inputs: list[Change] = []
+        named: list[Change] = []
+        others: list[str] = []
+        for key in differing:
+            if key in _CODE:
+                inputs.append(Change("code", f"code {then.get(key)} -> {self.now.get(key)}"))
+            elif key in self.inputs:
+                inputs.append(Change("input", self.inputs[key]))
+            elif key in self.named:
+                named.append(Change("setting", self.named[key], then.get(key), self.now.get(key)))
+            else:
+                others.append(key)
+        found: list[Change] = []
+        if named or others:
+            found = changed_settings(self.settings_then, self.settings_now)
+            told = {change.name for change in found}
+            found += [change for change in named if change.name not in told]
+            found = found or [Change("setting", "settings", UNKNOWN, UNKNOWN)]
+        found += inputs
+        if not found and self.damage:
+            found.append(Change("files", self.damage))
+        return list(dict.fromkeys(found))
+
+
+def changed_settings(then: Settings, now: Settings) -> list[Change]:
+    """The settings that differ. A setting that the output does not record is no difference."""
+    return [
+        Change("setting", key, then[key], value)
+        for key, value in now.items()
+        if key in then and _plain(then[key]) != _plain(value)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

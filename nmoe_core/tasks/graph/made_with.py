@@ -1,0 +1,146 @@
+"""The settings that outputs record, by the keys of the configuration; empty if there is none.
+
+A setting that an output does not record is left out: files of earlier versions hold fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from loader.errors import FormatError
+from loader.files.format import read_json_object
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, recorded
+from nmoe_core.base.settings import expert_fingerprints
+from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys
+
+# Keys of settings that fingerprints of curated shards hold only if they are used.
+CURATE_OPTIONS = ("where", "epoch", "by", "windows", "resume_from_token")
+_TOPIC_KEYS = {
+    "num_topics": "curation.num_topics",
+    "sample_documents": "curation.sample_documents",
+    "seed": "seed",
+}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A JSON file of a task; empty if it is missing or damaged, which other looks tell."""
+    try:
+        return read_json_object(path) if path.is_file() else {}
+    except FormatError:
+        return {}
+
+
+def shards(shard: ShardPaths) -> Settings:
+    """Of a shard."""
+    info = _read(shard.manifest).get("source_info") or {}
+    return prep_keys(info.get("settings") or {}, shard.source)
+
+
+def labels(summary: Path) -> Settings:
+    """Of labels, by what the oracle was asked."""
+    made = _read(summary)
+    return asked(made.get("oracle", {}), made, made.get("fingerprints") or {})
+
+
+def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Settings:
+    """What an oracle is asked: its facts, its scorer, and fingerprints of its labels."""
+    named = {f"oracle: {name}": value for name, value in facts.items() if name != "rubric"}
+    named["oracle.max_doc_tokens"] = made_from.get("max_doc_tokens")
+    named["oracle.rubric"] = scorer.get("rubric_hash")
+    named["oracle (model)"] = scorer.get("scorer_model")
+    named["tokenizer"] = made_from.get("tokenizer")
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def backbone(config: Settings) -> Settings:
+    """Of a stand-in, by its `config.json`."""
+    from nmoe_core.engine.weights.families import RECIPE_KEY
+
+    recipe = config.get(RECIPE_KEY) or {}
+    return {"backbone.seed": recipe.get("seed"), "backbone.family": config.get("model_type")}
+
+
+def student(header: Settings) -> Settings:
+    """Of the student."""
+    return _trained(header) | _named(header, {"max_ctx": "oracle.max_doc_tokens"})
+
+
+def head(header: Settings, kind: Literal["probe", "judge"], *, has_tap: bool) -> Settings:
+    """Of the probe or the judge; `has_tap` if the run names the block that it reads."""
+    made = _trained(header) | _named(header, {"max_ctx": "heads.max_ctx"})
+    for name, value in (header.get("settings") or {}).items():
+        made["heads.seed" if name == "seed" else f"heads.{kind}.{name}"] = value
+    return made | (_named(header, {"tap": f"heads.{kind}.tap"}) if has_tap else {})
+
+
+def calibration(tree: Tree) -> Settings:
+    """Of the thresholds."""
+    made = _read(tree.calibration_summary)
+    if not made:
+        return {}
+    found = {f"calibration.{name}": value for name, value in made.get("targets", {}).items()}
+    if not found:  # older files name the main ones
+        names = ("target_keep", "target_drop", "max_false_drop")
+        found = {f"calibration.{name}": made[name] for name in names if name in made}
+    return found | {"grading.grader": "auto" if "grader_choice" in made else made.get("grader")}
+
+
+def grades(shard: ShardPaths, asked_grader: str) -> Settings:
+    """Of the scores of a shard. With `auto` the calibration says who grades."""
+    from nmoe_core.calibration.graded import SUMMARY_NAME
+
+    made = _read(shard.graded / SUMMARY_NAME)
+    found: dict[str, Any] = {}
+    if made.get("grader") == "hydra":
+        names = {"max_ctx": "heads.max_ctx", "early_exit": "grading.early_exit"}
+        found = dict(_named(made.get("settings", {}), names))
+        experts = (made.get("fingerprints") or {}).get("experts", "")
+        found["backbone.experts"] = expert_fingerprints(experts)
+    if "grader" in made:
+        is_chosen = asked_grader == "auto" and made["grader"] != "none"
+        found["grading.grader"] = asked_grader if is_chosen else made["grader"]
+    return found
+
+
+def topic_model(header: Settings) -> Settings:
+    """Of the topic model."""
+    return _named(header.get("fingerprints") or {}, _TOPIC_KEYS)
+
+
+def duplicates(tree: Tree) -> Settings:
+    """Of the copies among all documents."""
+    made = read_sealed(tree.attributes / "duplicates.json") or {}
+    return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
+
+
+def selection(shard: ShardPaths) -> Settings:
+    """Of what `where` says of the documents of a shard."""
+    from nmoe_core.attributes.files import find_footer
+
+    footer = find_footer(shard.selection)
+    return {} if footer is None else {"curation.where": footer.fingerprints.get("where")}
+
+
+def curated(shard: ShardPaths) -> Settings:
+    """Of a curated shard."""
+    return curated_keys(recorded(shard.curation))
+
+
+def curated_keys(made_from: Fingerprints | None) -> Settings:
+    """The settings among fingerprints of a curated shard; an option that is not used is None."""
+    if made_from is None:
+        return {}
+    names = ("include", "order", "seed", "tokens_per_shard", *CURATE_OPTIONS)
+    return curate_keys({name: made_from.get(name) for name in names})
+
+
+def _named(values: Settings, names: Mapping[str, str]) -> dict[str, Any]:
+    return {key: values[name] for name, key in names.items() if name in values}
+
+
+def _trained(header: Settings) -> dict[str, Any]:
+    training = header.get("training") or {}
+    return _named(training, {"use_salvaged": "heads.use_salvaged"})

@@ -1,0 +1,142 @@
+"""Looks at what is made of sources: shards, manifests, slices and attributes."""
+
+from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.attributes import CODES
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    read_sealed,
+    recall_digests,
+    recorded,
+    sha256_json,
+)
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.labels.slices import SUMMARY_NAME, slice_fingerprints
+from nmoe_core.prep.mixture import SourcePlan, prep_settings
+from nmoe_core.prep.run import combined_manifest, shard_fingerprints
+from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.shards.manifest import documents_digest, is_shard_current
+from nmoe_core.sources.open import open_reader
+from nmoe_core.tasks.attributes import duplicates_inputs, open_attribute, user_files
+from nmoe_core.tasks.graph import made_with, settings
+from nmoe_core.tasks.graph.look import Look
+
+
+class SplitLooks:
+    """Looks at the shards of one split; the source is read once, its files that are as they were
+    when prep read them not at all."""
+
+    def __init__(self, run: Run, source: SourcePlan, split: str) -> None:
+        self._run, self._source, self._split = run, source, split
+        self._settings = prep_settings(run, source, split)
+        recall_digests(run.tree.source_digests(source.name, split))
+        revision = open_reader(source.spec, run.base, split).revision()
+        self._format = shard_format(self._settings)
+        self._now = shard_fingerprints(revision, self._settings, self._format)
+
+    def shard(self, bucket: int) -> Look:
+        """At one shard."""
+        paths = self._run.tree.shard(self._source.name, bucket, self._split)
+        then, source = recorded(paths.manifest), self._source.name
+        is_whole = then is None or is_shard_current(paths.directory, then)
+        return Look(
+            then,
+            self._now,
+            made_with.shards(paths),
+            settings.prep(self._run, self._source, self._split).settings,
+            {"source": f"{source}/documents"},
+            damage="" if is_whole else "its files are damaged",
+        )
+
+    def manifest(self) -> Look:
+        """At the manifest of all shards."""
+        directory = self._run.tree.split(self._source.name, self._split)
+        return manifest_look(
+            directory / MANIFEST_NAME,
+            combined_manifest(self._settings, self._format, directory)["content_hash"],
+            f"{self._source.name}/{prefix(self._split)}shards",
+        )
+
+    @property
+    def settings(self) -> PrepSettings:
+        """Of prep."""
+        return self._settings
+
+
+def prefix(split: str) -> str:
+    """What the keys of a split's outputs begin with."""
+    return "" if split == "train" else f"{split}_"
+
+
+def manifest_look(path, content_hash: str, made_of: str) -> Look:
+    """At a manifest that follows from others: by the hash of its content."""
+    then = None
+    if path.is_file():
+        try:
+            then = {"content": str(load_manifest(path).extra.get("content_hash"))}
+        except FormatError:
+            then = {"content": "unreadable"}
+    return Look(then, {"content": content_hash}, inputs={"content": made_of})
+
+
+def slices(run: Run, source: str) -> Look:
+    """At the slices of a source."""
+    summary = run.tree.source_slices(source) / SUMMARY_NAME
+    then = recorded(summary)
+    damage = "" if then is None or is_current(summary, then) else "its files are damaged"
+    now = slice_fingerprints(load_manifest(run.tree.manifest(source)))
+    return Look(then, now, inputs={"data": f"{source}/manifest"}, damage=damage)
+
+
+class AttributeLooks:
+    """Looks at the shards of one attribute other than `duplicates`."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self._run, self._name = run, name
+        self._now: Fingerprints = {"code": CODES.get(name, CODES["join"])}
+        if name in run.config.attributes.files:
+            self._now["files"] = user_files(run, name).digest
+        elif name == "contamination":
+            self._now = dict(open_attribute(run, name).made_with)
+
+    def shard(self, shard: ShardPaths) -> Look:
+        """At one shard."""
+        from nmoe_core.attributes.files import find_footer
+
+        footer = find_footer(shard.attribute(self._name))
+        then = None if footer is None else footer.fingerprints
+        now = {"documents": documents_digest(load_manifest(shard.manifest)), **self._now}
+        key = {"contamination": "contamination.evaluations"}.get(
+            self._name, f"attributes.files.{self._name}"
+        )
+        names = {"evaluations": key, "files": key}
+        settings_then, settings_now = (
+            {names[k]: value for k, value in (made or {}).items() if k in names}
+            for made in (then, now)
+        )
+        inputs = {"documents": f"{shard.source}/shards"}
+        return Look(then, now, settings_then, settings_now, inputs)
+
+
+def duplicates(run: Run, sources: list[str]) -> Look:
+    """At the copies among all documents."""
+    from nmoe_core.attributes.files import find_footer
+
+    summary = run.tree.attributes / "duplicates.json"
+    corpus, fixed = duplicates_inputs(run, sources)
+    now = {"inputs": sha256_json(list(corpus.inputs.items())), **fixed}
+    known, then = read_sealed(summary) or {}, recorded(summary)
+    made = settings.attribute(run, "duplicates").settings
+    footers = [find_footer(shard.attribute("duplicates")) for shard in corpus.shards]
+    places = list(corpus.inputs)
+    there = sha256_json([places, [footer and footer.digest for footer in footers]])
+    return Look(
+        then,
+        now,
+        made_with.duplicates(run.tree),
+        made,
+        {"inputs": "signatures"},
+        damage="" if known.get("digest") == there else "its files are damaged",
+    )

@@ -1,0 +1,221 @@
+"""Refuses a task whose inputs were made with other settings than the run's.
+
+Only settings are compared, by what the inputs record, so that no data is read. An input whose own
+inputs changed since is another matter: tasks follow the content of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.quality import ProbeTable
+from nmoe_core.config.run import Run
+from nmoe_core.labels.slices import LABEL_SHARDS
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.tasks.graph import made_with, settings
+from nmoe_core.tasks.graph.look import Change, changed_settings
+from nmoe_core.tasks.graph.settings import Settings
+
+# The kinds of inputs of each task, direct and indirect, in the order in which they are made.
+_LABELLED = ("shards", "labels")
+_TRAINED = (*_LABELLED, "backbone", "student")
+_GRADED = (*_TRAINED, "heads", "calibration")
+_CHOSEN = (*_GRADED, "quality_scores", "duplicates", "topic_model")
+INPUTS = {
+    "label": ("shards",),
+    "student": _LABELLED,
+    "heads": _TRAINED,
+    "calibration": (*_TRAINED, "heads"),
+    "grade": _GRADED,
+    "attributes": ("shards",),
+    "duplicates": ("shards",),
+    "topic_model": ("shards", "backbone"),
+    "topics": ("shards", "backbone", "topic_model"),
+    "select": _CHOSEN,
+    "curate": (*_CHOSEN, "selection"),
+    "seen": (*_CHOSEN, "selection", "curated"),
+    "manifest": (*_CHOSEN, "selection", "curated"),
+    "plan": (*_CHOSEN, "selection", "curated"),
+}
+_SCORED = ("labels", "student", "heads", "calibration")
+_OF_TASKS = {
+    "label": ("shards",),
+    "train_heads": _LABELLED,
+    "grade": _GRADED,
+    "curate": (*_GRADED, "quality_scores"),
+    "publish": (*_CHOSEN, "selection", "curated"),
+}
+_TASKS = {"shards": "prep", "labels": "label", "quality_scores": "grade"}
+_TASKS |= dict.fromkeys(("backbone", "student", "heads", "calibration"), "train_heads")
+_TASKS |= dict.fromkeys(("duplicates", "topic_model", "selection", "curated"), "curate")
+
+
+class _Compared(NamedTuple):
+    """An input, the settings that it records, and those that it would be made with now."""
+
+    key: str
+    then: Settings
+    now: Settings
+
+
+def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) -> None:
+    """Refuse to work on inputs that the run's settings would make otherwise.
+
+    A run of flags alone does not say how its inputs are to be made, so it takes them as they are.
+
+    Args:
+        run: The run.
+        task: A key of `INPUTS`.
+        sources: Names of the sources that it reads; by default all.
+
+    Raises:
+        ConfigError: An input was made with another setting (E-INPUT-SETTINGS).
+    """
+    if not run.has_file:
+        return
+    plans = run_sources(run)
+    names = [plan.name for plan in plans] if sources is None else list(sources)
+    _require(run, INPUTS[task], [plan for plan in plans if plan.name in names])
+
+
+def require_tasks(run: Run, tasks: Iterable[str]) -> None:
+    """Refuse named tasks of which one reads what the run's settings would make otherwise, unless a
+    named task before it makes that again. Raises ConfigError as `require_inputs`."""
+    before: list[str] = []
+    for task in tasks:
+        kinds = [kind for kind in _OF_TASKS.get(task, ()) if _TASKS[kind] not in before]
+        _require(run, kinds, run_sources(run))
+        before.append(task)
+
+
+def _require(run: Run, kinds: Iterable[str], sources: list[SourcePlan]) -> None:
+    is_off = run.config.grading.is_off
+    for kind in kinds:
+        if is_off and kind in _SCORED:
+            continue
+        for compared in _inputs(run, kind, sources):
+            changes = changed_settings(compared.then, compared.now)
+            if changes:
+                raise _refused(run, compared.key, changes[0], _TASKS[kind], len(changes))
+
+
+def _refused(run: Run, key: str, change: Change, task: str, count: int) -> ConfigError:
+    more = f", and {count - 1} more" * (count > 1)
+    return ConfigError(
+        f"{key} was made with other settings than this run's",
+        where=run.path,
+        found=f"{change.name} = {change.then}{more}",
+        expected=f"{change.now}",
+        do=f"make it again first: nmoe run {task}; or all that is not current: nmoe run",
+        code="E-INPUT-SETTINGS",
+    )
+
+
+def _inputs(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    """All inputs of a kind that are there."""
+    match kind:
+        case "shards":
+            yield from _shards(run, sources)
+        case "labels":
+            yield from _labels(run)
+        case "backbone":
+            yield from _backbone(run)
+        case "student" | "heads":
+            yield from _heads(run, kind)
+        case "calibration":
+            now = settings.calibration(run).settings
+            yield _Compared("hydra/calibration", made_with.calibration(run.tree), now)
+        case "duplicates":
+            if "duplicates" in run.config.attributes.use:
+                now = settings.attribute(run, "duplicates").settings
+                yield _Compared("curation/duplicates", made_with.duplicates(run.tree), now)
+        case "topic_model":
+            yield from _topic_model(run)
+        case _:
+            yield from _of_shards(run, kind, sources)
+
+
+def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    for source in sources:
+        now = settings.prep(run, source, "train").settings
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards):
+            yield _Compared(f"{source.name}/shards", made_with.shards(shard), now)
+
+
+def _labels(run: Run) -> Iterator[_Compared]:
+    from nmoe_core.labels.files import SUMMARY_NAME
+    from nmoe_core.labels.jobs import nameless_oracles
+
+    table = run.config.oracle
+    made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
+    if table.kind == "engine":  # whose facts need the digest of its weights
+        now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
+    else:
+        oracle = nameless_oracles(run)(run.rubric)
+        now = made_with.asked(oracle.facts, oracle.scorer._asdict(), made_from)
+    for split, number in LABEL_SHARDS:
+        summary = run.tree.label_shard(split, number) / SUMMARY_NAME
+        then = made_with.labels(summary)
+        yield _Compared(f"hydra/oracle_labels {split}-{number:02d}", then, now)
+
+
+def _backbone(run: Run) -> Iterator[_Compared]:
+    path = run.tree.checkpoint / "config.json"
+    if run.config.backbone.kind != "tiny" or not path.is_file():
+        return
+    from nmoe_core.engine.weights.weight_files import read_checkpoint_json
+    from nmoe_core.tasks.backbone import tiny_recipe
+
+    then = made_with.backbone(read_checkpoint_json(path))
+    yield _Compared("hydra/backbone", then, made_with.backbone(tiny_recipe(run)))
+
+
+def _heads(run: Run, kind: str) -> Iterator[_Compared]:
+    from nmoe_core.heads.files import read_header
+
+    if kind == "student" and run.tree.student.is_file():
+        then = made_with.student(read_header(run.tree.student))
+        yield _Compared("hydra/student", then, settings.student(run).settings)
+    if kind == "heads" and run.config.grading.grader != "student":
+        yield from _head(run, "probe", run.tree.probe, run.config.heads.probe)
+        yield from _head(run, "judge", run.tree.judge, run.config.heads.judge)
+
+
+def _head(
+    run: Run, kind: Literal["probe", "judge"], path: Path, table: ProbeTable
+) -> Iterator[_Compared]:
+    from nmoe_core.heads.files import read_header
+
+    if path.is_file():
+        then = made_with.head(read_header(path), kind, has_tap=table.tap is not None)
+        yield _Compared(f"hydra/{kind}_head", then, settings.head(run, kind).settings)
+
+
+def _topic_model(run: Run) -> Iterator[_Compared]:
+    if run.config.curation.stability != "replan" or not run.tree.topic_model.is_file():
+        return
+    from nmoe_core.curate.topics.model import load_topic_model
+
+    header = load_topic_model(run.tree.topic_model).header
+    now = {key: str(value) for key, value in settings.topic_model(run).settings.items()}
+    yield _Compared("curation/topic_model", made_with.topic_model(header), now)
+
+
+def _of_shards(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    if kind == "selection" and run.config.curation.where is None:
+        return
+    for source in sources:
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards):
+            key = f"{source.name}/{kind}"
+            if kind == "quality_scores":
+                then = made_with.grades(shard, run.config.grading.grader)
+                yield _Compared(key, then, settings.grades(run).settings)
+            elif kind == "selection":
+                then = made_with.selection(shard)
+                yield _Compared(key, then, settings.selection(run).settings)
+            else:
+                then = made_with.curated(shard)
+                yield _Compared(key, then, settings.curated(run, source.name).settings)

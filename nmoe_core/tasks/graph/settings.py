@@ -1,0 +1,223 @@
+"""The settings that each output is made with, by the keys of the configuration.
+
+This table is the only list of what a setting touches. The code version that Dagster shows is a
+digest of it, and a plan names its keys. Settings that only say how work is done (workers, batches,
+retries, checks, automation) are in no row. The content of files is for fingerprints. Imports no
+torch: definitions are loaded with it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from loader.errors import without_credentials
+from loader.plan.settings import PlanSettings
+from nmoe_core.attributes import CODES
+from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
+from nmoe_core.base.settings import expert_fingerprints
+from nmoe_core.calibration import CALIBRATE_CODE
+from nmoe_core.config.run import Run
+from nmoe_core.config.tables import ShardKeys
+from nmoe_core.curate.shards.planning import CURATE_CODE
+from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
+from nmoe_core.grading import GRADE_CODE
+from nmoe_core.heads import STUDENT_CODE, TRAIN_CODE
+from nmoe_core.labels.label import LABEL_CODE
+from nmoe_core.labels.scores import Scale
+from nmoe_core.labels.slices import SLICE_CODE
+from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
+from nmoe_core.prep.settings import PREP_CODE
+from nmoe_core.publish.send import RECORD_FORMAT
+from nmoe_core.seen import SEEN_CODE
+from nmoe_core.takedown.record import record_digest
+from nmoe_core.tasks.curate_settings import curate_settings
+
+Settings = Mapping[str, Any]
+# How an oracle is reached and how often it is asked; a place does not change what it answers.
+_WORK_OF_ORACLE = {"replace", "retry_failed", "relabel", "engine", "http"}
+_WORK_OF_ENGINE = {"device", "max_batch"}
+_WORK_OF_HTTP = {
+    *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
+    *("max_reply_bytes", "accept_model", "input_price", "output_price", "max_cost"),
+}
+# Names of `PrepSettings` that are not keys of [prep].
+_PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
+_PREP_READING = ("on_error", "reading_digest")
+_PREP_FIXED = ("name", "normalizer", "unicode")
+# Names of `CurateSettings` whose keys have another name, or another table.
+_CURATE_KEYS = {"seed": "seed", "tokens_per_shard": "prep.tokens_per_shard"}
+
+
+class MadeWith(NamedTuple):
+    """The code of an output, and the settings that it reads."""
+
+    code: str
+    settings: Settings
+
+    @property
+    def version(self) -> str:
+        """`grade/2+1a2b3c4d5e6f`: short, since the UI shows it beside each materialisation."""
+        return f"{self.code}+{sha256_json(dict(self.settings))[:12]}"
+
+
+SLICES = MadeWith(SLICE_CODE, {})
+TOPICS = MadeWith(ASSIGN_CODE, {})
+SEEN_INDEX = MadeWith(SEEN_CODE, {})  # how much is sorted at once changes no answer
+
+
+def prep(run: Run, source: SourcePlan, split: str) -> MadeWith:
+    """Of token shards and of their manifest."""
+    return MadeWith(PREP_CODE, prep_keys(prep_settings(run, source, split).identity(), source.name))
+
+
+def prep_keys(identity: Settings, source: str) -> dict[str, Any]:
+    """Settings of prep, as shards record them, by the keys of the configuration."""
+    found = {}
+    for name, value in identity.items():
+        if name in _PREP_READING:
+            found[f"mixture of {source}: {name}"] = value
+        elif name not in _PREP_FIXED:
+            is_own = name in ShardKeys.model_fields or name == "max_tokens"
+            found[f"prep.{name}" if is_own else _PREP_KEYS[name]] = value
+    return found
+
+
+def backbone(run: Run) -> MadeWith:
+    """Of the checkpoint: which one, or the seed of a stand-in."""
+    table = run.config.backbone
+    names = ("kind", "family", "seed") if table.kind == "tiny" else ("kind", "checkpoint")
+    return MadeWith("backbone/1", {f"backbone.{name}": getattr(table, name) for name in names})
+
+
+def labels(run: Run) -> MadeWith:
+    """Of oracle labels: who is asked, and how much of a document is shown."""
+    table = run.config.oracle
+    asked = table.model_dump(mode="json", exclude=_WORK_OF_ORACLE)
+    found = {f"oracle.{name}": value for name, value in asked.items()}
+    found["oracle.rubric"] = [run.rubric.hash, Scale.of(run.rubric).in_file()]
+    found["tokenizer"] = run.tokenizer.encoding
+    if table.kind == "engine":
+        asked = table.engine.model_dump(mode="json", exclude=_WORK_OF_ENGINE)
+        found |= {f"oracle.engine.{name}": value for name, value in asked.items()}
+    if table.kind == "http" and table.http is not None:
+        asked = table.http.model_dump(mode="json", exclude=_WORK_OF_HTTP)
+        found |= {f"oracle.http.{name}": value for name, value in asked.items()}
+    return MadeWith(LABEL_CODE, found)
+
+
+def student(run: Run) -> MadeWith:
+    """Of the student, which reads as much of a document as the oracle of its labels."""
+    return MadeWith(
+        STUDENT_CODE,
+        {
+            "heads.use_salvaged": run.config.heads.use_salvaged,
+            "oracle.max_doc_tokens": run.config.oracle.max_doc_tokens,
+        },
+    )
+
+
+def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
+    """Of the probe or the judge."""
+    table = run.config.heads
+    recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
+    found = {f"heads.{kind}.{name}": value for name, value in recipe.items()}
+    shared = ("max_ctx", "seed", "use_salvaged")
+    return MadeWith(TRAIN_CODE, found | {f"heads.{name}": getattr(table, name) for name in shared})
+
+
+def calibration(run: Run) -> MadeWith:
+    """Of the thresholds."""
+    settings = run.config.calibration.model_dump(mode="json")
+    found = {f"calibration.{name}": value for name, value in settings.items()}
+    return MadeWith(CALIBRATE_CODE, found | _grader(run))
+
+
+def grades(run: Run) -> MadeWith:
+    """Of scores, and of the plan of a regrade."""
+    found = _grader(run)
+    if run.config.grading.grader in ("hydra", "auto"):
+        found["grading.early_exit"] = run.config.grading.early_exit
+    return MadeWith(GRADE_CODE, found)
+
+
+def _grader(run: Run) -> dict[str, Any]:
+    """Who grades, and how its backbone multiplies by experts: one way of the model's own is as good
+    as another."""
+    found: dict[str, Any] = {"grading.grader": run.config.grading.grader}
+    if run.config.grading.grader in ("hydra", "auto"):
+        found["heads.max_ctx"] = run.config.heads.max_ctx
+        found["backbone.experts"] = expert_fingerprints(run.config.backbone.experts)
+    return found
+
+
+def topic_model(run: Run) -> MadeWith:
+    """Of the topic model."""
+    table = run.config.curation
+    return MadeWith(
+        MODEL_FORMAT,
+        {
+            "curation.num_topics": table.num_topics,
+            "curation.sample_documents": table.sample_documents,
+            "seed": run.loader.seed,
+        },
+    )
+
+
+def curated(run: Run, source: str) -> MadeWith:
+    """Of curated shards."""
+    settings = curate_settings(run, source)
+    found = curate_keys(settings.fingerprints()) | {"seq_len": settings.seq_len}
+    takedown = record_digest(run.tree, source)
+    return MadeWith(CURATE_CODE, found | ({"takedown": takedown} if takedown else {}))
+
+
+def curate_keys(fingerprints: Settings) -> dict[str, Any]:
+    """Settings of curation, as shards record them, by the keys of the configuration."""
+    named = {name: value for name, value in fingerprints.items() if name != "code"}
+    return {_CURATE_KEYS.get(name, f"curation.{name}"): value for name, value in named.items()}
+
+
+def attribute(run: Run, name: str) -> MadeWith:
+    """Of an attribute: its settings and the texts of its evaluations, which are no asset; or the
+    files that it joins."""
+    config = run.config
+    if (files := config.attributes.files.get(name)) is not None:
+        return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
+    if name == "contamination":
+        paths = {key: run.resolve(path) for key, path in config.contamination.evaluations.items()}
+        # The task refuses a missing file; definitions load without it.
+        read = {key: local_digest(path) if path.is_file() else "" for key, path in paths.items()}
+        return MadeWith(CODES[name], {"contamination.evaluations": read})
+    if name == "duplicates":
+        table = config.duplicates.model_dump(mode="json")
+        return MadeWith(CODES[name], {f"duplicates.{key}": value for key, value in table.items()})
+    return MadeWith(CODES[name], {})
+
+
+def selection(run: Run) -> MadeWith:
+    """Of what `where` says of each document."""
+    return MadeWith(CODES["select"], {"curation.where": run.config.curation.where})
+
+
+def curated_manifest(run: Run, source: str) -> MadeWith:
+    """Of the curated manifest, whose figures depend on the size of windows."""
+    found = {"prep.num_shards": run.config.prep.num_shards}
+    return MadeWith(CURATE_CODE, found | {"seq_len": curate_settings(run, source).seq_len})
+
+
+def loader_plan(run: Run) -> MadeWith:
+    """Of the loader plan, with its remixes."""
+    made_by = dataclasses.asdict(run.loader)
+    names = [field.name for field in dataclasses.fields(PlanSettings)]
+    found = {name: made_by[name] for name in names if made_by[name] != ()}
+    found["flow_mode"] = run.loader.flow_mode
+    found["mixture"] = [dataclasses.asdict(stage) for stage in run_stages(run)]
+    found["name of the configuration"] = run.path.stem
+    remixes = [sha256_file(path) for path in run.tree.remixes()]
+    return MadeWith("plan/1", found | ({"remixes": remixes} if remixes else {}))
+
+
+def published_plan(run: Run) -> MadeWith:
+    """Of a published plan: where it is, and how files are recorded there."""
+    found = {"publish.url": without_credentials(run.config.publish.url), "record": RECORD_FORMAT}
+    return MadeWith("publish/1", found)
