@@ -41,7 +41,7 @@ def keep_scores(path: Path, made_from: Fingerprints, candidates: Sequence[Candid
                 elif field.name != "scale":
                     plain[name][field.name] = value
     header = {"made_from": made_from, "rows": plain}
-    arrays["header"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     payload = io.BytesIO()
     np.savez(payload, **arrays)  # pyright: ignore[reportArgumentType]
     write_bytes(path, payload.getvalue())

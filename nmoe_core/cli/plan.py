@@ -46,7 +46,9 @@ def _show_plan(plan: RunPlan) -> None:
     print_outputs(plan.outputs)
     print(f"\n{plan.num_current} other outputs are current")
     _print_splits(plan.splits)
-    if plan.regrade is not None:
+    if plan.regrade is None:
+        print("\nno document is scored: the run has no grader")
+    else:
         _print_regrade(plan.regrade, plan.flips)
     _print_tokens(plan.tokens)
     print(f"\nfiles to write again: {size(plan.size_bytes)} as they are now")

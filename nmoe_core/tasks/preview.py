@@ -238,9 +238,13 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
 
 
 def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
-    """Shard -> why it would be curated again."""
-    states = graph.of(f"{source}/curated")
-    return {f"shard_{s.partition}": s.reason for s in states if s.status == "stale"}
+    """Shard -> why it would be curated again as its inputs are now, whatever becomes of them."""
+    stale: dict[str, str] = {}
+    for state in graph.of(f"{source}/curated"):
+        if state.changes or state.status == "missing":
+            told = "; ".join(map(str, state.changes))
+            stale[f"shard_{state.partition}"] = told or state.reason
+    return stale
 
 
 def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:

@@ -18,9 +18,10 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.plots import half_size
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.tasks import checks, report, versions
+from nmoe_core.tasks import checks, report
 from nmoe_core.tasks.attributes import make_attributes
 from nmoe_core.tasks.curate import combine, make_plan
+from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.shards import each_shard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, write_project
@@ -115,14 +116,14 @@ def test_code_versions_of_attributes_follow_their_settings_and_evaluations(
     names = ("contamination", "duplicates", "signals")
 
     def changed(other: Run) -> list[str]:
-        now = {name: versions.attribute(other, name) for name in names}
+        now = {name: settings.attribute(other, name).version for name in names}
         return [name for name in names if now[name] != before[name]]
 
-    before = {name: versions.attribute(run, name) for name in names}
+    before = {name: settings.attribute(run, name).version for name in names}
     assert changed(run.with_settings({"duplicates.jaccard": 0.8})) == ["duplicates"]
     questions.write_text('{"question": "which"}\n')
     assert changed(run) == ["contamination"]
-    before = {name: versions.attribute(run, name) for name in names}
+    before = {name: settings.attribute(run, name).version for name in names}
     questions.rename(tmp_path / "moved.jsonl")
     moved = run.with_settings({"contamination.evaluations": {"q": "moved.jsonl"}})
     assert changed(moved) == []

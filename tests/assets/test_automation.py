@@ -290,7 +290,7 @@ def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
 def test_new_grading_code_requests_all_grades(
     daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmoe_core.tasks.versions.GRADE_CODE", "grade/next")
+    monkeypatch.setattr("nmoe_core.tasks.graph.settings.GRADE_CODE", "grade/next")
     daemon.defs = build_definitions(run)
     assert daemon.tick() == GRADES | REGRADE_PLAN
 

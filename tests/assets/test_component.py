@@ -12,8 +12,8 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.resources import Notifier
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.tasks import versions
 from nmoe_core.tasks.curate import make_plan
+from nmoe_core.tasks.graph import settings
 from tests.assets.small_project import environment, opened, program_of
 from tests.project import output_of
 from tests.refusals import refused, refused_line
@@ -161,7 +161,7 @@ def test_a_remix_is_the_next_version_of_a_runs_plan(
     own_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, sources = Run(own_project / "run.toml"), ("code", "docs", "notes")
-    first, version = make_plan(run, sources, ("docs",)), versions.loader_plan(run)
+    first, version = make_plan(run, sources, ("docs",)), settings.loader_plan(run).version
     edit = ["--weights", "docs=1,notes=1", "--remove", "code"]
     config = ["--config", str(own_project / "run.toml")]
     for step in ("2", "4"):
@@ -175,7 +175,7 @@ def test_a_remix_is_the_next_version_of_a_runs_plan(
     assert not made.facts["changed"]
     assert made.facts["remix_0002"] == "from step 4: docs 50 -> 75 %, notes 50 -> 25 %"
     assert made.facts["remix_0001"].startswith("from step 2: ")
-    assert versions.loader_plan(run) != version
+    assert settings.loader_plan(run).version != version
     other = Run(own_project / "run.toml", {"seed": 7})
     with refused("E-REMIX-CHAIN", naming=["went on from another plan", "remix_0001.json"]):
         make_plan(other, sources, ("docs",))

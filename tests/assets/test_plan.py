@@ -12,10 +12,10 @@ from loader.files.sealed import sealed
 from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.tasks import versions
 from nmoe_core.tasks.checks import check_regrade
-from nmoe_core.tasks.hydra import grade_shards
-from nmoe_core.tasks.preview import plan_regrade
+from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.hydra import calibrate_heads, grade_shards
+from nmoe_core.tasks.preview import RegradePlan, plan_regrade
 from tests.assets.small_project import SOURCES
 from tests.project import read_rows, said
 
@@ -46,7 +46,9 @@ def move_threshold(run: Run, **taus: float) -> None:
 
 
 def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = said(capsys, "plan", "--config", run.path, "--read-sources")
+    plan = said(capsys, "plan", "--config", run.path)
+    assert plan["outputs"] == []
+    assert plan["num_current"] > 60
     assert plan["regrade"]["shards"] == []
     assert plan["regrade"]["current_shards"] == 6
     assert plan["regrade"]["seconds"] == 0
@@ -64,7 +66,7 @@ def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
     assert {(s.source, s.shard) for s in plan.shards} == {
         (source, f"shard_000{i}") for source in SOURCES for i in (0, 1)
     }
-    assert {s.reasons for s in plan.shards} == {("calibration",)}
+    assert {s.reasons for s in plan.shards} == {("input hydra/calibration",)}
     low, high = plan.may_flip
     flipped = grade(run)
     assert low == flipped
@@ -78,25 +80,33 @@ def test_grades_follow_a_way_of_multiplying_whose_numbers_differ_and_no_form_in_
 ) -> None:
     """To `grouped` and back: by the plan, by the grading task and by the asset's code version."""
     forms = [run.with_settings({"backbone.experts": form}) for form in ("decoded", "packed")]
-    assert {versions.grades(form) for form in forms} == {versions.grades(run)}
-    assert {versions.calibration(form) for form in forms} == {versions.calibration(run)}
+    assert {settings.grades(form).version for form in forms} == {settings.grades(run).version}
+    assert {settings.calibration(form).version for form in forms} == {
+        settings.calibration(run).version
+    }
     assert plan_regrade(forms[1], SOURCES).shards == []
     grouped = run.with_settings({"backbone.experts": "grouped"})
-    assert versions.grades(grouped) != versions.grades(run)
-    assert versions.calibration(grouped) != versions.calibration(run)
+    assert settings.grades(grouped).version != settings.grades(run).version
+    assert settings.calibration(grouped).version != settings.calibration(run).version
     hub = run.with_settings({"backbone.experts": "hub"})
-    assert len({versions.grades(each) for each in (run, grouped, hub)}) == 3
-    assert len({versions.calibration(each) for each in (run, grouped, hub)}) == 3
-    assert {s.reasons for s in plan_regrade(hub, SOURCES).shards} == {("experts",)}
+    assert len({settings.grades(each).version for each in (run, grouped, hub)}) == 3
+    assert len({settings.calibration(each).version for each in (run, grouped, hub)}) == 3
+    assert _changed(plan_regrade(hub, SOURCES)) == {"backbone.experts"}
     before = decisions(run)
     for now in (grouped, run):
         plan = plan_regrade(now, SOURCES)
-        assert {s.reasons for s in plan.shards} == {("experts",)}
+        assert _changed(plan) == {"backbone.experts"}
+        calibrate_heads(now)
         grade(now)
         assert plan_regrade(now, SOURCES).shards == []
     assert decisions(run) == before
     by_student = [each.with_settings({"grading.grader": "student"}) for each in (run, grouped)]
-    assert versions.grades(by_student[0]) == versions.grades(by_student[1])
+    assert settings.grades(by_student[0]) == settings.grades(by_student[1])
+
+
+def _changed(plan: RegradePlan) -> set[str]:
+    """The keys of the settings for which shards are to be graded."""
+    return {reason.partition(":")[0] for shard in plan.shards for reason in shard.reasons}
 
 
 @pytest.mark.slow
@@ -115,9 +125,9 @@ def test_a_sample_bounds_the_flips_and_measures_the_time(run: Run) -> None:
     other = run.with_settings({"grading.early_exit": False})
     blind = plan_regrade(other, SOURCES)
     assert blind.may_flip == (0, len(decisions(run)))
-    assert blind.seconds is None
+    assert blind.seconds is not None  # by what calibration took
     plan = plan_regrade(other, SOURCES, sample_documents=60)
-    assert {s.reasons for s in plan.shards} == {("settings",)}
+    assert {s.reasons for s in plan.shards} == {("grading.early_exit: True -> False",)}
     assert 50 <= plan.sampled <= 60  # small shards have fewer than their share
     assert plan.seconds is not None
     assert plan.seconds > 0
@@ -138,17 +148,18 @@ def test_the_table_names_changed_sources_stale_grades_and_what_follows(
     with open(run.base / "in" / "docs.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "a document that is new since the shards were made, of some words"}\n')
     shutil.rmtree(run.tree.quality / "code" / "shard_0000")
-    [stale] = plan_regrade(run, SOURCES).shards
-    assert (stale.source, stale.shard, stale.reasons) == ("code", "shard_0000", ("not graded yet",))
+    stale = {(s.source, s.shard): s.reasons for s in plan_regrade(run, SOURCES).shards}
+    assert stale["code", "shard_0000"] == ("not made yet",)
+    assert stale["docs", "shard_0001"][0].startswith("after docs/shards")
     scores = run.tree.quality / "notes" / "shard_0001" / "quality_scores.jsonl"
     scores.write_text(scores.read_text().replace('"keep"', '"band"'))
-    assert main(["plan", "--config", str(run.path), "--sample", "0", "--read-sources"]) == 0
+    assert main(["plan", "--config", str(run.path), "--sample", "0"]) == 0
     text = capsys.readouterr().out
     lines = {tuple(line.split()[:2]): line for line in text.splitlines() if line.strip()}
-    assert lines["docs", "train"].endswith("changed")
-    assert "not graded yet" in lines["code", "1"]
-    assert "time to grade: not measured (--sample 0)" in text
-    assert "it was edited or damaged: grade again" in text
+    assert lines["prep", "docs/shards"].endswith("input docs/documents")
+    assert "not made yet" in lines["grade", "code/quality_scores"]
+    assert "it was edited or damaged: grade again" in lines["grade", "notes/quality_scores"]
+    assert "made again if its inputs change" in lines["curate", "docs/curated"]
 
 
 def test_the_asset_shows_the_plan_and_warns_of_too_many_flips(run: Run) -> None:

@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
+from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.fingerprint import is_current, read_sealed, recorded, sha256_file
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.curate import embedding_table, plan_bytes, planned_loader, topic_settings
 from nmoe_core.tasks.curate_settings import curate_settings
 from nmoe_core.tasks.graph import made_with
-from nmoe_core.tasks.graph.look import Look
+from nmoe_core.tasks.graph.look import Look, changed_settings
 from nmoe_core.tasks.graph.prepared import manifest_look
 
 
@@ -85,16 +86,22 @@ class CurationLooks:
 
         wanted = curate_settings(self._run, shard.source)
         planned = self._planned[shard.source]
-        inputs = current_inputs(shard, wanted, planned)
         then = recorded(shard.curation)
-        reasons = inputs.stale()
-        if reasons and wanted.resume_from_token:
-            planned[shard.bucket] = planned_tokens(inputs)
         old = dict(made_with.curated_keys(then))
         new = dict(made_with.curated_keys(wanted.fingerprints()))
         if then is not None:
             old["seq_len"] = then.get("seq_len")
             new["seq_len"] = str(wanted.seq_len)
+        try:
+            inputs = current_inputs(shard, wanted, planned)
+        except NmoeError:
+            if then is None or not changed_settings(old, new):
+                raise
+            # Its inputs are not made for these settings yet either.
+            return Look(then, then | {"settings": "others"}, old, new)
+        reasons = inputs.stale()
+        if reasons and wanted.resume_from_token:
+            planned[shard.bucket] = planned_tokens(inputs)
         source = shard.source
         named = {
             "parent": f"{source}/shards",

@@ -1,6 +1,6 @@
 """What an output was made from, beside what it would be made from now, and how the two differ."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -96,7 +96,15 @@ class Look:
         found += inputs
         if not found and self.damage:
             found.append(Change("files", self.damage))
-        return list(dict.fromkeys(found))
+        return unique(found)
+
+
+def unique(changes: Iterable[Change]) -> list[Change]:
+    """The first change of each kind and name."""
+    found: dict[tuple[str, str], Change] = {}
+    for change in changes:
+        found.setdefault((change.kind, change.name), change)
+    return list(found.values())
 
 
 def changed_settings(then: Settings, now: Settings) -> list[Change]:

@@ -1,7 +1,8 @@
 """Refuses a task whose inputs were made with other settings than the run's.
 
 Only settings are compared, by what the inputs record, so that no data is read. An input whose own
-inputs changed since is another matter: tasks follow the content of their inputs.
+inputs changed since is another matter: tasks follow the content of their inputs. A topic model is
+taken as it is, because a new one moves every document: the job `curate` fits it again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nmoe_core.tasks.graph.settings import Settings
 _LABELLED = ("shards", "labels")
 _TRAINED = (*_LABELLED, "backbone", "student")
 _GRADED = (*_TRAINED, "heads", "calibration")
-_CHOSEN = (*_GRADED, "quality_scores", "duplicates", "topic_model")
+_CHOSEN = (*_GRADED, "quality_scores", "duplicates")
 INPUTS = {
     "label": ("shards",),
     "student": _LABELLED,
@@ -33,7 +34,7 @@ INPUTS = {
     "attributes": ("shards",),
     "duplicates": ("shards",),
     "topic_model": ("shards", "backbone"),
-    "topics": ("shards", "backbone", "topic_model"),
+    "topics": ("shards", "backbone"),
     "select": _CHOSEN,
     "curate": (*_CHOSEN, "selection"),
     "seen": (*_CHOSEN, "selection", "curated"),
@@ -50,7 +51,7 @@ _OF_TASKS = {
 }
 _TASKS = {"shards": "prep", "labels": "label", "quality_scores": "grade"}
 _TASKS |= dict.fromkeys(("backbone", "student", "heads", "calibration"), "train_heads")
-_TASKS |= dict.fromkeys(("duplicates", "topic_model", "selection", "curated"), "curate")
+_TASKS |= dict.fromkeys(("duplicates", "selection", "curated"), "curate")
 
 
 class _Compared(NamedTuple):
@@ -132,8 +133,6 @@ def _inputs(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compare
             if "duplicates" in run.config.attributes.use:
                 now = settings.attribute(run, "duplicates").settings
                 yield _Compared("curation/duplicates", made_with.duplicates(run.tree), now)
-        case "topic_model":
-            yield from _topic_model(run)
         case _:
             yield from _of_shards(run, kind, sources)
 
@@ -192,16 +191,6 @@ def _head(
     if path.is_file():
         then = made_with.head(read_header(path), kind, has_tap=table.tap is not None)
         yield _Compared(f"hydra/{kind}_head", then, settings.head(run, kind).settings)
-
-
-def _topic_model(run: Run) -> Iterator[_Compared]:
-    if run.config.curation.stability != "replan" or not run.tree.topic_model.is_file():
-        return
-    from nmoe_core.curate.topics.model import load_topic_model
-
-    header = load_topic_model(run.tree.topic_model).header
-    now = {key: str(value) for key, value in settings.topic_model(run).settings.items()}
-    yield _Compared("curation/topic_model", made_with.topic_model(header), now)
 
 
 def _of_shards(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:

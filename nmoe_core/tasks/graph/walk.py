@@ -21,7 +21,7 @@ from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.curate_settings import spreads_copies
 from nmoe_core.tasks.graph import curated, graded, prepared
-from nmoe_core.tasks.graph.look import Change, Look
+from nmoe_core.tasks.graph.look import Change, Look, unique
 
 Status = Literal["current", "stale", "missing", "open"]
 
@@ -152,7 +152,7 @@ def _state(
     of one will be others."""
     if any(look.then is None for look in looks):
         return state("missing")
-    changes = tuple(dict.fromkeys(change for look in looks for change in look.changes()))
+    changes = tuple(unique(change for look in looks for change in look.changes()))
     # The former bytes of such an input may come back when it is made again.
     is_own = any(change.kind != "input" for change in changes)
     if is_own or is_certain or (changes and not is_behind):
@@ -251,8 +251,10 @@ def _scores(graph: Graph, names: Sequence[str]) -> None:
         shards = run.tree.shards(name, run.config.prep.num_shards)
         inputs = [f"{name}/shards"]
         if not run.config.grading.is_off:
-            inputs += ["hydra/calibration", f"{name}/attributes/language"]
-            inputs += ["hydra/student", "hydra/backbone", "hydra/probe_head", "hydra/judge_head"]
+            inputs += ["hydra/calibration", "hydra/student"]
+            inputs += [f"{name}/attributes/language"] * bool(_first(run))
+            if run.config.grading.grader != "student":
+                inputs += ["hydra/backbone", "hydra/probe_head", "hydra/judge_head"]
         for shard in shards:
             number = f"{shard.bucket:04d}"
             graph.add(

@@ -118,7 +118,7 @@ def test_a_shard_that_grows_is_foretold_with_the_place_of_those_after_it(
     run = configure(**options)
     foretold = _foretold(run)
     assert "quality" in foretold["shard_0000"]
-    assert foretold["shard_0001"] == "offset"
+    assert foretold["shard_0001"] == "input curated shards before it"
     assert _agree(run) == BOTH
 
 

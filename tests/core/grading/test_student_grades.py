@@ -77,8 +77,8 @@ def test_a_document_s_explanation_and_the_preview_of_a_regrade_know_the_student(
     assert ": student 0." in capsys.readouterr().out
     assert plan_regrade(project.run, ["web"]).shards == []
     nmoe(project, "hydra calibrate", "--target-keep", 0.2)
-    plan = plan_regrade(project.run, ["web"])
-    assert {shard.reasons for shard in plan.shards} == {("calibration",)}
+    plan = plan_regrade(project.run.with_settings({"calibration.target_keep": 0.2}), ["web"])
+    assert {shard.reasons for shard in plan.shards} == {("input hydra/calibration",)}
     assert plan.may_flip[0] > 0
     nmoe(project, "hydra calibrate")
 
@@ -116,7 +116,7 @@ def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
     row = read_rows(*own.run.tree.quality.rglob("quality_scores.jsonl"))[0]
     assert row["probe_scores"] is None
     words = ("hydra", "grade", "--config", own.config, "--grader", "hydra")
-    refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
+    refused_line(capsys, *map(str, words), code="E-INPUT-SETTINGS")
 
 
 def test_thresholds_of_another_grader_and_shards_of_another_tokenizer_are_refused(
@@ -128,7 +128,8 @@ def test_thresholds_of_another_grader_and_shards_of_another_tokenizer_are_refuse
     words = ("hydra", "grade", "--config", project.config, "--calibration", tmp_path)
     refused_line(capsys, *map(str, words), code="E-CALIBRATION-HEADS")
     words = (*words[:-2], "--tokenizer", "cl100k_base", "--out", tmp_path / "grades")
-    refused_line(capsys, *map(str, words), code="E-HEAD-TOKENIZER")
+    line = refused_line(capsys, *map(str, words), code="E-INPUT-SETTINGS")
+    assert "tokenizer = o200k_harmony, expected cl100k_base" in line
 
 
 def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_on(
