@@ -15,7 +15,7 @@ import dagster as dg
 
 from nmoe_assets.assets.catalogue import LINEAGE, shown, with_row_count
 from nmoe_assets.assets.cost import Cost, Stopwatch
-from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.inputs import CurrentInputs, forget_tagged
 from nmoe_assets.assets.partitions import RANGE_END, RANGE_START
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.checks.asset_checks import Checks
@@ -59,6 +59,8 @@ def materialize_unpartitioned(
     """Make an unpartitioned output and check it; `picture` names the metadata of its plot. Raises
     dg.RetryRequested: another run is writing it."""
     watch = Stopwatch()
+    if checks is not None:
+        forget_tagged(context, checks.run, checks.asset)
     try:
         with CurrentInputs(context).watched(), device_errors():
             made = make()
@@ -95,6 +97,7 @@ def materialize_partitions(
         dg.RetryRequested: Others are being written by another run.
     """
     require_partitions(context)
+    forget_tagged(context, checks.run, checks.asset, context.partition_keys)
     inputs, outcome, whole_run = CurrentInputs(context), _Outcome(machine), Stopwatch()
     try:
         # Closing ends the workers.

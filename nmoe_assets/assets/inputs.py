@@ -1,14 +1,33 @@
 """The inputs of a step as they were when its work began, for the events and for automation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import dagster as dg
 
+from nmoe_core.config.run import Run
+
 CHANGED_MEANWHILE = "nmoe/inputs_changed_meanwhile"
 PIPELINE = "nmoe/pipeline"
+REBUILD = "nmoe/rebuild"
 _CHECK_WAIT_S, _CHECK_LOOKS = 10, 60
+
+
+def forget_tagged(
+    context: dg.AssetExecutionContext,
+    run: Run,
+    key: Sequence[str],
+    partitions: Sequence[str] = ("",),
+) -> None:
+    """In a run with the tag `nmoe/rebuild`, remove the records of what it makes, so that current
+    outputs are made again too. Raises as `forget`."""
+    if context.run.tags.get(REBUILD, "") in ("", "false"):
+        return
+    from nmoe_core.tasks.graph.records import forget  # definitions load without it
+
+    name = "/".join(key)
+    forget(run, [f"{name}:{partition}".rstrip(":") for partition in partitions])
 
 
 class _Newest(NamedTuple):

@@ -13,7 +13,7 @@ from nmoe_assets.assets.events import (
     timed,
     wait_for_lock,
 )
-from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.assets.inputs import CurrentInputs, forget_tagged
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.assets.run_log import run_log
@@ -67,6 +67,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 
     def make_shards(context: dg.AssetExecutionContext, machine: Machine) -> Events:
         require_partitions(context)
+        forget_tagged(context, run, asset.key, context.partition_keys)
         watch, inputs = Stopwatch(), CurrentInputs(context)
         try:
             with run_log(context):

@@ -33,7 +33,7 @@ from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.shards.documents import ShardFile, shard_files
+from nmoe_core.shards.documents import ShardFile, require_undamaged, shard_files
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -98,6 +98,7 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
     with replacing(path):
         old, computed = find_footer(path), 0
         if old is None or old.fingerprints != made_from:
+            require_undamaged(manifest)
             opened = open_shard_documents(shard)
             known = _known(path, old, attribute)
             rows = _Rows(attribute, chosen, known)

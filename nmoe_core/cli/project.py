@@ -42,6 +42,8 @@ def register(verbs: Any) -> None:
     run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
     text = "do what `nmoe plan` with this hash said; refused if something changed since"
     run.add_argument("--plan", metavar="HASH", help=text)
+    text = "make an output again, by its key in `nmoe plan`, such as web/shards:0003; repeatable"
+    run.add_argument("--rebuild", action="append", default=[], metavar="OUTPUT", help=text)
     run.add_argument("--json", action="store_true", help="print JSON, after the last task")
     add_run_flags(run, is_required=True)
     ui = add_verb(verbs, "ui", serve, "the project in the browser, with the daemon")
@@ -155,6 +157,10 @@ def run_tasks(arguments: argparse.Namespace) -> int:
     run, show = run_of(arguments), (lambda *_: None) if arguments.json else _show_task
     if arguments.plan is not None:
         require_plan(run, arguments.plan)
+    if arguments.rebuild:
+        from nmoe_core.tasks.graph.records import forget
+
+        forget(run, arguments.rebuild)
     status, made = _of_dagster("run")(run, arguments.tasks, show)
     left = not_current(run) if status == 0 else []
     if arguments.json:

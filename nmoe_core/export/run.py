@@ -19,7 +19,7 @@ from nmoe_core.base.fingerprint import (
 )
 from nmoe_core.base.result import Result
 from nmoe_core.export import mds, raw
-from nmoe_core.shards.documents import open_entry
+from nmoe_core.shards.documents import open_entry, require_undamaged
 from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, documents_digest
 
 EXPORT_CODE = "export/1"
@@ -129,6 +129,7 @@ def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Resu
 
 
 def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
+    require_undamaged(manifest)
     # In the order that the loader reads them.
     files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
     match form:

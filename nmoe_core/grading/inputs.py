@@ -13,7 +13,7 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.heads.features import as_seen
 from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
-from nmoe_core.shards.documents import DocumentReader, document_ids
+from nmoe_core.shards.documents import DocumentReader, document_ids, require_undamaged
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.text.models import ModelIds
 from nmoe_core.text.tokenizer import Tokenizer
@@ -55,6 +55,7 @@ def shard_input(
     """
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
+        require_undamaged(manifest)
         reader, eos = DocumentReader(data_root), manifest.eos_token_id
         for document in islice(document_ids(data_root, manifest), start, None):
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx, model)

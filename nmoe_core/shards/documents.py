@@ -18,6 +18,8 @@ from loader.files.format import Manifest, ShardEntry, check_digest, check_index,
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import local_digest
+from nmoe_core.shards.manifest import entry_row, named_files
 
 _LINE = "one id and one text hash per line"
 
@@ -71,6 +73,41 @@ def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
     manifest's EOS token (E-SHARD-EOS).
     """
     return [open_entry(tree_root, manifest, entry) for entry in _in_order(manifest)]
+
+
+def require_undamaged(manifest: Manifest) -> None:
+    """Refuse files that are not the bytes of their manifest, before anything is made from them.
+
+    Reads each file once in a process while it is untouched. Raises FormatError
+    (E-SHARD-CHECKSUM), which names the partition to make again.
+    """
+    for entry in manifest.shards:
+        named = named_files(entry_row(entry))
+        for name, checksum in named.items():
+            path = manifest.path.parent / name
+            if checksum is None or not path.is_file():
+                continue  # what is missing is refused where it is opened
+            found = local_digest(path)
+            if found != checksum:
+                raise FormatError(
+                    "the shard is damaged, so nothing is made from it",
+                    where=path,
+                    found=f"sha256 {found}",
+                    expected=checksum,
+                    do=f"make the partition again: {_rebuild(path)}; or restore the file",
+                    code="E-SHARD-CHECKSUM",
+                )
+
+
+def _rebuild(path: Path) -> str:
+    """The command that makes the shard of a file again: `.../{source}/{split}/shard_NNNN/...`."""
+    *_, tree, source, split, shard = path.parent.parts
+    number = shard.removeprefix("shard_")
+    if tree == "curated":
+        return f"nmoe run curate --rebuild {source}/curated:{number}"
+    task = "prep" if split == "train" else "prep_valid"
+    kind = "shards" if split == "train" else "valid_shards"
+    return f"nmoe run {task} --rebuild {source}/{kind}:{number}"
 
 
 def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardFile:

@@ -176,7 +176,7 @@ def test_a_remix_is_the_next_version_of_a_runs_plan(
     assert made.facts["remix_0002"] == "from step 4: docs 50 -> 75 %, notes 50 -> 25 %"
     assert made.facts["remix_0001"].startswith("from step 2: ")
     assert settings.loader_plan(run).version != version
-    other = Run(own_project / "run.toml", {"seed": 7})
+    other = Run(own_project / "run.toml", {"batch_size": 2})
     with refused("E-REMIX-CHAIN", naming=["went on from another plan", "remix_0001.json"]):
         make_plan(other, sources, ("docs",))
     assert run.tree.plan.read_bytes() == written

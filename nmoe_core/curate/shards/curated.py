@@ -37,7 +37,7 @@ from nmoe_core.curate.shards.inputs import (
 from nmoe_core.curate.shards.kept_columns import add_columns
 from nmoe_core.curate.shards.lineage import lineage_line
 from nmoe_core.curate.shards.planning import CurateSettings, plan_order
-from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.documents import require_undamaged, shard_files
 from nmoe_core.shards.manifest import ShardFormat, column_files, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.takedown.record import ShardTakedown, load_takedown
@@ -229,6 +229,7 @@ class _ShardCuration:
         return np.where(counts[groups] > 1, groups, -1)
 
     def write(self) -> None:
+        require_undamaged(self.inputs.manifest)
         shard, manifest, settings = self.inputs.shard, self.inputs.manifest, self.settings
         writer = ShardWriter(shard.curated, shard_format(manifest), settings.tokens_per_shard)
         try:

@@ -33,7 +33,7 @@ from nmoe_core.curate.topics.model import (
     nearest_topics,
     save_tensors,
 )
-from nmoe_core.shards.documents import ShardFile, open_entry, shard_files
+from nmoe_core.shards.documents import ShardFile, open_entry, require_undamaged, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
 SUMMARY_NAME = "summary.json"
@@ -156,6 +156,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
     with output_lock(shard.with_topics):
         changed = not is_current(summary_path, fingerprints) or not _is_whole(shard)
         if changed:
+            require_undamaged(manifest)
             files = shard_files(shard.tree.data, manifest)
             blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
