@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.batches import Batch
+from loader.children import safe_children
 from loader.errors import StateError
 from loader.loader import DeterministicLoader
 from loader.map_data import BatchDataset, RowDataset, StepDataset
@@ -211,7 +212,8 @@ class WorkerLoader(DeterministicLoader):
         if self._batches is None or self._ahead != self.step:
             self._data.start_at(self.step)
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
-            self._batches = iter(loader)
+            with safe_children():
+                self._batches = iter(loader)
         self._ahead = -1  # where an error or an interrupt ends this
         batch = next(self._batches)
         self._ahead = self.step + 1

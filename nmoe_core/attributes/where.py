@@ -46,7 +46,9 @@ class Where:
         self.expression, self.schema, self._where = expression, dict(schema), where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._pipe, its_end = Pipe()
-        command = [sys.executable, "-m", "nmoe_core.attributes.sandbox", str(its_end.fileno())]
+        # -P: without it -m takes modules of the working directory, which may hold a stranger's.
+        command = [sys.executable, "-P", "-m", "nmoe_core.attributes.sandbox"]
+        command.append(str(its_end.fileno()))
         nowhere = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, pass_fds=[its_end.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere

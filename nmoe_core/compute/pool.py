@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, TypeVar
 
+from loader.children import safe_children
 from nmoe_core.base.errors import NmoeError, one_line
 from nmoe_core.compute import logs as worker_logs
 from nmoe_core.compute.slots import Parcel, Slots
@@ -79,7 +80,9 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
     # Every item in flight has a slot; memory that has no name cannot be given to a clean process.
     slots = Slots(_most(workers) if is_forked else 0)
     start = (os.getpid(), writer, logs, initializer, slots)
-    with ProcessPoolExecutor(workers, context, _start_worker, start) as executor:
+    with safe_children():  # a queue of clean processes starts one that cleans up after them
+        executor = ProcessPoolExecutor(workers, context, _start_worker, start)
+    with executor:
         with warnings.catch_warnings():
             # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
@@ -149,7 +152,8 @@ def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        return executor.submit(*call)
+        with safe_children():
+            return executor.submit(*call)
     finally:
         sys.modules["__main__"] = script
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
+from tests.planted import Planted
 from tests.project import output_of
 from tests.refusals import refused
 
@@ -85,6 +87,24 @@ def test_an_error_stops_the_others_and_they_remove_what_they_wrote(
     # One that was killed, or not told to stop, or ended by a second signal, would leave its file.
     assert {path.name for path in tmp_path.iterdir()} == {"started", "cleaned"}
     assert not multiprocessing.active_children()
+
+
+def test_clean_workers_execute_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = Planted(tmp_path)
+    before = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    end = threading.Event()
+    second = threading.Thread(target=end.wait)  # a process of two threads does not fork
+    second.start()
+    try:
+        assert list(map_shards(abs, [1, -2, 3], ComputeTable(workers=2))) == [1, 2, 3]
+    finally:
+        end.set()
+        second.join()
+    assert planted.ran() == []
+    assert dict(os.environ) == before
 
 
 # Without torch and threads the workers are forks, which have their parent's file descriptors.

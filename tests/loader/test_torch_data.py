@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from loader import ConfigError, FormatError, StateError, document_ids
 from loader.plan import check
 from tests.loader.shared import open_loader, rows_of
+from tests.planted import Planted
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -245,3 +247,16 @@ def test_a_way_to_start_workers_that_there_is_not_is_refused_by_name(two_stages)
     with pytest.raises(ConfigError, match=r"spawn; did you mean 'spawn'") as caught:
         WorkerLoader(two_stages.cfg, multiprocessing_context="spwan")
     assert "multiprocessing_context" in str(caught.value)
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_clean_workers_execute_no_file_of_the_working_directory(
+    two_stages, tmp_path, monkeypatch, start
+):
+    planted = Planted(tmp_path)
+    before = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    with WorkerLoader(two_stages.cfg, num_workers=1, multiprocessing_context=start) as loader:
+        assert loader.next_with_meta().source_names
+    assert planted.ran() == []
+    assert dict(os.environ) == before

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.children import safe_children
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json
@@ -114,7 +115,8 @@ def embed_deep(
             encoded = tokenizer.rows(list(records.texts(batch)))
             return [ids[:max_tokens].astype(np.int64) for ids in encoded]
 
-        free_devices = multiprocessing.get_context("spawn").SimpleQueue()
+        with safe_children():
+            free_devices = multiprocessing.get_context("spawn").SimpleQueue()
         for device in devices:
             free_devices.put(device)
         results = map_shards(

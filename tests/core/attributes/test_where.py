@@ -4,7 +4,9 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.tasks.selection.words import in_words
+from tests.planted import Planted
 from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
@@ -265,3 +268,13 @@ def test_what_a_clause_leaves_out_is_said_in_words_where_it_is_simple(
 ) -> None:
     with _where(clause) as where:
         assert [in_words(one) for one in where.clauses] == [said]
+
+
+def test_the_process_of_an_expression_executes_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = Planted(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with suppress(ConfigError), _where("n_words > 50") as where:
+        assert where.evaluate(TABLE).sum() == 8
+    assert planted.ran() == []

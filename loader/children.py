@@ -1,0 +1,28 @@
+"""What the processes of Python that this one starts may import."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_VARIABLE = "PYTHONSAFEPATH"
+_lock = threading.RLock()  # the environment is of the whole process
+
+
+@contextmanager
+def safe_children() -> Iterator[None]:
+    """Keep the working directory off the import path of processes that start meanwhile.
+
+    `python -m` and `python -c`, by which multiprocessing starts clean processes, look there first:
+    a `json.py` among downloaded files would be executed.
+    """
+    with _lock:
+        before = os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = before
