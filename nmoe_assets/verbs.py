@@ -6,12 +6,14 @@ import shutil
 import signal
 import socket
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from dotenv import dotenv_values
 
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.names import named
@@ -127,7 +129,7 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 
 def serve(run: Run, port: int) -> int:
     """Become `dagster dev` of the project. Raises ConfigError: the port is taken
-    (E-CONFIG-PORT)."""
+    (E-CONFIG-PORT), or `.env` sets what code runs (E-CONFIG-ENVIRONMENT)."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -139,15 +141,34 @@ def serve(run: Run, port: int) -> int:
                 what, where="nmoe ui", found=port, do=do, code="E-CONFIG-PORT"
             ) from error
     _set_up(run)
+    _refuse_code(run.base / ".env")
+    # Processes of Dagster take no module of the project's directory, which may hold a stranger's
+    # files: by this not when they start, and by -d, which names where one looks anyway, not later.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    served_from = ["-d", sysconfig.get_path("stdlib")]
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     served = ["-h", _HOST, "-p", str(port)]  # the UI asks for no password
-    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *served]
-    arguments = [*quiet, *arguments, "--log-level", "warning"]
+    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *served_from]
+    arguments = [*quiet, *arguments, *served, "--log-level", "warning"]
     print(f"http://{_HOST}:{port} in some seconds; Ctrl-C ends it", flush=True)
     os.chdir(run.base)
     # A shell starts what runs in its background with SIGINT ignored; Dagster then ignores SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _refuse_code(path: Path) -> None:
+    """Refuse a file from which Dagster would take variables that decide what is executed."""
+    prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
+    names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
+    if names:
+        raise ConfigError(
+            "the file sets variables that decide which code runs",
+            where=path,
+            found=", ".join(names),
+            do="take them out, and set them in your shell if they are yours",
+            code="E-CONFIG-ENVIRONMENT",
+        )
 
 
 def _set_up(run: Run) -> None:

@@ -2,25 +2,66 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nmoe_assets.verbs import serve
+from tests.planted import Planted
 from tests.project import REPOSITORY, jsonl_source, write_project
+from tests.refusals import refused
 
 
-def test_the_ui_listens_on_loopback_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = write_project(tmp_path, [jsonl_source("web", [{"text": "a"}])]).run
-    asked: list[list[str]] = []
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines that `serve` would become, with the environment of `os.environ`."""
+    found: list[list[str]] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"DAGSTER_HOME": str(tmp_path / "home")})
-    monkeypatch.setattr(os, "execv", lambda program, arguments: asked.append(arguments))
+    monkeypatch.setattr(os, "execv", lambda program, arguments: found.append(arguments))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    serve(run, 0)
+    return found
+
+
+def test_the_ui_listens_on_loopback_by_name(tmp_path: Path, asked: list[list[str]]) -> None:
+    serve(write_project(tmp_path, [jsonl_source("web", [{"text": "a"}])]).run, 0)
     (arguments,) = asked
     assert arguments[arguments.index("-h") + 1] == "127.0.0.1"
     recipe = (REPOSITORY / "Makefile").read_text().partition("\nui:")[2].partition("\n\n")[0]
     assert "-h 127.0.0.1" in recipe
+
+
+def test_the_processes_of_the_ui_execute_no_file_of_the_project(
+    tmp_path: Path, asked: list[list[str]]
+) -> None:
+    run = write_project(tmp_path, [jsonl_source("web", [{"text": "a"}])]).run
+    planted = Planted(tmp_path)
+    serve(run, 0)
+    (arguments,) = asked
+    first = arguments.index("dev")
+    # What loads the definitions in the same way, and ends.
+    loads = [*arguments[: first + 1], *arguments[first + 1 : arguments.index("-h")]]
+    loads[first : first + 1] = ["definitions", "validate"]
+    done = subprocess.run(
+        loads, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=280
+    )
+    assert planted.ran() == []
+    assert done.returncode == 0, done.stderr
+    assert sys.executable == arguments[0]
+
+
+@pytest.mark.parametrize("line", ["PYTHONPATH=.", "LD_PRELOAD=./x.so", "export PYTHONSAFEPATH="])
+def test_a_file_of_variables_cannot_say_which_code_the_ui_runs(
+    tmp_path: Path, asked: list[list[str]], line: str
+) -> None:
+    run = write_project(tmp_path, [jsonl_source("web", [{"text": "a"}])]).run
+    (tmp_path / ".env").write_text(f"SERVER_API_KEY=k\n{line}\n")
+    with refused("E-CONFIG-ENVIRONMENT", naming=[line.split()[-1].partition("=")[0]]) as caught:
+        serve(run, 0)
+    assert "SERVER_API_KEY" not in str(caught.value)
+    assert asked == []
+    (tmp_path / ".env").write_text("SERVER_API_KEY=k\n")
+    serve(run, 0)
+    assert len(asked) == 1
