@@ -46,7 +46,7 @@ _SHARDS += ("prep.keep_versions", "attributes.columns")
 _SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "hf_streaming")
 _SOURCE += ("paths", "split", "text_field", "id_field")
-_SOURCE += ("on_error", "max_bad_share", "max_record_mb")
+_SOURCE += ("on_error", "max_bad_share", "max_record_mb", "follow_links")
 _OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # key by the name of its flag
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 

@@ -59,7 +59,7 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
         )
     from nmoe_core.sources.paths import find_files, sample_files
 
-    files = find_files(spec.paths, base, spec.exclude)
+    files = find_files(spec.paths, base, spec.exclude, follow_links=spec.follow_links)
     if spec.sample_mb is not None:
         files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
     if spec.kind == "jsonl":

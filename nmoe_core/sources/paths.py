@@ -20,27 +20,32 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.links import Links
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
 _PLACEHOLDERS = {"{stdlib}/": "stdlib", "{site_packages}/": "purelib"}
+_LOCAL_URL = re.compile("^(file|local)://")
 _MAX_EXPANSIONS = 100_000
 
 
 def find_files(
-    patterns: Sequence[str], base: Path, exclude: Sequence[str] = ()
+    patterns: Sequence[str], base: Path, exclude: Sequence[str] = (), *, follow_links: bool = False
 ) -> list[SourceFile]:
     """All files the patterns match, by name, each once, but those whose names `exclude` matches.
     Raises SourceError: a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), the patterns are of
-    several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
+    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), a link leads out of the
+    directories that the patterns name and `follow_links` is not set (E-SOURCE-LINK), the patterns
+    are of several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK,
+    E-SOURCE-EXTRA).
     """
     for pattern in patterns:
         if not pattern or "\0" in pattern:
             raise SourceError("not a path", found=repr(pattern), code="E-SOURCE-PATTERN")
-    expanded = [(p, one) for p in patterns for one in expand_braces(p.removeprefix("file://"))]
+    expanded = [(p, one) for p in patterns for one in expand_braces(_LOCAL_URL.sub("", p))]
     is_remote = any(is_url(one) for _, one in expanded)
-    found = _remote_files(expanded) if is_remote else _local_files(expanded, base)
+    links = Links(follow_links)
+    found = _remote_files(expanded) if is_remote else _local_files(expanded, base, links)
     files: dict[str, SourceFile] = {}
     for file in found:
         other = files.setdefault(file.name, file)
@@ -53,7 +58,9 @@ def find_files(
                 code="E-SOURCE-DUPLICATE",
             )
     names = [name for name in files if not any(fnmatch.fnmatch(name, one) for one in exclude)]
-    return [files[name] for name in sorted(names)]
+    chosen = [files[name] for name in sorted(names)]
+    links.refuse_files(chosen)
+    return chosen
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -131,19 +138,28 @@ def _nothing_found(pattern: str, found: str) -> SourceError:
     )
 
 
-def _local_files(expanded: Sequence[tuple[str, str]], base: Path) -> Iterator[SourceFile]:
+def _local_files(
+    expanded: Sequence[tuple[str, str]], base: Path, links: Links
+) -> Iterator[SourceFile]:
     tops: list[str] = []
-    found: dict[Path, None] = {}
-    for pattern, one in expanded:
+    places: list[tuple[Path, str]] = []
+    for _, one in expanded:
         root, rest = base, one
         for mark, key in _PLACEHOLDERS.items():
             if one.startswith(mark):
                 root, rest = Path(sysconfig.get_path(key)), one.removeprefix(mark)
-        matches = _matches(root, rest)
+        parts = Path(rest).parts
+        places.append((root, rest))
+        tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
+        if (path := root / rest).is_file():  # whatever characters its name has
+            links.named.add(path)
+        else:
+            links.add_top(tops[-1])
+    found: dict[Path, None] = {}
+    for (pattern, _), (root, rest) in zip(expanded, places):
+        matches = _matches(root, rest, links)
         if not matches:
             raise _nothing_found(pattern, str(root / rest))
-        parts = Path(rest).parts
-        tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
         found.update(dict.fromkeys(matches))
     top = os.path.commonpath(tops) if tops else ""
     for path in found:
@@ -193,22 +209,26 @@ def _type(fs: Any, key: str) -> str:
         return "absent"
 
 
-def _matches(root: Path, pattern: str) -> list[Path]:
-    if (path := root / pattern).is_file():  # whatever characters its name has
+def _matches(root: Path, pattern: str, links: Links) -> list[Path]:
+    if (path := root / pattern) in links.named:
         return [path]
     # root_dir keeps glob characters of the directory's own name out of the pattern.
     is_glob = glob.has_magic(pattern)
     if "**" in (parts := pattern.split("/")):
         head = "/".join(parts[: parts.index("**")])
         for top in glob.iglob(head + "/", root_dir=root) if head else [""]:
-            _refuse_loops(root / top)
+            refuse_loops(root / top, links)
     names = glob.iglob(pattern, root_dir=root, recursive=True) if is_glob else [pattern]
     return [path for path in (root / name for name in names) if path.is_file()]
 
 
-def _refuse_loops(top: Path) -> None:
-    """Refuse links below `top` that would let `**` read files again and again."""
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(top), frozenset())]
+def refuse_loops(top: Path, links: Links) -> None:
+    """Refuse links to directories below `top` that let a search leave it, or read files again and
+    again. Raises SourceError (E-SOURCE-LINK, E-SOURCE-LOOP)."""
+    leading_out: list[str] = [os.fspath(top)] if links.lead_out(top) else []
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = []
+    if not leading_out:
+        waiting.append((os.fspath(top), frozenset()))
     while waiting:
         path, above = waiting.pop()
         try:
@@ -227,6 +247,12 @@ def _refuse_loops(top: Path) -> None:
         above |= {identity}
         for entry in entries:
             # Only a link costs a system call.
-            is_dir = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-            if is_dir and not entry.name.startswith("."):
+            is_link = entry.is_symlink()
+            is_dir = os.path.isdir(entry.path) if is_link else entry.is_dir()
+            if not is_dir or entry.name.startswith("."):
+                continue
+            if is_link and links.lead_out(entry.path):
+                leading_out.append(entry.path)  # which may be the whole machine
+            else:
                 waiting.append((entry.path, above))
+    links.refuse(sorted(leading_out))

@@ -102,6 +102,8 @@ class SourceSpec(StrictModel):
     paths: tuple[str, ...] = ()
     """Files, globs or URLs."""
     exclude: tuple[str, ...] = ()
+    follow_links: bool = False
+    """Read also what symbolic links outside the directories of the source lead to."""
     split: str = "train"
     """train, train[:1%], train[100:200]."""
     valid_split: str | None = None
@@ -165,5 +167,5 @@ class SourceSpec(StrictModel):
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that decide which documents a split holds."""
         others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
-        others |= {"hf_streaming"}
+        others |= {"hf_streaming", "follow_links"}
         return sha256_json([split, self.model_dump(exclude=others)])

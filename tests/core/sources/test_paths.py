@@ -14,6 +14,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.files import FilesSource
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord, Reading, Record
+from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import SourceFile
 from tests.core.sources.read import ANY_BYTES, opened, records
 from tests.refusals import refused
@@ -161,7 +162,7 @@ def test_links_that_lead_back_to_a_directory_above_are_refused_by_name(
         (tmp_path / "in" / name).symlink_to(target.format(outside=tmp_path / "outside"))
     for pattern in ("in/**/*.txt", "in/**", "{in,in}/**/f.txt", "i*/**/*.txt", f"{tmp_path}/**/*"):
         with refused("E-SOURCE-LOOP", "leads back to a directory above it") as caught:
-            find_files((pattern,), tmp_path)
+            find_files((pattern,), tmp_path, follow_links=True)
         assert str(tmp_path) in str(caught.value)
     assert _names(tmp_path, "in/a/*.txt") == ["f.txt"]
 
@@ -173,7 +174,83 @@ def test_links_that_do_not_lead_back_are_followed(tmp_path: Path) -> None:
     (tmp_path / "in" / "one.txt").symlink_to("a/f.txt")
     (tmp_path / "in" / "itself").symlink_to("itself")
     (tmp_path / "in" / ".hidden" / "up").symlink_to("..")
-    assert _names(tmp_path, "in/**/*.txt") == ["a/f.txt", "b/f.txt", "e/deep/g.txt", "one.txt"]
+    found = find_files(["in/**/*.txt"], tmp_path, follow_links=True)
+    assert [file.name for file in found] == ["a/f.txt", "b/f.txt", "e/deep/g.txt", "one.txt"]
+    (tmp_path / "in" / "e").unlink()
+    assert _names(tmp_path, "in/**/*.txt") == ["a/f.txt", "b/f.txt", "one.txt"]
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "patterns"),
+    [
+        ("in/x.txt", "out/secret.txt", ["in/*.txt"]),
+        ("in/x.txt", "out/secret.txt", ["in/**/*.txt"]),
+        ("in/x.txt", "out/secret.txt", ["local://{base}/in/*.txt"]),
+        ("in/x.txt", "out/secret.txt", ["in/{a,x}.t*"]),
+        ("in/x.txt", "out/secret.txt", ["in/?.txt", "in2/*.txt", "out/named.txt"]),
+        ("in/deep/d", "out", ["in/**/*.txt"]),
+        ("in/deep/d", "out", ["in/**/*.md"]),
+        ("in/deep/d", "out", ["in/*/*/secret.txt"]),
+        ("in/deep/d", "/", ["in/**/*.txt"]),
+        ("in/deep/d", "", ["in/de*/**/*.txt"]),
+        ("in/deep/d", "/proc", ["in/**/*.txt"]),
+    ],
+)
+def test_a_link_out_of_the_directories_that_patterns_name_is_refused_unless_asked_for(
+    tmp_path: Path, link: str, target: str, patterns: list[str]
+) -> None:
+    _write(tmp_path, "in/a.txt", "in/deep/c.md", "in2/b.txt", "out/secret.txt", "out/named.txt")
+    (tmp_path / link).symlink_to(tmp_path / target)
+    patterns = [pattern.replace("{base}", str(tmp_path)) for pattern in patterns]
+    with refused("E-SOURCE-LINK", naming=[link]) as caught:
+        find_files(patterns, tmp_path)
+    if target.startswith("out"):
+        assert "1 such in all; remove the links" in str(caught.value)
+        assert "follow_links = true" in str(caught.value)
+        assert find_files(patterns, tmp_path, follow_links=True)
+
+
+def test_what_a_pattern_names_may_be_a_link_and_links_lead_into_it(tmp_path: Path) -> None:
+    _write(tmp_path, "disk/a.txt", "disk/deep/b.txt", "disk/c[1].txt", "other/d.txt")
+    (tmp_path / "in").symlink_to("disk")
+    (tmp_path / "one.txt").symlink_to("other/d.txt")
+    (tmp_path / "disk" / "e.txt").symlink_to(tmp_path / "other" / "d.txt")
+    (tmp_path / "other" / "up").symlink_to("../disk/deep")
+    assert _names(tmp_path, "one.txt") == ["one.txt"]
+    assert _names(tmp_path, "in/{a,e}.txt", "in/c[1].txt") == ["a.txt", "c[1].txt", "e.txt"]
+    assert _names(tmp_path, "in/deep/*.txt") == ["b.txt"]
+    assert _names(tmp_path, "*/deep/*.txt") == ["disk/deep/b.txt", "in/deep/b.txt"]
+    assert "disk/e.txt" in _names(tmp_path, "disk/**/*.txt", "other/**/*.txt")
+    with refused("E-SOURCE-LINK", naming=["in/e.txt", "other/d.txt"]):
+        find_files(["in/*.txt"], tmp_path)
+    kept = find_files(["in/*.txt"], tmp_path, ["e.*"])  # the link is left out by its name
+    assert [file.name for file in kept] == ["a.txt", "c[1].txt"]
+
+
+@pytest.mark.parametrize("target", ["/proc/self/environ", "/sys/kernel/uevent_seqnum"])
+@pytest.mark.parametrize("pattern", ["in/*.txt", "in/env.txt", "in/**"])
+def test_what_the_system_tells_of_processes_is_never_text(
+    tmp_path: Path, target: str, pattern: str
+) -> None:
+    if not Path(target).is_file():
+        pytest.skip("not on this system")
+    _write(tmp_path, "in/a.txt")
+    (tmp_path / "in" / "env.txt").symlink_to(target)
+    for patterns in ([pattern], [target]):
+        with refused("E-SOURCE-LINK", "is not read"):
+            find_files(patterns, tmp_path, follow_links=True)
+
+
+def test_a_source_that_follows_links_has_the_same_reading_digest(tmp_path: Path) -> None:
+    _write(tmp_path, "in/a.txt", "out/b.txt")
+    (tmp_path / "in" / "b.txt").symlink_to("../out/b.txt")
+    keys = {"id": "web", "kind": "files", "paths": ("in/*.txt",)}
+    with refused("E-SOURCE-LINK"):
+        opened(tmp_path, **keys)
+    source, _ = opened(tmp_path, **keys, follow_links=True)
+    assert [record.id for record in records(source)] == ["web/a.txt:0", "web/b.txt:0"]
+    specs = [SourceSpec(**keys, follow_links=follow) for follow in (True, False)]
+    assert len({spec.reading_digest("train") for spec in specs}) == 1
 
 
 def test_text_files_are_documents_named_by_their_path_in_the_tree(tmp_path: Path) -> None:

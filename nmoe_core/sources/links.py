@@ -1,0 +1,79 @@
+"""Symbolic links of a source that lead out of the directories which its patterns name.
+
+A tree of strangers may hold a link to a secret of this machine, so such a link is refused unless
+the source says `follow_links`. Who names a file itself, or a directory that is a link, means what
+it leads to. What the system tells of itself and of its processes is never text.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.storage import SourceFile, path_text
+
+_SYSTEM = {"/proc", "/sys", "/dev"}
+_MEMORY = {"/dev/shm"}  # files like any others
+
+
+class Links:
+    """Where the files of a source may lie.
+
+    Attributes:
+        tops: The directories that its patterns name.
+        named: The files that they name.
+    """
+
+    def __init__(self, are_followed: bool) -> None:
+        self.tops: set[str] = set()
+        self.named: set[Path] = set()
+        self._are_followed = are_followed
+        self._directories: dict[str, str] = {}
+
+    def add_top(self, directory: str | Path) -> None:
+        """Files below a directory may be read."""
+        self.tops.add(os.path.realpath(directory))
+
+    def lead_out(self, path: str | Path) -> bool:
+        """Whether a path leads out of all named directories. Raises SourceError: it leads to what
+        the system tells of itself (E-SOURCE-LINK)."""
+        target = self._target(path)
+        if _is_below(target, _SYSTEM) and not _is_below(target, _MEMORY):
+            raise SourceError(
+                "what the system tells of itself and of its processes is not read",
+                where=path_text(Path(path)),
+                found=path_text(Path(target)),
+                do="remove the link",
+                code="E-SOURCE-LINK",
+            )
+        return not (self._are_followed or Path(path) in self.named or _is_below(target, self.tops))
+
+    def refuse(self, paths: Iterable[str | Path]) -> None:
+        """Refuse those of the paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
+        found = [path for path in paths if self.lead_out(path)]
+        if found:
+            raise SourceError(
+                "a symbolic link leads out of the directory of the source",
+                where=path_text(Path(found[0])),
+                found=f"{path_text(Path(self._target(found[0])))}; {len(found)} such in all",
+                do="remove the links, name what they lead to, or set follow_links = true for this "
+                "source",
+                code="E-SOURCE-LINK",
+            )
+
+    def refuse_files(self, files: Iterable[SourceFile]) -> None:
+        """As `refuse`, of the files on this machine."""
+        self.refuse(file.path for file in files if isinstance(file.path, Path))
+
+    def _target(self, path: str | Path) -> str:
+        directory, name = os.path.split(path)
+        if directory not in self._directories:
+            self._directories[directory] = os.path.realpath(directory)
+        target = os.path.join(self._directories[directory], name)
+        return os.path.realpath(target) if os.path.islink(target) else target
+
+
+def _is_below(path: str, tops: set[str]) -> bool:
+    while path not in tops and path != (above := os.path.dirname(path)):
+        path = above
+    return path in tops
