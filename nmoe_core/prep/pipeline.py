@@ -48,12 +48,15 @@ class HuggingFaceSource:
     text_field: str = "text"
     id_field: str | None = None
     """If None, rows are numbered."""
+    follow_links: bool = False
+    """Read also what symbolic links outside a local directory lead to."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
         of_hub = ("dataset", "split", "subset", "data_files", "revision", "streaming")
         table = {f"hf_{key}": getattr(self, key) for key in of_hub}
         fields = {"text_field": self.text_field, "id_field": self.id_field}
+        fields["follow_links"] = self.follow_links
         return {"kind": "huggingface", **table, **fields}
 
 
@@ -67,6 +70,8 @@ class _FileSource:
     id_field: str | None = None
     split: str = "train"
     """`train`, or a slice of all rows such as `train[:1%]`."""
+    follow_links: bool = False
+    """Read also what symbolic links outside the directories of `paths` lead to."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -77,6 +82,7 @@ class _FileSource:
             "split": self.split,
             "text_field": self.text_field,
             "id_field": self.id_field,
+            "follow_links": self.follow_links,
         }
 
 

@@ -24,7 +24,7 @@ from nmoe_core.sources.columns import (
     field_names,
     find_field,
 )
-from nmoe_core.sources.hub_files import HubFiles
+from nmoe_core.sources.hub_files import HubFiles, refuse_foreign, refuse_foreign_names
 from nmoe_core.sources.records import START, Position, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
@@ -149,7 +149,9 @@ class DatasetsSource(Source):
         datasets, directory = self._import(), self.directory
         try:
             if directory is not None and any((directory / name).is_file() for name in _SAVED):
-                return self._split_of(datasets.load_from_disk(str(directory)))
+                saved = self._split_of(datasets.load_from_disk(str(directory)))
+                refuse_foreign([one["filename"] for one in saved.cache_files], directory, self.spec)
+                return saved
             return self._builder.as_streaming_dataset(self.split)
         except IndexError as error:  # of the library, over the files of no row
             raise SourceError(
@@ -167,7 +169,9 @@ class DatasetsSource(Source):
         """What the library reads the files of a directory or of the hub with."""
         datasets, files = self._import(), self.spec.hf_data_files
         try:
-            return datasets.load_dataset_builder(
+            if self.directory is not None:
+                refuse_foreign_names(self.directory, self.spec)
+            builder = datasets.load_dataset_builder(
                 str(self.directory or self.dataset),
                 name=self.spec.hf_subset,
                 data_files=list(files) if isinstance(files, tuple) else files,
@@ -175,6 +179,9 @@ class DatasetsSource(Source):
             )
         except _errors() as error:
             raise self._error("cannot open it", error, "E-SOURCE-NOTFOUND") from error
+        found = (builder.config.data_files or {}).values()
+        refuse_foreign([str(file) for part in found for file in part], self.directory, self.spec)
+        return builder
 
     def _split_of(self, saved: Any) -> Any:
         # A dataset saved without a dictionary holds one split, which may have no name.

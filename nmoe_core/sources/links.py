@@ -38,7 +38,7 @@ class Links:
         """Whether a path leads out of all named directories. Raises SourceError: it leads to what
         the system tells of itself (E-SOURCE-LINK)."""
         target = self._target(path)
-        if _is_below(target, _SYSTEM) and not _is_below(target, _MEMORY):
+        if is_below(target, _SYSTEM) and not is_below(target, _MEMORY):
             raise SourceError(
                 "what the system tells of itself and of its processes is not read",
                 where=path_text(Path(path)),
@@ -46,7 +46,7 @@ class Links:
                 do="remove the link",
                 code="E-SOURCE-LINK",
             )
-        return not (self._are_followed or Path(path) in self.named or _is_below(target, self.tops))
+        return not (self._are_followed or Path(path) in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
         """Refuse those of the paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
@@ -73,7 +73,8 @@ class Links:
         return os.path.realpath(target) if os.path.islink(target) else target
 
 
-def _is_below(path: str, tops: set[str]) -> bool:
+def is_below(path: str, tops: set[str]) -> bool:
+    """Whether an absolute path is one of these, or below one."""
     while path not in tops and path != (above := os.path.dirname(path)):
         path = above
     return path in tops

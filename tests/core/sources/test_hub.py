@@ -1,5 +1,6 @@
 """Datasets: the rows of the split asked for, the commit recorded, and one kind of error."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from nmoe_core.sources.records import Position, Split
 from nmoe_core.sources.spec import SourceSpec
 from tests.core.prep.conftest import tree_digest
 from tests.core.sources.read import builder_of, good, opened, records, spans, texts
+from tests.project import serving
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets")
@@ -360,3 +362,112 @@ def test_files_that_are_not_of_the_commit_are_streamed(
     (hub.repository / "a.jsonl").write_text('{"text": "a"}\n')
     assert texts(_source(tmp_path, dataset="org/name")) == ["a"]
     assert hub.downloaded == []
+
+
+_CARD = "configs:\n- config_name: default\n  {}\n- config_name: other\n  data_files: data/a.txt\n"
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A dataset directory of a stranger, beside a secret."""
+    for name in ("hub/data/a.txt", "secret.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}")
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "data_files: ../secret.txt",
+        "data_files: [{{split: train, path: ['data/a.txt', 'data/../../*.txt']}}]",
+        "data_files: {{train: '{base}/secret.txt'}}",
+        "data_files: 'file://{base}/secret.txt'",
+        "data_files: 'file:{base}/secret.txt'",
+        "data_files: 'zip://a.txt::{base}/a.zip'",
+        "data_dir: ..",
+    ],
+)
+def test_a_dataset_directory_that_names_files_outside_of_it_is_refused(
+    tmp_path: Path, stranger: Path, file: str, named: str
+) -> None:
+    card = _CARD.format(named.format(base=tmp_path))
+    (stranger / file).write_text(f"---\n{card}---\n" if file == "README.md" else card)
+    for subset in (None, "other"):
+        with refused("E-SOURCE-OUTSIDE", naming=["./hub", "hf_data_files"]):
+            records(_source(tmp_path, hf_subset=subset))
+    (stranger / file).unlink()
+    assert texts(_source(tmp_path)) == ["text of hub/data/a.txt"]
+
+
+def test_a_dataset_directory_sends_no_request_to_an_address_that_it_names(
+    tmp_path: Path, stranger: Path
+) -> None:
+    asked = []
+    with serving(lambda *_: asked.append(1)) as (address, _):
+        card = _CARD.format(f"data_files: 'http://{address}/x.jsonl'")
+        (stranger / "README.md").write_text(f"---\n{card}---\n")
+        with refused("E-SOURCE-OUTSIDE", naming=["/x.jsonl"]):
+            records(_source(tmp_path))
+    assert asked == []
+
+
+def test_a_link_out_of_a_dataset_directory_is_refused_unless_it_is_asked_for(
+    tmp_path: Path, stranger: Path
+) -> None:
+    (stranger / "data" / "b.txt").symlink_to("a.txt")
+    assert len(texts(_source(tmp_path))) == 2
+    (stranger / "data" / "c.txt").symlink_to(tmp_path / "secret.txt")
+    for files in (None, "data/*.txt"):
+        with refused("E-SOURCE-LINK", naming=["c.txt", "secret.txt", "follow_links = true"]):
+            records(_source(tmp_path, hf_data_files=files))
+        chosen = _source(tmp_path, hf_data_files=files, follow_links=True)
+        assert texts(chosen)[-1] == "text of secret.txt"
+    (tmp_path / "linked").symlink_to("hub")  # the directory itself may be one
+    (stranger / "data" / "c.txt").unlink()
+    assert len(texts(_source(tmp_path, dataset="./linked"))) == 2
+    # What the source itself names may be elsewhere.
+    assert texts(_source(tmp_path, hf_data_files="../secret.txt")) == ["text of secret.txt"]
+
+
+def test_a_saved_dataset_whose_state_names_a_file_outside_is_refused(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["secret"]}).save_to_disk(str(tmp_path / "other"))
+    _save(tmp_path, {"text": ["own"]})
+    (arrow,) = (tmp_path / "other").glob("*.arrow")
+    state = tmp_path / "hub" / "state.json"
+    saved = json.loads(state.read_text())
+    for name in (f"../other/{arrow.name}", str(arrow)):
+        state.write_text(json.dumps(saved | {"_data_files": [{"filename": name}]}))
+        with refused("E-SOURCE-OUTSIDE", naming=[arrow.name]):
+            records(_source(tmp_path))
+    state.unlink()
+    described = tmp_path / "hub" / "dataset_dict.json"
+    described.write_text('{"splits": ["../other"]}')
+    source = _source(tmp_path, hf_split="train")
+    source.split = "../other"  # no setting can name it
+    with refused("E-SOURCE-OUTSIDE", naming=[arrow.name]):
+        records(source)
+    described.write_text('{"splits": ["train"]}')
+    (tmp_path / "hub" / "train").symlink_to("../other")
+    with refused("E-SOURCE-LINK", naming=[arrow.name]):
+        records(_source(tmp_path))
+    assert texts(_source(tmp_path, follow_links=True)) == ["secret"]
+
+
+@pytest.mark.parametrize("place", ["{base}/secret.txt", "file://{base}/x.txt", "s3://mine/x.json"])
+def test_a_dataset_of_the_hub_reads_nothing_of_this_machine_or_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    hub, file = Hub(tmp_path, monkeypatch), place.format(base=tmp_path)
+    (hub.repository / "a.jsonl").write_text('{"text": "a"}\n')
+    load = datasets.load_dataset_builder
+
+    def naming_more(*args: Any, **options: Any) -> Any:
+        builder = load(*args, **options)
+        builder.config.data_files["train"].append(file)
+        return builder
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", naming_more)
+    with refused("E-SOURCE-OUTSIDE", naming=["org/name", file]):
+        records(_source(tmp_path, dataset="org/name"))
