@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_VARIABLE = "PYTHONSAFEPATH"
 _lock = threading.RLock()  # the environment is of the whole process
 
 
@@ -17,12 +16,9 @@ def safe_children() -> Iterator[None]:
     a `json.py` among downloaded files would be executed.
     """
     with _lock:
-        before = os.environ.get(_VARIABLE)
-        os.environ[_VARIABLE] = "1"
+        before = os.environ.get("PYTHONSAFEPATH", "")  # empty is as unset
+        os.environ["PYTHONSAFEPATH"] = "1"
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[_VARIABLE]
-            else:
-                os.environ[_VARIABLE] = before
+            os.environ["PYTHONSAFEPATH"] = before

@@ -142,13 +142,11 @@ def serve(run: Run, port: int) -> int:
             ) from error
     _set_up(run)
     _refuse_code(run.base / ".env")
-    # Processes of Dagster take no module of the project's directory, which may hold a stranger's
-    # files: by this not when they start, and by -d, which names where one looks anyway, not later.
-    os.environ["PYTHONSAFEPATH"] = "1"
-    served_from = ["-d", sysconfig.get_path("stdlib")]
+    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may hold a stranger's json.py
+    loaded_from = ["-d", sysconfig.get_path("stdlib")]  # where Dagster looks first, so not there
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     served = ["-h", _HOST, "-p", str(port)]  # the UI asks for no password
-    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *served_from]
+    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *loaded_from]
     arguments = [*quiet, *arguments, *served, "--log-level", "warning"]
     print(f"http://{_HOST}:{port} in some seconds; Ctrl-C ends it", flush=True)
     os.chdir(run.base)
@@ -162,13 +160,9 @@ def _refuse_code(path: Path) -> None:
     prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
     names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
     if names:
-        raise ConfigError(
-            "the file sets variables that decide which code runs",
-            where=path,
-            found=", ".join(names),
-            do="take them out, and set them in your shell if they are yours",
-            code="E-CONFIG-ENVIRONMENT",
-        )
+        what, found = "the file sets variables that decide which code runs", ", ".join(names)
+        do = "take them out, and set them in your shell if they are yours"
+        raise ConfigError(what, where=path, found=found, do=do, code="E-CONFIG-ENVIRONMENT")
 
 
 def _set_up(run: Run) -> None:

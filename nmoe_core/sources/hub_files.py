@@ -18,70 +18,60 @@ _OF_HUB = ("hf://", "zip://")  # a zip without an archive cannot be opened
 
 
 def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpec) -> None:
-    """Refuse files that are not of the dataset, which its README or state may name: it may be a
-    stranger's. Those that the source itself names by `hf_data_files` may be elsewhere.
-
-    Args:
-        files: As the library opens them: paths, URLs, or members of archives of them.
-        directory: The dataset's; None for one of the hub.
-
-    Raises:
-        SourceError: A file is not of the dataset (E-SOURCE-OUTSIDE), or is so by a link alone
-            (E-SOURCE-LINK).
-    """
-    own: list[str] = []
-    links = Links(spec.follow_links)
-    tops: set[str] = set()
+    """Refuse files, as the library names them, that are not of the dataset, which is that of a
+    directory or of the hub and may be a stranger's. Those that the source itself names by
+    `hf_data_files` may be elsewhere. Raises SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
+    links, tops, own = Links(spec.follow_links), set[str](), list[str]()
     if directory is not None:
-        links.add_top(directory)
+        links.tops.add(os.path.realpath(directory))
         tops = links.tops | {os.path.abspath(directory)}
     for file in files:
         place = file.rpartition("::")[2]  # of a member, its archive
-        is_of_hub = directory is None and place.startswith(_OF_HUB)
         if "://" not in place and is_below(os.path.abspath(place), tops):
             own.append(place)
-        elif not is_of_hub and spec.hf_data_files is None:
+        elif spec.hf_data_files is None and not (directory is None and place.startswith(_OF_HUB)):
             raise _foreign(file, spec)
     links.refuse(own)
 
 
 def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
-    """As `refuse_foreign`, of what a directory says of itself, before anything of it is opened:
-    the library would ask another machine for the addresses. Raises SourceError."""
+    """As `refuse_foreign`, of what a directory says of itself, before the library asks another
+    machine for the addresses. Raises SourceError (E-SOURCE-OUTSIDE)."""
     import yaml
     from huggingface_hub import DatasetCard
 
     described: list[Any] = []
-    if (card := directory / "README.md").is_file():
-        described.append(DatasetCard.load(card).data.to_dict())
-    if (own := directory / ".huggingface.yaml").is_file():
-        described.append(yaml.safe_load(own.read_text("utf-8")))
-    for value in described:
-        configs = value.get("configs") if isinstance(value, dict) else None
-        for config in configs if isinstance(configs, list) else ():
-            named = [config.get(key) for key in ("data_files", "data_dir")]
-            for text in _texts(named):
-                is_above = os.path.normpath(text).split("/")[0] == ".."
-                if is_above or os.path.isabs(text) or urlsplit(text).scheme or "::" in text:
-                    raise _foreign(text, spec)
+    try:
+        if (card := directory / "README.md").is_file():
+            described.append(DatasetCard.load(card).data.to_dict())
+        if (own := directory / ".huggingface.yaml").is_file():
+            described.append(yaml.safe_load(own.read_text("utf-8")) or {})
+        configs = [config for value in described for config in value.get("configs") or ()]
+        named = [config.get(key) for config in configs for key in ("data_files", "data_dir")]
+    except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"its README.md says nothing that can be read: {error}") from error
+    for text in _texts(named):
+        is_above = os.path.normpath(text).split("/")[0] == ".."
+        if is_above or os.path.isabs(text) or urlsplit(text).scheme or "::" in text:
+            raise _foreign(text, spec)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+    """All texts in nested lists and dictionaries, which may hold one another many times."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, (dict, list)) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += one.values() if isinstance(one, dict) else one
 
 
 def _foreign(file: str, spec: SourceSpec) -> SourceError:
-    return SourceError(
-        "the dataset names a file that is not its own",
-        where=spec.hf_dataset,
-        found=file,
-        do="correct its README.md, or name the files that you mean by hf_data_files",
-        code="E-SOURCE-OUTSIDE",
-    )
+    what = "the dataset names a file that is not its own"
+    do = "correct its README.md, or name the files that you mean by hf_data_files"
+    return SourceError(what, where=spec.hf_dataset, found=file, do=do, code="E-SOURCE-OUTSIDE")
 
 
 class HubFiles(NamedTuple):

@@ -10,19 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.storage import SourceFile, path_text
+from nmoe_core.sources.storage import path_text
 
 _SYSTEM = {"/proc", "/sys", "/dev"}
 _MEMORY = {"/dev/shm"}  # files like any others
 
 
 class Links:
-    """Where the files of a source may lie.
-
-    Attributes:
-        tops: The directories that its patterns name.
-        named: The files that they name.
-    """
+    """Where the files of a source may lie: below `tops`; those that are `named`, anywhere."""
 
     def __init__(self, are_followed: bool) -> None:
         self.tops: set[str] = set()
@@ -30,40 +25,21 @@ class Links:
         self._are_followed = are_followed
         self._directories: dict[str, str] = {}
 
-    def add_top(self, directory: str | Path) -> None:
-        """Files below a directory may be read."""
-        self.tops.add(os.path.realpath(directory))
-
     def lead_out(self, path: str | Path) -> bool:
-        """Whether a path leads out of all named directories. Raises SourceError: it leads to what
-        the system tells of itself (E-SOURCE-LINK)."""
+        """Whether a path may not be read. Raises SourceError: it leads to what the system tells of
+        itself (E-SOURCE-LINK)."""
         target = self._target(path)
         if is_below(target, _SYSTEM) and not is_below(target, _MEMORY):
-            raise SourceError(
-                "what the system tells of itself and of its processes is not read",
-                where=path_text(Path(path)),
-                found=path_text(Path(target)),
-                do="remove the link",
-                code="E-SOURCE-LINK",
-            )
+            what = "what the system tells of itself and of its processes is not read"
+            raise _refusal(what, path, target, "remove the link")
         return not (self._are_followed or Path(path) in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
         """Refuse those of the paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
-        found = [path for path in paths if self.lead_out(path)]
-        if found:
-            raise SourceError(
-                "a symbolic link leads out of the directory of the source",
-                where=path_text(Path(found[0])),
-                found=f"{path_text(Path(self._target(found[0])))}; {len(found)} such in all",
-                do="remove the links, name what they lead to, or set follow_links = true for this "
-                "source",
-                code="E-SOURCE-LINK",
-            )
-
-    def refuse_files(self, files: Iterable[SourceFile]) -> None:
-        """As `refuse`, of the files on this machine."""
-        self.refuse(file.path for file in files if isinstance(file.path, Path))
+        if found := [path for path in paths if self.lead_out(path)]:
+            what = f"symbolic links ({len(found)} in all) lead out of the directory of the source"
+            do = "remove them, name what they lead to, or set follow_links = true for this source"
+            raise _refusal(what, found[0], self._target(found[0]), do)
 
     def _target(self, path: str | Path) -> str:
         directory, name = os.path.split(path)
@@ -78,3 +54,8 @@ def is_below(path: str, tops: set[str]) -> bool:
     while path not in tops and path != (above := os.path.dirname(path)):
         path = above
     return path in tops
+
+
+def _refusal(what: str, path: str | Path, target: str, do: str) -> SourceError:
+    where, found = path_text(Path(path)), path_text(Path(target))
+    return SourceError(what, where=where, found=found, do=do, code="E-SOURCE-LINK")

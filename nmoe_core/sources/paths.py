@@ -34,10 +34,9 @@ def find_files(
 ) -> list[SourceFile]:
     """All files the patterns match, by name, each once, but those whose names `exclude` matches.
     Raises SourceError: a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP), a link leads out of the
-    directories that the patterns name and `follow_links` is not set (E-SOURCE-LINK), the patterns
-    are of several stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK,
-    E-SOURCE-EXTRA).
+    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP) or lead out of what the
+    patterns name (E-SOURCE-LINK; see `Links`), the patterns are of several stores
+    (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
     """
     for pattern in patterns:
         if not pattern or "\0" in pattern:
@@ -59,7 +58,7 @@ def find_files(
             )
     names = [name for name in files if not any(fnmatch.fnmatch(name, one) for one in exclude)]
     chosen = [files[name] for name in sorted(names)]
-    links.refuse_files(chosen)
+    links.refuse(file.path for file in chosen if file.is_local)
     return chosen
 
 
@@ -154,7 +153,7 @@ def _local_files(
         if (path := root / rest).is_file():  # whatever characters its name has
             links.named.add(path)
         else:
-            links.add_top(tops[-1])
+            links.tops.add(os.path.realpath(tops[-1]))
     found: dict[Path, None] = {}
     for (pattern, _), (root, rest) in zip(expanded, places):
         matches = _matches(root, rest, links)
@@ -217,20 +216,20 @@ def _matches(root: Path, pattern: str, links: Links) -> list[Path]:
     if "**" in (parts := pattern.split("/")):
         head = "/".join(parts[: parts.index("**")])
         for top in glob.iglob(head + "/", root_dir=root) if head else [""]:
-            refuse_loops(root / top, links)
+            _refuse_loops(root / top, links)
     names = glob.iglob(pattern, root_dir=root, recursive=True) if is_glob else [pattern]
     return [path for path in (root / name for name in names) if path.is_file()]
 
 
-def refuse_loops(top: Path, links: Links) -> None:
-    """Refuse links to directories below `top` that let a search leave it, or read files again and
-    again. Raises SourceError (E-SOURCE-LINK, E-SOURCE-LOOP)."""
-    leading_out: list[str] = [os.fspath(top)] if links.lead_out(top) else []
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = []
-    if not leading_out:
-        waiting.append((os.fspath(top), frozenset()))
+def _refuse_loops(top: Path, links: Links) -> None:
+    """Refuse links below `top` that would let `**` leave it, or read files again and again."""
+    leading_out: list[str] = []
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(top), frozenset())]
     while waiting:
         path, above = waiting.pop()
+        if links.lead_out(path):  # perhaps to the whole machine
+            leading_out.append(path)
+            continue
         try:
             status, entries = os.stat(path), list(os.scandir(path))
         except OSError:  # a directory that glob leaves out too
@@ -247,12 +246,7 @@ def refuse_loops(top: Path, links: Links) -> None:
         above |= {identity}
         for entry in entries:
             # Only a link costs a system call.
-            is_link = entry.is_symlink()
-            is_dir = os.path.isdir(entry.path) if is_link else entry.is_dir()
-            if not is_dir or entry.name.startswith("."):
-                continue
-            if is_link and links.lead_out(entry.path):
-                leading_out.append(entry.path)  # which may be the whole machine
-            else:
+            is_dir = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+            if is_dir and not entry.name.startswith("."):
                 waiting.append((entry.path, above))
     links.refuse(sorted(leading_out))

@@ -401,6 +401,26 @@ def test_a_dataset_directory_that_names_files_outside_of_it_is_refused(
     assert texts(_source(tmp_path)) == ["text of hub/data/a.txt"]
 
 
+@pytest.mark.parametrize(
+    "card", ["configs: [x]", "configs: 3", "- configs", "configs: {a: b}", "configs: [", "[" * 3000]
+)
+def test_a_card_that_cannot_be_read_is_one_error(tmp_path: Path, stranger: Path, card: str) -> None:
+    for name, text in (("README.md", f"---\n{card}\n---\n"), (".huggingface.yaml", card)):
+        (stranger / name).write_text(text)
+        with refused("E-SOURCE-NOTFOUND", "cannot open it"):
+            records(_source(tmp_path))
+        (stranger / name).unlink()
+
+
+def test_a_card_whose_lists_hold_one_another_many_times_is_read_at_once(
+    tmp_path: Path, stranger: Path
+) -> None:
+    lists = "".join(f", &b{i} [*b{i - 1}, *b{i - 1}]" for i in range(1, 60))
+    (stranger / ".huggingface.yaml").write_text(f"configs: [{{data_files: [&b0 [..]{lists}]}}]")
+    with refused("E-SOURCE-OUTSIDE"):
+        records(_source(tmp_path))
+
+
 def test_a_dataset_directory_sends_no_request_to_an_address_that_it_names(
     tmp_path: Path, stranger: Path
 ) -> None:
