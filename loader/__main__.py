@@ -21,7 +21,7 @@ from pathlib import Path
 
 from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
-from loader.errors import ConfigError, NmoeError
+from loader.errors import ConfigError, NmoeError, printable
 from loader.files.addresses import PathParser
 from loader.files.blocks import write_blocks
 from loader.files.format import verify_shard
@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         for line in arguments.command(arguments.open(arguments), arguments):
-            print(line, flush=True)
+            print(printable(line), flush=True)
     except NmoeError as error:
         print(error.line(), file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"ERROR [E-IO]: {error}", file=sys.stderr)
+        print(f"ERROR [E-IO]: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

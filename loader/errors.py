@@ -14,6 +14,16 @@ import re
 
 _LOGIN = re.compile(r"(?<=://)(?:[^\s'\"/@:]*:[^\s'\"]*|[^\s'\"/]+)@")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)\?[^\s'\"?]*=[^\s'\";,]*")
+# Controls but TAB and LF, and marks of direction: a terminal obeys them, or shows lines disordered.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """A text of others with what a terminal obeys, or cannot show, as `\\u001b`; in JSON it means
+    the same. TAB and LF stay."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(error: BaseException) -> str:
@@ -59,8 +69,7 @@ class NmoeError(Exception):
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
         parts.append(do or "")
         text = without_credentials("; ".join(part for part in parts if part))
-        # A lone surrogate, of a file or its name, is no text that a log can hold.
-        super().__init__(text.encode("utf-8", "backslashreplace").decode())
+        super().__init__(printable(text))  # as a log can hold it
 
     def line(self) -> str:
         """The one line a command prints before it exits with status 1."""

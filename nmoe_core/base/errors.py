@@ -9,6 +9,7 @@ from loader.errors import FormatError as FormatError
 from loader.errors import NmoeError as NmoeError
 from loader.errors import StateError as StateError
 from loader.errors import one_line as one_line
+from loader.errors import printable as printable
 
 # Of torch, of its libraries and of Triton; a worker's error may come as a text alone.
 _FULL = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)

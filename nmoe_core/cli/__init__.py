@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from nmoe_core.base.errors import NmoeError, device_errors
+from nmoe_core.base.errors import NmoeError, device_errors, printable
 from nmoe_core.base.interrupts import stops_when_told
 from nmoe_core.cli import (
     attributes,
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"ERROR [E-IO]: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"ERROR [E-IO]: {printable(where)}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -3,8 +3,12 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, is_dataclass
+from io import StringIO
 from typing import Any
+
+from nmoe_core.base.errors import printable
 
 
 def add_verb(
@@ -25,7 +29,7 @@ def add_verb(
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output; a dataclass is an object."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=_plain))
+    print(printable(json.dumps(value, ensure_ascii=False, indent=2, default=_plain)))
 
 
 def _plain(value: Any) -> Any:
@@ -33,9 +37,16 @@ def _plain(value: Any) -> Any:
 
 
 def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
-    """Print facts as JSON, or as `show` does it; return the exit status."""
-    (print_json if as_json else show)(facts)
+    """Print facts as JSON, or as `show` does it but `printable`; return the exit status."""
+    with redirect_stdout(StringIO()) as shown:
+        (print_json if as_json else show)(facts)
+    print(printable(shown.getvalue()), end="")
     return 0
+
+
+def in_line(value: object) -> str:
+    """A value of others as a part of a line: its line breaks would forge lines of ours."""
+    return printable(str(value)).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -67,7 +78,7 @@ def _cell(value: object) -> str:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
         return f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else in_line(value)
 
 
 def size(size_bytes: float | None) -> str:

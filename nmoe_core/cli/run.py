@@ -8,7 +8,7 @@ from typing import Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, project_file, run_of
-from nmoe_core.cli.output import add_verb, print_json, print_table
+from nmoe_core.cli.output import add_verb, in_line, print_json, print_table
 from nmoe_core.cli.plan import register as register_plan
 from nmoe_core.cli.stores import explain_plan
 
@@ -115,15 +115,17 @@ def _print_step(facts: dict[str, Any]) -> None:
 
 def _print_document(facts: dict[str, Any]) -> None:
     print(f"document    {facts['doc_id']}")
-    print(f"ingest id   {facts['ingest_id']}")
+    print(f"ingest id   {in_line(facts['ingest_id'])}")
     print(f"text        {facts['text']!r}")
     print(f"            {facts['tokens']:,} tokens, SHA-256 {facts['text_sha256']}")
     lists = {k: v if isinstance(v, (list, tuple)) else [v] for k, v in facts["provenance"].items()}
     provenance = ", ".join(f"{k} {' '.join(map(str, v))}" for k, v in lists.items() if any(v))
-    print(f"source      {facts['source']}, {facts['split']}, {facts['shard']}: {provenance}")
+    print(
+        f"source      {facts['source']}, {facts['split']}, {facts['shard']}: {in_line(provenance)}"
+    )
     for name in ("columns", "attributes"):
         if facts.get(name):
-            print(f"{name:12}{', '.join(f'{k} {v}' for k, v in facts[name].items())}")
+            print(f"{name:12}{in_line(', '.join(f'{k} {v}' for k, v in facts[name].items()))}")
     if facts["split"] != "train":
         return
     if facts["grade"] is None or facts["grade"]["aggregated"] is not None:

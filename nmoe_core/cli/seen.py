@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, number, run_of
-from nmoe_core.cli.output import add_verb, counted, print_rows
+from nmoe_core.cli.output import add_verb, counted, in_line, print_rows
 
 if TYPE_CHECKING:
     from nmoe_core.seen.answer import Answer, Hit, Reading
@@ -65,7 +65,7 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
 
 
 def _show_hit(sentence: str, hit: Hit) -> None:
-    print(f"\n{hit.doc_id}\n  id        {hit.ingest_id}")
+    print(f"\n{hit.doc_id}\n  id        {in_line(hit.ingest_id)}")
     print(f"  place     {hit.tokens} tokens from token {hit.position:,} on")
     print(f"  text      {' '.join(f'{hit.before}«{sentence}»{hit.after}'.split())}")
     if hit.readings is not None:

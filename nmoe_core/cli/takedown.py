@@ -10,7 +10,7 @@ from typing import Any
 
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.cli.flags import add_run_flags, run_of
-from nmoe_core.cli.output import add_verb, print_facts, print_rows, print_table
+from nmoe_core.cli.output import add_verb, in_line, print_facts, print_rows, print_table
 
 _MOST_ROWS = 40
 _STEPS = ("apply", "verify", "mask")
@@ -191,7 +191,7 @@ def _range(read: dict[str, Any] | None, name: str) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_ROWS]) or "none"
+    shown = ", ".join(map(in_line, names[:_MOST_ROWS])) or "none"
     return f"{shown} and {len(names) - _MOST_ROWS:,} more" if len(names) > _MOST_ROWS else shown
 
 
