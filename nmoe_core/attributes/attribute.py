@@ -234,7 +234,11 @@ class _Rows:
     ) -> None:
         self.attribute, self.num_computed = attribute, 0
         self.known = known if known is not None and known.num_rows else None
-        self.lengths = _lengths(self.known) if self.known is not None else np.empty(0, np.int64)
+        self.lengths = (
+            lengths_of(self.known.column("doc_id").combine_chunks())
+            if self.known is not None
+            else np.empty(0, np.int64)
+        )
         self.tokenizer = load_tokenizer(chosen)
 
     def batches(self, opened: ShardDocuments) -> Iterator[pa.RecordBatch]:
@@ -266,10 +270,10 @@ class _Rows:
         return pa.concat_tables(parts).take(order) if len(parts) > 1 else parts[0]
 
 
-def _lengths(rows: pa.Table) -> np.ndarray:
-    """Tokens of the documents that rows are of, by their ids: int64 `[N]`."""
+def lengths_of(doc_ids: pa.Array) -> np.ndarray:
+    """Tokens of documents, by their ids: int64 `[N]`."""
     options = pc.ExtractRegexOptions(r"#s=(?P<start>\d+):e=(?P<end>\d+)$")
-    spans = pc.call_function("extract_regex", [rows.column("doc_id").combine_chunks()], options)
+    spans = pc.call_function("extract_regex", [doc_ids], options)
     start, end = (spans.field(i).cast(pa.int64()).to_numpy() for i in range(2))
     return end - start
 

@@ -1,11 +1,13 @@
 """Which documents are copies of others, over all shards of all sources.
 
-Documents are visited in the order of (source priority, ingest id). A document is dropped if a kept
-one has the same text, or shares a band's key with it and an estimated Jaccard similarity of at
-least the threshold. So every dropped document is near to the kept one that it names, also in a
-chain of small edits. What is kept depends on the set of documents alone: after an addition, a
+Documents are visited in the order of (source priority, longest, ingest id). A document is dropped
+if a kept one has the same text, or shares a band's key with it and an estimated Jaccard similarity
+of at least the threshold. So every dropped document is near to the kept one that it names, also in
+a chain of small edits. What is kept depends on the set of documents alone: after an addition, a
 deletion or a change of priority the same call is made again, and copies of a deleted survivor come
-back.
+back. Grades are not known yet here, so they choose no survivor.
+
+A kept document that is contained in a kept one before it names that one if it is asked for.
 
 Signatures take most of the time; this step takes about a second per million documents. Two bitmaps
 find the few keys that may occur again, and only documents with these are sorted and compared.
@@ -17,6 +19,7 @@ kept now and was not, or the other way round, those that share a key with it are
 until no other changes. Each round reads all keys once, in about 0.04 seconds per million documents.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,9 +27,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nmoe_core.attributes.attribute import lengths_of
 from nmoe_core.attributes.kernels.bloom import bloom
 from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, sharing
-from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, jaccard, rows_of
+from nmoe_core.attributes.minhash import NUM_HASHES, Signatures, band_keys, bands, jaccard, rows_of
 from nmoe_core.attributes.shared import Before, ShardRows
 
 SCHEMA = pa.schema(
@@ -35,9 +39,15 @@ SCHEMA = pa.schema(
         pa.field("exact_of", pa.string()),  # {source}//{ingest id} of the kept document
         pa.field("near_of", pa.string()),
         pa.field("near_jaccard", pa.float32()),
+        pa.field("contained_in", pa.string()),  # of a survivor that is a part of another
+        pa.field("containment", pa.float32()),
     ]
 )
 JACCARD = 0.7
+MAX_VISITS = 128  # kept documents that one is compared with
+CONTAINED_JACCARD = 0.4  # least similarity of a text and a part of it that is looked for
+_NAMES = ("exact_of", "near_of", "contained_in")
+_KEPT, _EXACT, _NEAR, _PART = range(4)
 _BITS_PER_KEY = 16
 
 
@@ -54,6 +64,8 @@ class Shard(NamedTuple):
     """Of rows, int64 `[num_rows]`."""
     sketches: Callable[[np.ndarray], np.ndarray]
     """Of rows: uint8 `[num_rows, 112]`."""
+    lengths: np.ndarray | None = None
+    """int64 `[num_documents]`, in tokens; None: all are taken for equally long."""
 
     def only(self, rows: np.ndarray) -> "Shard":
         """Some of the documents, by ascending rows."""
@@ -63,7 +75,16 @@ class Shard(NamedTuple):
             self.keys[rows],
             lambda chosen: self.ingest_ids(rows[chosen]),
             lambda chosen: self.sketches(rows[chosen]),
+            None if self.lengths is None else self.lengths[rows],
         )
+
+    def banded(self, threshold: float) -> "Shard":
+        """The shard with keys that find pairs of this similarity, see `minhash.bands`."""
+        hashes = bands(threshold)
+        if len(hashes) == self.keys.shape[1]:
+            return self
+        signed = Signatures(self.keys, self.sketches(np.arange(len(self.keys))))
+        return self._replace(keys=band_keys(signed, hashes))
 
     @property
     def text_keys(self) -> np.ndarray:
@@ -79,6 +100,7 @@ def open_shard(rows: ShardRows) -> Shard:
         rows_of(rows.column("keys")).view(np.uint64),
         rows.ingest_ids,
         lambda chosen: rows_of(rows.column("sketch"))[chosen],
+        lengths_of(rows.column("doc_id")),
     )
 
 
@@ -93,10 +115,21 @@ class _Candidates(NamedTuple):
     """uint8 `[C, 112]`."""
     digests: np.ndarray
     """uint8 `[C, 32]`."""
+    lengths: np.ndarray
+    """int64 `[C]`."""
     bounds: np.ndarray
     """int64 `[C + 1]`: buckets of candidate `i` are `buckets[bounds[i] : bounds[i + 1]]`."""
     buckets: np.ndarray
     """int64: documents that share a key share a bucket."""
+
+
+class _Found(NamedTuple):
+    """What is found of each candidate, in their order; see `copies.decide`."""
+
+    of: np.ndarray
+    equal: np.ndarray
+    container: np.ndarray
+    containment: np.ndarray
 
 
 def resolve(
@@ -104,49 +137,63 @@ def resolve(
     priority: Sequence[str] = (),
     threshold: float = JACCARD,
     settled: Sequence[np.ndarray] = (),
+    contained: float | None = None,
 ) -> list[pa.Table]:
     """What is kept, and what each dropped document is a copy of: a table by `SCHEMA` per shard.
 
     Sources of `priority` come first, in its order, then the others by name. `settled` marks
-    documents that are kept in any case, bool `[num_documents]` per shard.
+    documents that are kept in any case, bool `[num_documents]` per shard. With `contained`, kept
+    documents name a kept one before them that has at least this share of their shingles.
     """
+    shards = _banded(shards, threshold, contained)
     candidates = _candidates(shards, priority)
     sizes = np.bincount(candidates.buckets) if len(candidates.buckets) else np.zeros(0, np.int64)
     first_slots = np.cumsum(sizes) - sizes
-    found = np.full(len(candidates.documents), -1)
-    equal = np.zeros(len(candidates.documents), np.int64)
+    count = len(candidates.documents)
+    least_equal = np.count_nonzero(jaccard(np.arange(NUM_HASHES + 1)) < threshold)
+    found = _Found(
+        np.full(count, -1), np.zeros(count, np.int64), np.full(count, -1), np.zeros(count)
+    )
     is_settled = (
         np.concatenate(settled)
         if settled
         else np.zeros(sum(len(shard.keys) for shard in shards), bool)
     )
     decide(
-        candidates.sketches,
-        candidates.digests.view(np.uint64),
+        (candidates.sketches, candidates.digests.view(np.uint64), candidates.lengths),
         (candidates.bounds, candidates.buckets, first_slots),
-        np.count_nonzero(jaccard(np.arange(NUM_HASHES + 1)) < threshold),
+        (least_equal, math.inf if contained is None else contained, MAX_VISITS),
         is_settled[candidates.documents],
-        found,
-        equal,
+        tuple(found),
     )
-    return list(_tables(shards, candidates, found, equal))
+    return list(_tables(shards, candidates, found))
+
+
+def _banded(shards: Sequence[Shard], threshold: float, contained: float | None) -> list[Shard]:
+    least = threshold if contained is None else min(threshold, CONTAINED_JACCARD)
+    return [shard.banded(least) for shard in shards]
 
 
 def resolve_again(
-    shards: Sequence[Shard], known: Before, priority: Sequence[str] = (), threshold: float = JACCARD
+    shards: Sequence[Shard],
+    known: Before,
+    priority: Sequence[str] = (),
+    threshold: float = JACCARD,
+    contained: float | None = None,
 ) -> list[pa.Table]:
-    """What `resolve` gives for the same shards, from what the last run with the same priority and
-    threshold gave; a table of it that is still true is returned itself."""
+    """What `resolve` gives for the same shards, from what the last run with the same settings gave;
+    a table of it that is still true is returned itself."""
+    shards = _banded(shards, threshold, contained)
     was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
     again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
     near, new = [np.zeros(len(one), bool) for one in again], again
     while True:
         if 2 * sum(map(np.count_nonzero, again)) >= sum(len(shard.keys) for shard in shards):
-            return resolve(shards, priority, threshold)
+            return resolve(shards, priority, threshold, (), contained)
         near = list(map(np.logical_or, near, _sharing(shards, new)))
         part = [one | seen & kept for one, seen, kept in zip(again, near, was_kept)]
         settled = [~one[chosen] for one, chosen in zip(again, part)]
-        found = resolve(_only(shards, part), priority, threshold, settled)
+        found = resolve(_only(shards, part), priority, threshold, settled, contained)
         flipped = [np.zeros(len(one), bool) for one in again]
         for one, chosen, kept, table in zip(flipped, part, was_kept, found):
             one[chosen] = table["is_survivor"].to_numpy() != kept[chosen]
@@ -163,7 +210,7 @@ def _only(shards: Sequence[Shard], chosen: Sequence[np.ndarray]) -> list[Shard]:
 
 
 def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates:
-    num_keys = sum(len(shard.keys) for shard in shards) * (NUM_BANDS + 1)
+    num_keys = sum(shard.keys.size + len(shard.keys) for shard in shards)
     num_bits = max(10, int(num_keys * _BITS_PER_KEY - 1).bit_length())
     once, twice = np.zeros((2, 2 ** (num_bits - 3)), np.uint8)
     for shard in shards:
@@ -192,11 +239,11 @@ def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.nda
 def _ordered(
     shards: Sequence[Shard], priority: Sequence[str], documents: np.ndarray, buckets: np.ndarray
 ) -> _Candidates:
-    """Candidates by (source priority, ingest id, number) and the buckets of each."""
+    """Candidates by (source priority, longest, ingest id, number) and the buckets of each."""
     unique, places = np.unique(documents, return_inverse=True)
     sources = sorted({shard.source for shard in shards} - set(priority))
     ranks = {source: i for i, source in enumerate([*priority, *sources])}
-    rank, ids, names, sketches, digests = [], [], [], [], []
+    rank, ids, names, sketches, digests, lengths = [], [], [], [], [], []
     for shard, rows in _by_shard(shards, unique):
         if not len(rows):
             continue
@@ -206,12 +253,22 @@ def _ordered(
         names += [f"{shard.source}//{name}" for name in chosen]
         sketches.append(shard.sketches(rows))
         digests.append(shard.text_sha256[rows])
+        lengths.append(
+            np.zeros(len(rows), np.int64) if shard.lengths is None else shard.lengths[rows]
+        )
     if not len(unique):
         none = np.empty(0, np.int64)
         rows = np.empty((0, NUM_HASHES), np.uint8), np.empty((0, 32), np.uint8)
-        return _Candidates(none, pa.array([], pa.string()), *rows, np.zeros(1, np.int64), none)
+        bounds = np.zeros(1, np.int64)
+        return _Candidates(none, pa.array([], pa.string()), *rows, none, bounds, none)
+    size = np.concatenate(lengths)
     table = pa.table(
-        {"rank": np.concatenate(rank), "id": pa.chunked_array(ids), "document": unique}
+        {
+            "rank": np.concatenate(rank),
+            "longest": -size,
+            "id": pa.chunked_array(ids),
+            "document": unique,
+        }
     )
     ordered = table.sort_by([(name, "ascending") for name in table.column_names])
     order = np.searchsorted(unique, ordered["document"].to_numpy())
@@ -225,6 +282,7 @@ def _ordered(
         pa.array(names).take(pa.array(order)),
         np.concatenate(sketches)[order],
         np.concatenate(digests)[order],
+        size[order],
         bounds,
         buckets[by_place],
     )
@@ -238,24 +296,25 @@ def _by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[
         yield shard, documents[start:stop] - (end - len(shard.keys))
 
 
-def _tables(
-    shards: Sequence[Shard], candidates: _Candidates, found: np.ndarray, equal: np.ndarray
-) -> Iterator[pa.Table]:
-    dropped = np.flatnonzero(found >= 0)
-    dropped = dropped[np.argsort(candidates.documents[dropped])]
-    names = candidates.names.take(pa.array(found[dropped]))
-    similarity = pa.array(np.asarray(jaccard(equal[dropped]), np.float32))
+def _tables(shards: Sequence[Shard], candidates: _Candidates, found: _Found) -> Iterator[pa.Table]:
+    copies = np.where(found.equal == EXACT, _EXACT, _NEAR)
+    kinds = np.where(found.of < 0, np.where(found.container < 0, _KEPT, _PART), copies)
+    named = np.flatnonzero(kinds)
+    named = named[np.argsort(candidates.documents[named])]
+    of = np.where(found.of < 0, found.container, found.of)[named]
+    names, kinds = candidates.names.take(pa.array(of)), kinds[named]
+    similarity = pa.array(np.asarray(jaccard(found.equal[named]), np.float32))
+    containment = pa.array(found.containment[named].astype(np.float32))
     first = 0
-    for shard, rows in _by_shard(shards, candidates.documents[dropped]):
-        numbers = np.full(len(shard.keys), -1)
+    for shard, rows in _by_shard(shards, candidates.documents[named]):
+        numbers, kind = np.full(len(shard.keys), -1), np.zeros(len(shard.keys), np.int64)
         numbers[rows] = np.arange(first, first + len(rows))
+        kind[rows] = kinds[numbers[rows]]
         first += len(rows)
-        is_exact = np.zeros(len(numbers), bool)
-        is_exact[rows] = equal[dropped][numbers[rows]] == EXACT
-        exact = pa.array(numbers, mask=~is_exact)
-        near = pa.array(numbers, mask=is_exact | (numbers < 0))
-        columns = [pa.array(numbers < 0), names.take(exact), names.take(near)]
-        yield pa.table([*columns, similarity.take(near)], schema=SCHEMA)
+        exact, near, part = (pa.array(numbers, mask=kind != k) for k in (_EXACT, _NEAR, _PART))
+        columns = [pa.array(np.isin(kind, (_KEPT, _PART))), names.take(exact), names.take(near)]
+        of_parts = names.take(part), containment.take(part)
+        yield pa.table([*columns, similarity.take(near), *of_parts], schema=SCHEMA)
 
 
 def _was_kept(shard: Shard, table: pa.Table | None) -> np.ndarray:
@@ -266,7 +325,7 @@ def _was_kept(shard: Shard, table: pa.Table | None) -> np.ndarray:
 def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
     """Documents of a shard to decide again in any case: bool `[num_documents]`."""
     found = np.full(len(shard.keys), table is None)
-    for column in () if table is None else (table["exact_of"], table["near_of"]):
+    for column in () if table is None else map(table.column, _NAMES):
         rows = np.flatnonzero(column.is_valid())
         names = column.drop_null()
         for source in moved:

@@ -3,9 +3,11 @@
 Two texts are compared where they share the key of a band. By theory a pair of Jaccard similarity
 .8 does with probability .977, one of .9 with .99997, one of .5 with .118. Bands only choose what is
 compared; all 112 hashes then tell how similar two texts are. A text of fewer than five words is one
-shingle; a text without words shares no key.
+shingle; a text without words shares no key. For a threshold under .7, keys of shorter bands are
+made of the sketches (`bands`), so no text is signed again.
 """
 
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from nmoe_core.attributes.kernels.words import Words, mix, words
 
 NUM_BANDS, NUM_ROWS, SHINGLE_WORDS = 16, 7, 5
 NUM_HASHES = NUM_BANDS * NUM_ROWS
+MARGIN, LEAST_SHARED, LEAST_ROWS = 0.1, 0.976, 3
 SCHEMA = pa.schema(
     [
         pa.field("keys", pa.binary(8 * NUM_BANDS), nullable=False),
@@ -78,6 +81,44 @@ def jaccard(equal: np.ndarray | int) -> np.ndarray | float:
     """Estimated Jaccard similarity where so many of the 112 bytes are equal: unequal hashes have
     equal bytes once in 256."""
     return (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256)
+
+
+def bands(threshold: float) -> np.ndarray:
+    """The hashes of each band for a least similarity: int64 `[num_bands, num_rows]`.
+
+    Rows are as many as can be, at most 7, if a pair that is .1 more similar than the threshold is
+    to share a key with probability .976. Bands of 3 rows, less than which unlike texts share, are
+    of several permutations of the hashes, so that there are enough of them.
+    """
+    similarity = min(1.0, threshold + MARGIN)
+    for num_rows in range(NUM_ROWS, LEAST_ROWS - 1, -1):
+        missed = 1 - similarity**num_rows
+        num_bands = NUM_HASHES // num_rows
+        if missed**num_bands <= 1 - LEAST_SHARED:
+            return np.arange(num_bands * num_rows).reshape(-1, num_rows)
+    num_bands = math.ceil(math.log(1 - LEAST_SHARED) / math.log(missed))
+    rounds = np.arange(math.ceil(num_bands / (NUM_HASHES // num_rows)) * NUM_HASHES)
+    order = np.argsort(mix(rounds.astype(np.uint64)).reshape(-1, NUM_HASHES), axis=1)
+    whole = order[:, : NUM_HASHES // num_rows * num_rows]
+    return whole.reshape(-1, num_rows)[:num_bands]
+
+
+def band_keys(signed: Signatures, hashes: np.ndarray) -> np.ndarray:
+    """A key per band of `bands`, made of the sketches: uint64 `[num_texts, num_bands]`, all 0 for a
+    text without words."""
+    keys = np.zeros((len(signed.sketch), len(hashes)), np.uint64)
+    _join(signed.sketch, hashes, signed.keys[:, 0] != 0, keys)
+    return keys
+
+
+@njit(cache=True)
+def _join(sketch, hashes, has_words, keys):
+    for text in range(len(sketch)):
+        for band in range(len(hashes) if has_words[text] else 0):
+            h = np.uint64(band)
+            for row in hashes[band]:
+                h = mix(h * _BASE + np.uint64(sketch[text, row]))
+            keys[text, band] = h | np.uint64(1)
 
 
 def _sign(found: Words, into: Signatures) -> None:

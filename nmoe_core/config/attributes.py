@@ -29,15 +29,18 @@ ColumnNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], AfterVa
 class DuplicatesTable(StrictModel):
     """`[duplicates]`: which of several copies is kept."""
 
-    jaccard: float = Field(default=0.7, gt=0, le=1)
+    jaccard: float = Field(default=0.7, ge=0.3, le=1)
     """Least estimated similarity of a near duplicate to the document that is kept."""
     priority: tuple[str, ...] = ()
     """Sources whose documents are kept first; then the others, by name."""
+    contained: float | None = Field(default=None, ge=0.5, le=1)
+    """Minimum share of a kept document that a longer kept one has, for it to be named as contained.
+    Not set: none is looked for."""
 
     @property
     def identity(self) -> list[Any]:
         """Every value that the rows depend on."""
-        return [list(self.priority), self.jaccard]
+        return [list(self.priority), self.jaccard, self.contained]
 
 
 class ContaminationTable(StrictModel):

@@ -40,35 +40,70 @@ def marked(bands, exact, twice, shift):
 
 
 @njit(cache=True)
-def decide(sketches, digests, groups, least_equal, is_settled, found, equal):
-    """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal.
+def decide(rows, groups, limits, is_settled, results):
+    """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal;
+    which kept one contains it, or -1, and how much of it.
 
     Of several, the most similar counts, and of equally similar ones the first. `kept` holds the
     candidates of each bucket from its first slot on. Settled ones are kept without a look.
+
+    Buckets with few kept candidates come first, and at most `max_visits` kept ones are looked at:
+    many that look alike and are all kept would else take quadratic time. A copy shares the keys of
+    what it has in common with one other, and these buckets are small.
     """
+    sketches, digests, lengths = rows
+    least_equal, least_containment, max_visits = limits
     bounds, buckets, first_slots = groups
+    found, equal, container, containment = results
     kept = np.empty(len(buckets), np.int64)
     num_kept = np.zeros(len(first_slots), np.int64)
+    compared_with = np.full(len(found), -1)
     for i in range(len(found)):
         best = np.int64(least_equal - 1)
-        for bucket in buckets[bounds[i] : bounds[i + 1]]:
-            if is_settled[i]:
-                break
+        own = buckets[bounds[i] : bounds[i + 1]]
+        left = 0 if is_settled[i] else max_visits
+        for bucket in own[np.argsort(num_kept[own], kind="mergesort")]:
             start = first_slots[bucket]
-            for other in kept[start : start + num_kept[bucket]]:
-                if (digests[i] == digests[other]).all():
+            count_kept = min(left, num_kept[bucket])
+            left -= count_kept
+            for other in kept[start : start + count_kept]:
+                if compared_with[other] == i:
+                    continue
+                compared_with[other] = i
+                if _same(digests[i], digests[other]) == digests.shape[1]:
                     found[i], best = other, EXACT
                     break
-                count = (sketches[i] == sketches[other]).sum()
+                count = _same(sketches[i], sketches[other])
                 if count > best or (count == best and found[i] > other):
                     found[i], best = other, count
+                share = _containment(count, lengths[i], lengths[other])
+                is_first = share > containment[i] or container[i] > other
+                if share >= max(least_containment, containment[i]) and is_first:
+                    container[i], containment[i] = other, share
             if best == EXACT:
                 break
         equal[i] = best
         if found[i] < 0:
-            for bucket in buckets[bounds[i] : bounds[i + 1]]:
+            for bucket in own:
                 kept[first_slots[bucket] + num_kept[bucket]] = i
                 num_kept[bucket] += 1
+
+
+@njit(cache=True, inline="always")
+def _same(first, second):
+    """How many values are equal."""
+    count = 0
+    for k in range(len(first)):
+        count += first[k] == second[k]
+    return count
+
+
+@njit(cache=True)
+def _containment(equal, length, other_length):
+    """Estimated share of a text's shingles that another has, by `minhash.jaccard` and lengths."""
+    similarity = max(0.0, (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256))
+    shared = similarity / (1 + similarity) * (length + other_length)
+    return min(1.0, shared / max(1, length))
 
 
 @njit(cache=True)

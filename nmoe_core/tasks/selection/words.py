@@ -35,6 +35,7 @@ _MEANINGS = {
     "decision": "judged",
     "aggregated": "quality score",
     "near_jaccard": "similarity to another document",
+    "containment": "share of it that another document has",
 }
 _NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
 _NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "other than"}

@@ -60,18 +60,22 @@ def least_hashes(text: str) -> list[int]:
     return [min((h * (a | 1) + b) % 2**32 for h in shingles) for a, b in pairs if shingles]
 
 
-def survivors(documents: Sequence[tuple[int, str, str]]) -> dict[tuple[int, str], tuple]:
-    """What each dropped (rank, id, text) is a copy of, by (rank, id): (rank, id) and similarity,
-    None for equal texts."""
+def survivors(documents: Sequence[tuple[int, int, str, str]]) -> dict[tuple[int, str], tuple]:
+    """What each dropped (rank, length, id, text) is a copy of, by (rank, id): (rank, id) and
+    similarity, None for equal texts."""
     kept, dropped = [], {}
-    for rank, name, text in sorted(documents):
+    for rank, _, name, text in sorted(documents, key=lambda one: (one[0], -one[1], one[2])):
         least = least_hashes(text)
         copies = [key for key, other, _ in kept if other == text]
-        near = [(-s, key) for key, _, other in kept if (s := similarity(least, other)) is not None]
+        near = [
+            (-s, place, key)
+            for place, (key, _, other) in enumerate(kept)
+            if (s := similarity(least, other)) is not None
+        ]
         if copies:
             dropped[rank, name] = (copies[0], None)
         elif near and -min(near)[0] >= 0.7:
-            dropped[rank, name] = (min(near)[1], -min(near)[0])
+            dropped[rank, name] = (min(near)[2], -min(near)[0])
         else:
             kept.append(((rank, name), text, least))
     return dropped
