@@ -137,10 +137,9 @@ def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> Non
         raise Refused("not allowed in an expression", str(kind or node.get("type")).lower())
     if kind == "COLUMN_REF":
         spelled = ".".join(node["column_names"])
-        if spelled.lower() not in names:
-            raise Refused("no such column", spelled, ", ".join(_short(names)))
-        node["column_names"] = [names[spelled.lower()]]
-        columns[names[spelled.lower()]] = None
+        column = _column(spelled, names)
+        node["column_names"] = [column]
+        columns[column] = None
     elif kind == "FUNCTION":
         is_plain = all(node.get(key, value) == value for key, value in _PLAIN_CALL.items())
         if node["function_name"] not in FUNCTIONS or not is_plain or node["order_bys"]["orders"]:
@@ -155,6 +154,17 @@ def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> Non
                 _judge(child["then_expr"], names, columns)
             else:
                 _judge(child["expression"] if key == "arguments" else child, names, columns)
+
+
+def _column(spelled: str, names: Mapping[str, str]) -> str:
+    """The column of a spelling: the one of this case, or the only one of any case."""
+    same = [name for name in names if name.lower() == spelled.lower()]
+    columns = {names[name] for name in same}
+    if spelled not in names and len(columns) > 1:
+        raise Refused("columns differ by case only: write one as it is", spelled, ", ".join(same))
+    if not columns:
+        raise Refused("no such column", spelled, ", ".join(_short(names)))
+    return names[spelled] if spelled in names else columns.pop()
 
 
 def _short(names: Mapping[str, str]) -> list[str]:

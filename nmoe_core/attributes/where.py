@@ -126,12 +126,12 @@ def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
 
 
 def spellings(labels: Mapping[str, str]) -> dict[str, str]:
-    """The column of every spelling, in lower case: `attribute.column`, and the column's own name
-    if one attribute has it. An attribute of the run comes before a kept column of that name."""
+    """The column of every spelling: `attribute.column`, and the column's own name if one attribute
+    has it. An attribute of the run comes before a kept column of that name."""
     alone: dict[str, list[str]] = {}
     for label in labels:
-        alone.setdefault(label.partition(".")[2].lower(), []).append(label)
-    found = {label.lower(): column for label, column in labels.items()}
+        alone.setdefault(label.partition(".")[2], []).append(label)
+    found = dict(labels)
     for name, same in alone.items():
         own = [label for label in same if not label.startswith("columns.")] or same
         if len(own) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -30,12 +31,23 @@ class Answer(NamedTuple):
 def query(run: Run, sql: str) -> Answer:
     """Answer a question over the view `documents`: `source`, `shard`, `doc_id`, `ingest_id`, and
     every attribute by its column's name, or by `"attribute.column"` where two have one. Only the
-    columns that the question names are read; no file or setting can be. Raises ConfigError: it is
-    not SQL, or cannot be answered (E-SELECT-QUERY)."""
+    columns that the question names are read; no file or setting can be. Of columns that differ by
+    case only, which SQL takes for one, it may name one, as it is written. Raises ConfigError: it is
+    not SQL, names two such columns, or cannot be answered (E-SELECT-QUERY)."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}
     wanted = {k: v for k, v in names.items() if "*" in text or v.lower() in text}
+    same = Counter(name.lower() for name in wanted.values())
+    wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or "*" in text or v in sql}
+    if len({name.lower() for name in wanted.values()}) < len(wanted):
+        raise ConfigError(
+            "columns of the question differ by case only, which SQL takes for one",
+            where="nmoe sql",
+            found=", ".join(name for name in wanted.values() if same[name.lower()] > 1),
+            do="name one of them in a question, and no `*`",
+            code="E-SELECT-QUERY",
+        )
     tables = [
         _shard(run, shard, schema, wanted)
         for source, schema in schemas.items()
@@ -67,7 +79,7 @@ def _names(schemas: Iterable[Schema]) -> dict[str, str]:
     found = {}
     for label in labels:
         name = label.partition(".")[2]
-        is_own = known.get(name.lower()) == label and name.lower() not in OWN
+        is_own = known.get(name) == label and name.lower() not in OWN
         found[name if is_own else label] = label
     return found
 

@@ -217,6 +217,40 @@ def test_a_wrong_name_is_refused_with_the_names_that_there_are() -> None:
         _where("lan = 'en'")
 
 
+@pytest.mark.parametrize(
+    ("expression", "kept"),
+    [
+        ("own.Tox > 0.5", 3),
+        ("own.tox > 0.5", 1),
+        ('"Tox" > 0.5 and tox < 0.5', 2),
+        ("columns.URL = 'b'", 1),
+        ("columns.url = 'b'", 0),
+        ("NUMBER = 1", 1),
+        ("own.TOX > 0.5", None),
+        ("TOX > 0.5", None),
+    ],
+)
+def test_columns_that_differ_by_case_are_named_as_they_are(
+    in_a_thread: None, expression: str, kept: int | None
+) -> None:
+    table = pa.table(
+        {
+            "own.tox": [1.0, 0.0, 0.0, None],
+            "own.Tox": [1.0, 1.0, 1.0, None],
+            "columns.url": ["a", "a", None, None],
+            "columns.URL": [None, None, "b", "a"],
+            "own.number": [0, 1, 2, 3],
+        }
+    )
+    schema = {field.name: field.type for field in table.schema}
+    if kept is None:
+        with pytest.raises(ConfigError, match=r"differ by case only(?s:.)*tox, (own\.)?Tox"):
+            module.Where(expression, schema, "run.toml")
+        return
+    with module.Where(expression, schema, "run.toml") as where:
+        assert where.evaluate(table).all(axis=0).sum() == kept
+
+
 def test_memory_and_time_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMORY_BYTES", 2**30)
     text = "columns.lang" + " || columns.lang" * 400

@@ -296,6 +296,23 @@ def test_sql_answers_over_all_attributes_and_reads_nothing_else(
         refused_line(capsys, "sql", wrong, *_flags(numbered), code="E-SELECT-QUERY")
 
 
+def test_columns_that_differ_by_case_are_asked_for_as_they_are_written(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = numbered.root / "own.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("Number", pa.nulls(len(table), pa.int64())), path)
+    assert main(["attributes", *_flags(numbered)]) == 0
+    capsys.readouterr()
+    for name, count in (("number", len(table)), ('"Number"', 0)):
+        found = said(capsys, "sql", f"select count({name}) as n from documents", *_flags(numbered))
+        assert found == [{"n": count}]
+    for asked in ("*", "number, Number"):
+        sql = f"select {asked} from documents"
+        line = refused_line(capsys, "sql", sql, *_flags(numbered), code="E-SELECT-QUERY")
+        assert "found number, Number" in line
+
+
 def test_attributes_that_are_not_made_or_of_other_documents_are_refused(
     numbered: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
