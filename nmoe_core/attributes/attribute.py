@@ -6,8 +6,8 @@ Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +51,14 @@ class Attribute:
         schema: Of its columns.
         made_with: Fingerprints of code and settings.
         compute: Takes the texts of documents, gives their rows.
+        facts: Of the settings, to be told with every file that is made.
     """
 
     name: str
     schema: pa.Schema
     made_with: Fingerprints
     compute: Callable[[pa.LargeStringArray], pa.Table]
+    facts: Mapping[str, int] = field(default_factory=dict)
 
 
 class ShardDocuments(NamedTuple):
@@ -105,7 +107,8 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
             parts = opened.documents, attribute.schema, rows.batches(opened)
             replace_rows(path, attribute.name, made_from, *parts)
             computed = rows.num_computed
-    return made(path, changed=old is None or old.fingerprints != made_from, computed=computed)
+    changed = old is None or old.fingerprints != made_from
+    return made(path, changed=changed, computed=computed, **attribute.facts)
 
 
 def made(path: Path, **facts: int) -> Result:

@@ -1,8 +1,10 @@
 """Which texts hold passages of evaluation sets: 13 equal words in a row, as words are hashed.
 
 An evaluation set is a JSONL file; every string in its objects counts, wherever it stands, if it has
-13 words. Windows of 13 words are compared by a polynomial hash, and every hit word by word. As for
-near duplicates, case, spacing and punctuation do not count, and a Chinese character is a word.
+8 words; one of fewer than 13 words is looked for whole. Shorter ones, such as "Mars", stand in many
+innocent texts; they are counted, and not looked for. Windows are compared by a polynomial hash, and
+every hit word by word. As for near duplicates, case, spacing and punctuation do not count, and a
+Chinese character is a word.
 With 0.6 M windows, one core looks up about 100 million words per second, and 33 million with the
 hashing of the words; with 2 M windows, which no cache holds, 35 and 21. Memory is about 25 bytes
 per word of the sets.
@@ -26,7 +28,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
 
-WINDOW_WORDS = 13
+WINDOW_WORDS, LEAST_WORDS = 13, 8
 _AT_A_TIME = 1024  # windows
 SCHEMA = pa.schema(
     [
@@ -38,18 +40,14 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Evaluations:
-    """The windows of some evaluation sets; pickles."""
+class Windows:
+    """The windows of one length."""
 
-    names: tuple[str, ...]
-    digests: Fingerprints
-    """SHA-256 of each file, by name."""
+    num_words: int
     hashes: np.ndarray
     """uint64 `[num_windows]`, ascending, each once."""
     places: np.ndarray
-    """int64 `[num_windows]`: where the window begins in `words`."""
-    words: np.ndarray
-    """uint64: all words of all sets."""
+    """int64 `[num_windows]`: where the window begins in the words of the sets."""
     owners: np.ndarray
     """uint16 `[num_windows]`: the set of each window, the first of several."""
 
@@ -58,40 +56,64 @@ class Evaluations:
         """What says whether a window is in the sets: `bloom` and `parts` of the hashes."""
         return *bloom(self.hashes), parts(self.hashes)
 
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Some evaluation sets; pickles."""
+
+    names: tuple[str, ...]
+    digests: Fingerprints
+    """SHA-256 of each file, by name."""
+    words: np.ndarray
+    """uint64: all words of all sets."""
+    windows: tuple[Windows, ...]
+    """The longest first."""
+    facts: dict[str, int]
+    """Number of `evaluation_strings`, and of `short_strings`, which are not looked for."""
+
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> "Evaluations":
         """Read the sets by their names. Raises SourceError: a file is missing, a line is no JSON
-        object, or a file has no string of 13 words (E-CONTAMINATION-SET)."""
-        digests, parts, owners, places, first = {}, [], [], [], 0
+        object, or a file has no string of 8 words (E-CONTAMINATION-SET)."""
+        digests, parts, lengths, owners = {}, [], [], []
         for number, (name, path) in enumerate(files.items()):
             texts, digests[name] = _read(path)
             found = words(pa.array(texts, pa.large_string()))
-            starts = _starts(found.bounds)
-            if not len(starts):
-                raise _bad_set(
-                    path, f"no string of {WINDOW_WORDS} words", "JSON objects with texts"
-                )
+            lengths.append(np.diff(found.bounds))
+            if lengths[-1].max(initial=0) < LEAST_WORDS:
+                raise _bad_set(path, f"no string of {LEAST_WORDS} words", "JSON objects with texts")
             parts.append(found.hashes)
-            places.append(starts + first)
-            owners.append(np.full(len(starts), number, np.uint16))
-            first += len(found.hashes)
+            owners.append(np.full(len(found.hashes), number, np.uint16))
         flat = np.concatenate([*parts, np.empty(0, np.uint64)])
-        at = np.concatenate([*places, np.empty(0, np.int64)])
         owner = np.concatenate([*owners, np.empty(0, np.uint16)])
-        hashes, order = np.unique(_windows(flat)[at], return_index=True)
-        return cls(tuple(files), digests, hashes, at[order], flat, owner[order])
+        length = np.concatenate([*lengths, np.empty(0, np.int64)])
+        windows = []
+        for num_words in range(WINDOW_WORDS, LEAST_WORDS - 1, -1):
+            at = _starts(length, num_words)
+            if len(at):
+                hashes, order = np.unique(_windows(flat, num_words)[at], return_index=True)
+                windows.append(Windows(num_words, hashes, at[order], owner[at[order]]))
+        short = int(np.count_nonzero(length < LEAST_WORDS))
+        facts = {"evaluation_strings": len(length), "short_strings": short}
+        return cls(tuple(files), digests, flat, tuple(windows), facts)
 
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
     """How much of each text stands in the sets, by `SCHEMA`."""
-    known = evaluations.places, evaluations.owners, evaluations.words
     shares = np.zeros(len(texts), np.float32)
     owners = np.full(len(texts), -1)
     for start, stop in batches(texts):
-        found = words(texts.slice(start, stop - start))
-        by_set = np.zeros(max(1, len(evaluations.names)), np.int64)
-        results = shares[start:stop], owners[start:stop], by_set
-        _scan(found.hashes, found.bounds, known, *evaluations.filter, results)
+        hashes, bounds = words(texts.slice(start, stop - start))
+        of_words = np.full(len(hashes), -1)
+        for one in evaluations.windows:
+            known = one.places, one.owners, evaluations.words, one.num_words
+            _scan(hashes, bounds, known, *one.filter, of_words)
+        covered = np.concatenate([[0], np.cumsum(of_words >= 0)])[bounds]
+        counts = np.diff(covered)
+        shares[start:stop] = counts / np.maximum(1, np.diff(bounds))
+        for text in np.flatnonzero(counts).tolist():
+            known_words = of_words[bounds[text] : bounds[text + 1]]
+            owners[start + text] = np.bincount(known_words[known_words >= 0]).argmax()
     names = pa.array(evaluations.names, pa.string()).take(pa.array(owners, mask=owners < 0))
     return pa.table([pa.array(shares), names], schema=SCHEMA)
 
@@ -127,59 +149,60 @@ def _bad_set(path: Path, found: str, expected: str = "one JSON object per line")
     )
 
 
-def _starts(bounds: np.ndarray) -> np.ndarray:
-    """Where windows begin that lie in one text."""
-    last = np.repeat(bounds[1:], np.diff(bounds)) - WINDOW_WORDS
+def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
+    """Where windows begin that lie in one text; if they are shorter than 13 words, whole texts."""
+    ends = np.cumsum(lengths)
+    if num_words < WINDOW_WORDS:
+        return (ends - lengths)[lengths == num_words]
+    last = np.repeat(ends, lengths) - num_words
     places = np.arange(len(last))
     return places[places <= last]
 
 
 @njit(cache=True)
-def _windows(hashes):
-    """The hash of the window that begins at each word: int64 `[num_words]`, the last 12 unused."""
+def _windows(hashes, size):
+    """The hash of the window that begins at each word; the last ones are unused."""
     found = np.zeros(len(hashes), np.uint64)
-    for i in range(len(hashes) - WINDOW_WORDS + 1):
+    for i in range(len(hashes) - size + 1):
         h = np.uint64(0)
-        for k in range(WINDOW_WORDS):
+        for k in range(size):
             h = h * _BASE + hashes[i + k]
         found[i] = mix(h)
     return found
 
 
 @njit(cache=True, inline="always")
-def _equal(first, i, second, k):
-    for j in range(WINDOW_WORDS):  # noqa: SIM110 (numba compiles loops, not generators)
+def _equal(first, i, second, k, size):
+    for j in range(size):  # noqa: SIM110 (numba compiles loops, not generators)
         if first[i + j] != second[k + j]:
             return False
     return True
 
 
 @njit(cache=True)
-def _scan(hashes, bounds, known, passes, shift, among, results):
-    """Words of each text that a verified window covers, and the set that covers most.
+def _scan(hashes, bounds, known, passes, shift, among, of_words):
+    """The set of each word that a verified window covers, unless it has one.
 
     Many windows are looked up in the filter one after the other, so that the processor waits for
     several places of memory at a time.
     """
-    places, owners, set_words = known
+    places, owners, set_words, size = known
     windows, begins, part_shift = among
-    shares, names, by_set = results
     some, passed = np.empty(_AT_A_TIME, np.uint64), np.empty(_AT_A_TIME, np.int64)
     top = np.uint64(1)
-    for _ in range(WINDOW_WORDS):
+    for _ in range(size):
         top = top * _BASE
     for text in range(len(bounds) - 1):
         start, stop = bounds[text], bounds[text + 1]
-        covered, covered_to, h, left = 0, start, np.uint64(0), np.uint64(0)
-        by_set[:] = 0
-        for i in range(start, min(stop, start + WINDOW_WORDS - 1)):
+        h, left = np.uint64(0), np.uint64(0)
+        for i in range(start, min(stop, start + size - 1)):
             h = h * _BASE + hashes[i]
-        end = stop - WINDOW_WORDS + 1
+        end = stop - size + 1
         for begin in range(start, end, _AT_A_TIME):
             count, num_passed = min(_AT_A_TIME, end - begin), 0
             for k in range(count):
                 first = begin + k
-                h = h * _BASE + (hashes[first + WINDOW_WORDS - 1] - left * top)
+                h = h * _BASE + (hashes[first + size - 1] - left * top)
                 left = hashes[first]
                 some[k] = mix(h)
             for k in range(count):
@@ -188,12 +211,8 @@ def _scan(hashes, bounds, known, passes, shift, among, results):
                 num_passed += passes[some[k] >> shift] & wanted == wanted
             for k in passed[:num_passed]:
                 at = place(some[k], windows, begins, part_shift)
-                if at < 0 or not _equal(hashes, begin + k, set_words, places[at]):
+                if at < 0 or not _equal(hashes, begin + k, set_words, places[at], size):
                     continue
-                new = begin + k + WINDOW_WORDS - max(begin + k, covered_to)
-                covered += new
-                covered_to = begin + k + WINDOW_WORDS
-                by_set[owners[at]] += new
-        if covered:
-            shares[text] = covered / (stop - start)
-            names[text] = np.argmax(by_set)
+                for i in range(begin + k, begin + k + size):
+                    if of_words[i] < 0:
+                        of_words[i] = owners[at]

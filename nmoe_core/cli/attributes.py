@@ -114,6 +114,10 @@ def _percent(part: int, whole: int) -> float:
 def _show(rows: list[dict[str, Any]]) -> None:
     header = ("attribute", "source", "documents", "computed", "shards", "written", "MB", "seconds")
     print_table(header, [[row[key] for key in header] for row in rows])
+    short = [row for row in rows if row.get("short_strings")]
+    for row in short[:1]:
+        count = f"{row['short_strings']} of {row['evaluation_strings']} strings"
+        print(f"\n{count} of evaluation sets have fewer than 8 words and were not looked for")
 
 
 def run_ablation(arguments: argparse.Namespace) -> dict[str, Any]:

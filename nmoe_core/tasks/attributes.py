@@ -95,6 +95,7 @@ def open_attribute(run: Run, name: str) -> Attribute:
     module = _import(module_name)
     made_with: Fingerprints = {"code": CODES[name]}
     compute: Any = getattr(module, function)
+    facts: dict[str, int] = {}
     if name == "contamination":
         files = run.config.contamination.evaluations
         if not files:
@@ -107,7 +108,8 @@ def open_attribute(run: Run, name: str) -> Attribute:
         sets = module.Evaluations.read({key: run.resolve(path) for key, path in files.items()})
         made_with["evaluations"] = sha256_json(sets.digests)
         compute = partial(compute, evaluations=sets)
-    return Attribute(name, module.SCHEMA, made_with, compute)
+        facts = sets.facts
+    return Attribute(name, module.SCHEMA, made_with, compute, facts)
 
 
 def attribute_schema(run: Run, name: str) -> Any:

@@ -107,7 +107,7 @@ def attribute_sources(
     rows = []
     for name in attributes.chosen_attributes(run, only):
         for source in ["all"] if name == "duplicates" else chosen_sources(run, sources):
-            started = time.perf_counter()
+            started, told = time.perf_counter(), {}
             if name == "duplicates":
                 facts = dict(attributes.make_duplicates(run).facts)
             else:
@@ -116,8 +116,10 @@ def attribute_sources(
                 keys = ("documents", "computed", "changed", "bytes")
                 facts = {key: sum(one.get(key, 0) for one in every) for key in keys}
                 facts |= {"shards": len(done), "shards_written": facts["changed"]}
+                told = {k: n for one in every for k, n in one.items() if k.endswith("_strings")}
             rows.append(
                 {
+                    **told,
                     "attribute": name,
                     "source": source,
                     "documents": facts["documents"],

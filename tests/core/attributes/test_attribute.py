@@ -1,6 +1,7 @@
 """Attributes of shards: computed once per text, joined by keys, made again only where needed."""
 
 import hashlib
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -216,3 +217,15 @@ def test_a_change_of_rows_is_recorded_also_where_its_run_was_stopped(tmp_path: P
             path = shard.attribute("size")
             assert attribute.read_drift(path) is not None, k
             assert [p.name for p in path.parent.iterdir() if ".tmp." in p.name] == []
+
+
+def test_short_strings_of_evaluation_sets_are_counted_to_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = _project(tmp_path, use=["contamination"])
+    rows = [{"q": "Which planet is known as the Red Planet?", "a": "Mars"}, {"a": "Bern"}]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    asked = "contamination.evaluations.quiz=set.jsonl"
+    for _ in range(2):  # the second time nothing is made
+        assert main(["attributes", "--config", str(project.config), "--set", asked]) == 0
+        assert "2 of 3 strings of evaluation sets have fewer than 8" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from tests.refusals import refused
 GERMAN = (
     "Das Gesetz tritt am Tage nach der Verkündung in Kraft, soweit nichts anderes bestimmt ist."
 )
+SHORT = "Which planet is known as the Red Planet?"
 CHINESE = "床前明月光，疑是地上霜。举头望明月，低头思故乡。"
 
 
@@ -109,7 +110,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
     rng = random.Random(0)
     sets = {
         "quiz": [" ".join(f"Q{rng.randrange(50)}" for _ in range(40)) for _ in range(20)],
-        "poems": [CHINESE, GERMAN, "too short to count"],
+        "poems": [CHINESE, GERMAN, "too short to count", SHORT, SHORT + " more"],
     }
     for name, texts in sets.items():
         rows = [
@@ -126,6 +127,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
             for text in (CHINESE, sets["quiz"][3])
         ),
         CHINESE + " " + sets["quiz"][0],
+        *(f"Asked: {SHORT} {SHORT} More? {CHINESE}", SHORT, " ".join(SHORT.split()[1:])),
         # Across where so many windows end as are looked up at a time.
         *(" ".join(["x", "y"] * (n // 2) + [sets["quiz"][1]] * 26) for n in range(980, 1030, 6)),
     ]
@@ -136,24 +138,26 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
         assert row == {"contamination": np.float32(share), "contaminated_by": name}, text
     assert [row["contamination"] for row in found[:20]] == [1] * 20
     assert [row["contamination"] for row in found[20:40]] == [0] * 20
+    assert evaluations.facts == {"evaluation_strings": 50, "short_strings": 26}
 
 
 def plain_contamination(words: list[str], known: dict[str, set]) -> tuple[float, str | None]:
-    """Share of words in windows of 13 that a set holds, and the set with most of them."""
-    covered, by_set, last = 0, dict.fromkeys(known, 0), 0
-    for i in range(len(words) - 12):
-        owners = [name for name in known if tuple(words[i : i + 13]) in known[name]]
-        if owners:
-            new = i + 13 - max(i, last)
-            covered, last = covered + new, i + 13
-            by_set[owners[0]] += new
-    return covered / max(1, len(words)), max(by_set, key=by_set.__getitem__) if covered else None
+    """Share of words in windows that a set holds, and the set with most of them."""
+    of_words: dict[int, str] = {}
+    for size in range(13, 7, -1):
+        for i in range(len(words) - size + 1):
+            for name in [name for name in known if tuple(words[i : i + size]) in known[name]][:1]:
+                of_words = dict.fromkeys(range(i, i + size), name) | of_words
+    by_set = {name: [*of_words.values()].count(name) for name in known}
+    most = max(by_set, key=by_set.__getitem__) if of_words else None
+    return len(of_words) / max(1, len(words)), most
 
 
 def windows(texts: list[str]) -> set[tuple[str, ...]]:
-    """All windows of 13 words."""
+    """All windows of 13 words, and shorter texts from 8 words on."""
     found = [naive.words(text) for text in texts]
-    return {tuple(words[i : i + 13]) for words in found for i in range(len(words) - 12)}
+    whole = {tuple(words) for words in found if 8 <= len(words) < 13}
+    return whole | {tuple(words[i : i + 13]) for words in found for i in range(len(words) - 12)}
 
 
 @pytest.mark.parametrize(
@@ -183,5 +187,7 @@ def test_a_run_names_its_evaluation_sets(tmp_path: Path, named: bool) -> None:
         with refused("E-CONFIG-EVALUATIONS"):
             open_attribute(run, "contamination")
         return
-    [row] = open_attribute(run, "contamination").compute(of([GERMAN])).to_pylist()
+    attribute = open_attribute(run, "contamination")
+    assert attribute.facts == {"evaluation_strings": 1, "short_strings": 0}
+    [row] = attribute.compute(of([GERMAN])).to_pylist()
     assert row == {"contamination": 1, "contaminated_by": "law"}
