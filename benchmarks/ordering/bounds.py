@@ -16,10 +16,11 @@ _STEP = 7  # topics start at different shards, or shard 0 would get the odd docu
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What no order of these documents can exceed, in `num_windows` = ceil(tokens / seq_len).
+    """What to expect of an order of these documents at most, in `num_windows` = ceil(tokens /
+    seq_len).
 
-    `flush` and `concat` bound the mean; `min_*` the least window; `best_std_*` is the least
-    standard deviation of counts whose mean is the ceiling.
+    `flush` and `concat` are of the mean, which concat may pass by a few percent; `min_*` of the
+    least window; `best_std_*` is the least standard deviation of counts whose mean is the ceiling.
     """
 
     num_windows: int

@@ -112,7 +112,7 @@ _MEANINGS = {
     "grader": "who grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",
-    "percent_of_ceiling": "that mean, of what any order of these documents could reach",
+    "percent_of_ceiling": "that mean, of the highest to expect of an order of these documents",
     "wrap_tv_8": "how far topics of the first and last 8 windows differ, 0 to 1",
     "before, after, shuffle": "in the source's order, in the order taken, in a random one",
     "min_full, last, std": "topics in the poorest full window and in the last, and their deviation",

@@ -34,7 +34,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "on-error": {
         "choices": ("fail", "set-aside"),
         "default": "fail",
-        "help": "lines that are no records: refuse the file, or write them to *_set_aside.jsonl",
+        "help": "lines that are no records: refuse the file, or write them to *_set_aside.jsonl "
+        "(and count loaded embeddings that are not finite as zeros)",
     },
 }
 _OF_FILE = ("n-clusters", "seq-len", "text-field", "load-embeddings", "pca-components", "no-plot")
@@ -83,7 +84,8 @@ def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
 
 def _add_file_flags(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     _add(parser, "input", "model-dir", required=is_required)
-    parser.add_argument("--output", type=Path, required=is_required, metavar="JSONL")
+    text = "default of calibrate-k: {input}_curated.jsonl, whose embeddings are kept"
+    parser.add_argument("--output", type=Path, metavar="JSONL", help=text)
     _add(parser, *_OF_FILE)
     parser.add_argument("--gpu", type=int, default=0, help="accepted: shallow embedding uses none")
 
@@ -137,7 +139,7 @@ def _add_animate(parts: Any) -> None:
 
 def run_curate(arguments: argparse.Namespace) -> int:
     """Reorder a file, or only measure it."""
-    needed = ("input", "output", "model_dir")
+    needed = ("input", "model_dir") if arguments.calibrate_k else ("input", "output", "model_dir")
     missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(arguments, n) is None]
     if missing:
         arguments.parser.error(f"the following arguments are required: {', '.join(missing)}")
@@ -246,7 +248,9 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
     order = given.get("order") or ("auto" if arguments.seq_len else "golden")
     values |= {"order": order.replace("-", "_"), "seq_len": arguments.seq_len or _SEQ_LEN}
     values |= {"max_width": 0} if arguments.full_width else {}
-    named = arguments.input, arguments.output, arguments.model_dir, arguments.load_embeddings
+    stem = arguments.input.name.partition(".jsonl")[0]
+    output = arguments.output or arguments.input.with_name(f"{stem}_curated.jsonl")
+    named = arguments.input, output, arguments.model_dir, arguments.load_embeddings
     return JsonlPaths(*named, given.get("token_counts")), JsonlSettings(**values)
 
 

@@ -41,8 +41,8 @@ class ChecksTable(StrictModel):
     """Standard errors by which the share kept may miss what is expected (checks
     `calibrated_keep_rate`, `keep_rate_of_all`)."""
     min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
-    """Minimum of the mean number of topics per window, in percent of what an order can reach (check
-    `diversity`); an order as good as a shuffle passes too."""
+    """Minimum of the mean number of topics per window, in percent of the highest to expect of
+    an order (check `diversity`); an order as good as a shuffle passes too."""
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
     """Maximum total variation, 0 to 1, between the topics of the first and the last 8 windows
     (check `boundary`); an order as good as a shuffle passes too."""

@@ -44,7 +44,7 @@ def ordering_plot(
         doc_clusters: int `[N]`.
         orders: Named permutations of the documents, each with the distinct clusters of each window
             in this order: int `[W]`.
-        ceiling: The highest mean of these that an order can have.
+        ceiling: Reference for the mean of these: the highest to expect of an order.
         seq_len: Tokens of a window.
         what: What clusters are called, in the plural.
         scale: See `png.render`.
@@ -87,8 +87,8 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
         mean = float(found.mean())
         text = f"{name}: mean {mean:.2f}, {100 * mean / ceiling:.1f} % of ceiling"
         _line(axes, found, _LINES.get(name) or next(others), text)
-        highest = max(highest, float(found.max()))  # one window may pass the mean's bound
-    label = f"ceiling of the mean {ceiling:.2f}"
+        highest = max(highest, float(found.max()))  # one window may pass the mean's ceiling
+    label = f"ceiling, the highest mean to expect {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set_ylim(0, highest * 1.08)
     axes.margins(x=0.01)

@@ -204,7 +204,8 @@ def _diversity(corpus: Corpus) -> Iterator[object]:
             shown += [element("h3", name), _plots([pictures(drawn)])]
     yield paragraph(
         "Distinct topics in a window that a trainer reads, mean over windows: in the order of the "
-        "source, shuffled, and as curated; the ceiling is the highest mean to expect of any order."
+        "source, shuffled, and as curated; the ceiling is the highest mean to expect of any order, "
+        "which a lucky one may pass by a few percent."
     )
     yield table(["source", "before", "shuffle", "after", "ceiling", "% of ceiling"], rows)
     if run.tree.topic_terms.is_file():

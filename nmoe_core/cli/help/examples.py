@@ -72,7 +72,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         " --seq-len 4096",
     ),
     "nmoe curate calibrate-k": (
-        "nmoe curate calibrate-k --input web.jsonl --model-dir gpt-oss-20b --output k.jsonl",
+        "nmoe curate calibrate-k --input web.jsonl --model-dir gpt-oss-20b",
     ),
     "nmoe curate embed": (
         "nmoe curate embed --input web.jsonl --model-dir gpt-oss-20b --output deep.npy --limit 99",

@@ -63,7 +63,7 @@ class Embedded:
     method: str  # what the rows are
     identity: str  # digest of what they were made by
     num_computed: int = 0  # texts embedded by this run
-    num_nan: int = 0  # loaded rows that were not finite and count as zero
+    num_nan: int = 0  # loaded rows that were not finite and count as zero, if that was asked for
 
     @property
     def lengths(self) -> np.ndarray:
@@ -139,6 +139,14 @@ def embed_jsonl(
     assert path is not None
     rows = np.array(open_array(path, "f", len(records), None), np.float32)
     is_bad = ~np.isfinite(rows).all(axis=1)
+    if is_bad.any() and settings.on_error == "fail":
+        raise CurationError(
+            "rows of the embeddings are not finite",
+            where=path,
+            found=f"{is_bad.sum()} of {len(rows)}, first row {is_bad.argmax()}",
+            do="embed these records again, or count them as zeros with --on-error set-aside",
+            code="E-CURATION-EMBEDDING",
+        )
     rows[is_bad] = 0
     identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
     return Embedded(records, found.tokens, rows, "loaded", identity, num_nan=num_nan)

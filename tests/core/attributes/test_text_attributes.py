@@ -110,6 +110,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
     rng = random.Random(0)
     sets = {
         "quiz": [" ".join(f"Q{rng.randrange(50)}" for _ in range(40)) for _ in range(20)],
+        "stories": [f"Two or three words {SHORT} and more"],
         "poems": [CHINESE, GERMAN, "too short to count", SHORT, SHORT + " more"],
     }
     for name, texts in sets.items():
@@ -127,6 +128,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
             for text in (CHINESE, sets["quiz"][3])
         ),
         CHINESE + " " + sets["quiz"][0],
+        f"two or three words {SHORT} and more",
         *(f"Asked: {SHORT} {SHORT} More? {CHINESE}", SHORT, " ".join(SHORT.split()[1:])),
         # Across where so many windows end as are looked up at a time.
         *(" ".join(["x", "y"] * (n // 2) + [sets["quiz"][1]] * 26) for n in range(980, 1030, 6)),
@@ -138,7 +140,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
         assert row == {"contamination": np.float32(share), "contaminated_by": name}, text
     assert [row["contamination"] for row in found[:20]] == [1] * 20
     assert [row["contamination"] for row in found[20:40]] == [0] * 20
-    assert evaluations.facts == {"evaluation_strings": 50, "short_strings": 26}
+    assert evaluations.facts == {"evaluation_strings": 52, "short_strings": 27}
 
 
 def plain_contamination(words: list[str], known: dict[str, set]) -> tuple[float, str | None]:

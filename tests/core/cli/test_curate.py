@@ -192,6 +192,11 @@ def test_calibrate_k_prints_both_rules_and_leaves_no_reordered_file(data: Data) 
     assert [result["k"] for result in found["results"]] == [5, 10, 15, 20, 25, 30, 40, 50, 75, 100]
     assert not data.made(".jsonl").exists()
     assert data.path.with_name("k_calibration.png").exists()
+    data.made("_calibrate_k.json").unlink()
+    flags = ["--input", str(data.path), "--model-dir", str(data.model), "--seq-len", "300"]
+    for verb in (["curate", "calibrate-k"], ["curate", "--calibrate-k"]):
+        assert main([*verb, *flags, "--no-plot"]) == 0
+        data.path.with_name(f"{data.path.stem}_curated_calibrate_k.json").unlink()
 
 
 def test_loaded_embeddings_and_pca_stand_in_for_shallow_ones(data: Data) -> None:
@@ -203,7 +208,12 @@ def test_loaded_embeddings_and_pca_stand_in_for_shallow_ones(data: Data) -> None
     deep = data.directory / "deep.npy"
     np.save(deep, rows.astype(np.float16))
     flags = ("--load-embeddings", str(deep), "--pca-components", "5", "--no-plot")
-    assert data.curate(*flags) == 0
+    assert data.curate(*flags) == 1
+    printed = data.capsys.readouterr().err
+    assert "E-CURATION-EMBEDDING" in printed
+    assert "1 of 120, first row 7" in printed
+    assert not data.made(".jsonl").exists()
+    assert data.curate(*flags, "--on-error", "set-aside") == 0
     meta = data.meta()
     assert meta["pca"]["n_components"] == 5
     assert meta["pca"]["original_dim"] == 40

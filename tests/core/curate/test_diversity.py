@@ -62,6 +62,15 @@ def test_ceilings_are_what_the_smallest_topics_and_the_longest_documents_allow()
     assert ceilings(np.array([0, 1]), np.array([19, 9]), 10).min_concat == 1
 
 
+def test_documents_across_edges_may_pass_the_concat_ceiling_but_not_twice_their_windows() -> None:
+    clusters, tokens = np.array([0, 0, 1]), np.array([3, 3, 4])
+    found = measure(np.array([0, 2, 1]), clusters, tokens, 5)
+    assert found is not None
+    assert (found.mean, found.ceiling) == (2, pytest.approx(1.8))
+    touched = np.bincount(clusters, weights=1 + np.ceil((tokens - 1) / 5))
+    assert found.mean <= np.minimum(found.num_windows, touched).sum() / found.num_windows
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20)), min_size=1, max_size=60))
 def test_no_order_of_short_documents_passes_the_flush_ceiling(rows):
