@@ -1,11 +1,15 @@
-"""Counts of personal data in each text: e-mail and IPv4 addresses, cards, IBANs, telephone numbers.
+"""Counts of personal data in each text: e-mail and IP addresses, cards, IBANs, telephone numbers.
 
-Patterns find candidates in all texts at once; cards and IBANs count where their check digits are
-right, IPv4 addresses where their parts are below 256. Telephone numbers need a country code and
-spaces or hyphens (+49 30 123456), or the form (555) 555-5555; other digits are too often something
-else. About 500 MB/s for each pattern on one core.
+Patterns find candidates in all texts at once; cards and IBANs count if their check digits are
+right. IP addresses, of version 4 or 6, count if they are public: no private, local, reserved or
+documentation network. Four parts of one digit, unless all are equal, and what follows a word such
+as "version" are taken for numbers of versions or sections. No e-mail addresses are places of
+repositories (git@github.com:a/b), files (image@2x.png) and packages (libssl3@3.2.0.gz). Telephone
+numbers need a country code (+49 30 123456, +14155552671), or an American form, (415) 555-2671 or
+415-555-2671; other digits are too often something else. About 500 MB/s a pattern on one core.
 """
 
+import ipaddress
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +18,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_CARD_DIGITS = {3: (14, 15), 4: (13, 16, 19), 5: (16,), 6: (16, 19)}
+# Numbers of digits of cards, by the first and the last of their first four digits.
+_CARDS = {
+    (2221, 2720): (16,),  # Mastercard
+    (3000, 3999): (14, 15),
+    (3528, 3589): (16,),  # JCB
+    (4000, 4999): (13, 16, 19),
+    (5000, 5999): (16,),
+    (6000, 6999): (16, 19),
+}
+# Not `is_global`, which changes with Python's version.
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+        *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3", "2001::/23", "2001:db8::/32"),
+        "3fff::/20",
+    )
+]
+_FILES = frozenset(  # endings of names that are no country's or other domain in use
+    (
+        *("avif", "bmp", "gif", "ico", "jpeg", "jpg", "pdf", "png", "svg", "webp"),
+        *("css", "html", "js", "json", "ts", "txt", "gz", "tar", "tgz", "xz", "zip"),
+    )
+)
 
 
 class Pattern(NamedTuple):
@@ -30,10 +58,13 @@ class Pattern(NamedTuple):
 
 
 def is_card(candidate: str) -> bool:
-    """Whether the digits pass Luhn's check, at a length that cards with this first digit have."""
+    """Whether the digits pass Luhn's check, at a length that cards with these first digits have."""
     digits = [int(char) for char in candidate if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
-    return len(digits) in _CARD_DIGITS[digits[0]] and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
+    start = int("".join(map(str, digits[:4])))
+    known = [lengths for (first, last), lengths in _CARDS.items() if first <= start <= last]
+    has_length = any(len(digits) in lengths for lengths in known)
+    return has_length and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
 def is_iban(candidate: str) -> bool:
@@ -44,19 +75,46 @@ def is_iban(candidate: str) -> bool:
 
 
 def is_ip(candidate: str) -> bool:
-    """Four numbers below 256, and not a part of a longer row of them."""
-    parts = candidate.strip(".").split(".")
-    return len(parts) == 4 and all(int(part) < 256 for part in parts)
+    """Whether it is a public address, and not a part of a longer row of numbers, nor a version."""
+    try:
+        address = ipaddress.ip_address(candidate)
+    except ValueError:
+        return False
+    is_number = len(candidate) == 7 and len(set(candidate)) > 2  # 1.2.3.4, unlike 8.8.8.8
+    return not is_number and not any(address in network for network in _NOT_PUBLIC)
+
+
+def is_email(candidate: str) -> bool:
+    """Whether it is no place of a repository, file or package."""
+    name, _, host = candidate.partition("@")
+    labels = host.lower().split(".")
+    is_package = labels[0].isdigit() and (labels[1].isdigit() or labels[-1] in _FILES)
+    is_place = ":" in host or name == "git"
+    return not is_place and not is_package and labels[-1] not in _FILES
+
+
+def is_phone(candidate: str) -> bool:
+    """Whether it has as many digits as numbers have, 8 to 15."""
+    return 8 <= sum(map(str.isdigit, candidate)) <= 15
 
 
 PATTERNS = {
-    "n_emails": Pattern(r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"),
-    "n_ips": Pattern(r"\b[0-9]{1,3}(?:\.[0-9]{1,3}){3,}\b", is_ip),
-    "n_cards": Pattern(r"\b[3-6][0-9]{3}(?:[ \-]?[0-9]{2,6}){2,4}\b", is_card),
+    "n_emails": Pattern(
+        r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}(?::[A-Za-z0-9~/_])?",
+        is_email,
+    ),
+    "n_ips": Pattern(
+        r"(?i:\b(?:version|ver|release|section|chapter|build)\.? ?)?"
+        r"\b(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3,}|[23][0-9A-Fa-f]{3}(?::[0-9A-Fa-f]{0,4}){2,7})\b",
+        is_ip,
+    ),
+    "n_cards": Pattern(r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]{2,6}){2,4}\b", is_card),
     "n_ibans": Pattern(r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", is_iban),
     "n_phones": Pattern(
-        r"\+[1-9][0-9]{0,2}[ \-](?:\([0-9]{1,4}\)[ \-]?)?[0-9]{2,4}(?:[ \-]?[0-9]{2,4}){1,4}\b"
-        r"|\([0-9]{3}\) ?[0-9]{3}[ \-][0-9]{4}\b"
+        r"\+[1-9][0-9]{0,2}[ \-](?:\([0-9]{1,4}\)[ \-]?)?[0-9]{1,4}(?:[ \-]?[0-9]{2,4}){1,4}\b"
+        r"|\+(?:1[2-9][0-9]{2}[2-9]|[2-9][0-9]{3,7})[0-9]{6}\b"
+        r"|\([0-9]{3}\) ?[0-9]{3}[ \-][0-9]{4}\b|\b[2-9][0-9]{2}[-.][2-9][0-9]{2}[-.][0-9]{4}\b",
+        is_phone,
     ),
 }
 SCHEMA = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PATTERNS])
