@@ -13,7 +13,11 @@ import numpy as np
 TABLE = Path(__file__).resolve().parents[1] / "nmoe_core" / "attributes" / "kernels" / "unicode.npz"
 WORD, ALONE, UNSPACED, SPACE, ALPHA, UPPER, DIGIT = (1 << bit for bit in range(7))
 # Scripts that are written without spaces between words, and Hangul, whose words are short.
-_UNSPACED = ("CJK ", "IDEOGRAPHIC ", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "THAI ")
+_UNSPACED = (
+    *("CJK ", "IDEOGRAPHIC ", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO ", "YI "),
+    *("TANGUT", "NUSHU ", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI LE ", "NEW TAI LUE "),
+    *("TAI THAM ", "TAI VIET ", "AHOM ", "JAVANESE ", "BALINESE "),
+)
 _HANGUL = ("HANGUL", "HALFWIDTH HANGUL")
 
 

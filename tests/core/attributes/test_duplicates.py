@@ -328,10 +328,19 @@ def test_pairs_of_similarity_79_80_and_90_hundredths_are_found(
     assert (is_shared & (near >= 0.7)).mean() >= recall
 
 
+@pytest.mark.parametrize(
+    "letters",
+    [
+        *((0x4E00, 0x9FFF), (0x0E01, 0x0E2F), (0x0E94, 0x0EA4), (0x1780, 0x17B4), (0x1000, 0x102B)),
+        *((0xA984, 0xA9B3), (0x1B05, 0x1B34), (0xA000, 0xA48D), (0x1A20, 0x1A55)),
+    ],
+)
 @pytest.mark.parametrize(("share", "recall"), [(0.01, 0.98), (0.02, 0.95)])
-def test_chinese_with_edited_characters_is_found(share: float, recall: float) -> None:
+def test_scripts_without_spaces_with_edited_characters_are_found(
+    letters: tuple[int, int], share: float, recall: float
+) -> None:
     rng = random.Random(1)
-    texts = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(400)) for _ in range(100)]
+    texts = ["".join(chr(rng.randrange(*letters)) for _ in range(400)) for _ in range(100)]
     pairs = [similarity(text, edited(text, share, rng, unit="")) for text in texts]
     assert sum(is_shared and near >= 0.7 for is_shared, near in pairs) >= 100 * recall
 

@@ -38,6 +38,7 @@ _PIECES = (
         '"Is it so?" he said.',
         "e.g. so",
     ),
+    *("ខ្ញុំស្រលាញ់ភាសាខ្មែរ។", "မြန်မာစာကို ဖတ်သည်။", "ພາສາລາວ", "Բարեւ ձեզ։", "ሰላም ለዓለም።", "བོད་ཡིག །"),
 )
 
 
@@ -60,6 +61,27 @@ def test_numbers_of_real_texts_are_those_of_the_plain_definitions() -> None:
     files = [*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("nmoe_core/attributes/*.py")]
     texts = [path.read_text("utf-8").strip() for path in files]
     check(texts + [part.strip() for text in texts for part in text.split("\n#")])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences", "least_words"),
+    [
+        ("Ես գրում եմ։ Դու կարդում ես։", 2, 6),
+        ("እኔ እጽፋለሁ። አንተ ታነባለህ።", 2, 4),
+        ("ខ្ញុំសរសេរ។ អ្នកអាន។ល្អ។", 3, 15),
+        ("ကျွန်တော်ရေးသည်။သူဖတ်သည်။", 2, 15),
+        ("བོད་ཡིག་འབྲི། ཁོ་ཀློག", 1, 2),
+        ("ຂ້ອຍຂຽນ. ເຈົ້າອ່ານ.", 2, 12),
+        ("यह हिन्दी है। वह पढ़ता है।", 2, 6),
+        ("ܟܬܒܐ ܛܒܐ܀ ܟܬܒܐ ܛܒܐ܂", 2, 4),
+    ],
+)
+def test_sentences_and_words_of_scripts_are_those_of_unicode(
+    text: str, sentences: int, least_words: int
+) -> None:
+    [row] = signals(pa.array([text], pa.large_string())).to_pylist()
+    assert row["n_sentences"] == sentences
+    assert row["n_words"] >= least_words
 
 
 def test_clauses_of_presets_are_over_columns_that_are_recorded() -> None:
