@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from nmoe_core.attributes.attribute import lengths_of
 from nmoe_core.attributes.kernels.bloom import bloom
 from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, sharing
-from nmoe_core.attributes.minhash import NUM_HASHES, Signatures, band_keys, bands, jaccard, rows_of
+from nmoe_core.attributes.minhash import NUM_HASHES, band_keys, bands, jaccard, rows_of
 from nmoe_core.attributes.shared import Before, ShardRows
 
 SCHEMA = pa.schema(
@@ -83,8 +83,8 @@ class Shard(NamedTuple):
         hashes = bands(threshold)
         if len(hashes) == self.keys.shape[1]:
             return self
-        signed = Signatures(self.keys, self.sketches(np.arange(len(self.keys))))
-        return self._replace(keys=band_keys(signed, hashes))
+        sketches = self.sketches(np.arange(len(self.keys)))
+        return self._replace(keys=band_keys(sketches, self.keys[:, 0] != 0, hashes))
 
     @property
     def text_keys(self) -> np.ndarray:
@@ -123,15 +123,6 @@ class _Candidates(NamedTuple):
     """int64: documents that share a key share a bucket."""
 
 
-class _Found(NamedTuple):
-    """What is found of each candidate, in their order; see `copies.decide`."""
-
-    of: np.ndarray
-    equal: np.ndarray
-    container: np.ndarray
-    containment: np.ndarray
-
-
 def resolve(
     shards: Sequence[Shard],
     priority: Sequence[str] = (),
@@ -151,9 +142,8 @@ def resolve(
     first_slots = np.cumsum(sizes) - sizes
     count = len(candidates.documents)
     least_equal = np.count_nonzero(jaccard(np.arange(NUM_HASHES + 1)) < threshold)
-    found = _Found(
-        np.full(count, -1), np.zeros(count, np.int64), np.full(count, -1), np.zeros(count)
-    )
+    copies = np.full(count, -1), np.zeros(count, np.int64)
+    parts = np.full(count, -1), np.zeros(count)
     is_settled = (
         np.concatenate(settled)
         if settled
@@ -164,9 +154,9 @@ def resolve(
         (candidates.bounds, candidates.buckets, first_slots),
         (least_equal, math.inf if contained is None else contained, MAX_VISITS),
         is_settled[candidates.documents],
-        tuple(found),
+        (*copies, *parts),
     )
-    return list(_tables(shards, candidates, found))
+    return list(_tables(shards, candidates, copies, parts))
 
 
 def _banded(shards: Sequence[Shard], threshold: float, contained: float | None) -> list[Shard]:
@@ -262,14 +252,8 @@ def _ordered(
         bounds = np.zeros(1, np.int64)
         return _Candidates(none, pa.array([], pa.string()), *rows, none, bounds, none)
     size = np.concatenate(lengths)
-    table = pa.table(
-        {
-            "rank": np.concatenate(rank),
-            "longest": -size,
-            "id": pa.chunked_array(ids),
-            "document": unique,
-        }
-    )
+    columns = [np.concatenate(rank), -size, pa.chunked_array(ids), unique]
+    table = pa.table(columns, names=["rank", "longest", "id", "document"])
     ordered = table.sort_by([(name, "ascending") for name in table.column_names])
     order = np.searchsorted(unique, ordered["document"].to_numpy())
     position = np.empty(len(order), np.int64)
@@ -296,15 +280,21 @@ def _by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[
         yield shard, documents[start:stop] - (end - len(shard.keys))
 
 
-def _tables(shards: Sequence[Shard], candidates: _Candidates, found: _Found) -> Iterator[pa.Table]:
-    copies = np.where(found.equal == EXACT, _EXACT, _NEAR)
-    kinds = np.where(found.of < 0, np.where(found.container < 0, _KEPT, _PART), copies)
+def _tables(
+    shards: Sequence[Shard],
+    candidates: _Candidates,
+    copies: tuple[np.ndarray, np.ndarray],
+    parts: tuple[np.ndarray, np.ndarray],
+) -> Iterator[pa.Table]:
+    (of, equal), (container, share) = copies, parts
+    of_kept = np.where(container < 0, _KEPT, _PART)
+    kinds = np.where(of < 0, of_kept, np.where(equal == EXACT, _EXACT, _NEAR))
     named = np.flatnonzero(kinds)
     named = named[np.argsort(candidates.documents[named])]
-    of = np.where(found.of < 0, found.container, found.of)[named]
-    names, kinds = candidates.names.take(pa.array(of)), kinds[named]
-    similarity = pa.array(np.asarray(jaccard(found.equal[named]), np.float32))
-    containment = pa.array(found.containment[named].astype(np.float32))
+    names = candidates.names.take(pa.array(np.where(of < 0, container, of)[named]))
+    kinds = kinds[named]
+    similarity = pa.array(np.asarray(jaccard(equal[named]), np.float32))
+    containment = pa.array(share[named].astype(np.float32))
     first = 0
     for shard, rows in _by_shard(shards, candidates.documents[named]):
         numbers, kind = np.full(len(shard.keys), -1), np.zeros(len(shard.keys), np.int64)

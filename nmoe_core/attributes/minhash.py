@@ -92,33 +92,28 @@ def bands(threshold: float) -> np.ndarray:
     """
     similarity = min(1.0, threshold + MARGIN)
     for num_rows in range(NUM_ROWS, LEAST_ROWS - 1, -1):
-        missed = 1 - similarity**num_rows
         num_bands = NUM_HASHES // num_rows
-        if missed**num_bands <= 1 - LEAST_SHARED:
+        if (1 - similarity**num_rows) ** num_bands <= 1 - LEAST_SHARED:
             return np.arange(num_bands * num_rows).reshape(-1, num_rows)
-    num_bands = math.ceil(math.log(1 - LEAST_SHARED) / math.log(missed))
-    rounds = np.arange(math.ceil(num_bands / (NUM_HASHES // num_rows)) * NUM_HASHES)
-    order = np.argsort(mix(rounds.astype(np.uint64)).reshape(-1, NUM_HASHES), axis=1)
-    whole = order[:, : NUM_HASHES // num_rows * num_rows]
-    return whole.reshape(-1, num_rows)[:num_bands]
-
-
-def band_keys(signed: Signatures, hashes: np.ndarray) -> np.ndarray:
-    """A key per band of `bands`, made of the sketches: uint64 `[num_texts, num_bands]`, all 0 for a
-    text without words."""
-    keys = np.zeros((len(signed.sketch), len(hashes)), np.uint64)
-    _join(signed.sketch, hashes, signed.keys[:, 0] != 0, keys)
-    return keys
+    num_bands = math.ceil(math.log(1 - LEAST_SHARED) / math.log(1 - similarity**LEAST_ROWS))
+    per_round = NUM_HASHES // LEAST_ROWS
+    numbers = np.arange(math.ceil(num_bands / per_round) * NUM_HASHES, dtype=np.uint64)
+    order = np.argsort(mix(numbers).reshape(-1, NUM_HASHES), axis=1)
+    return order[:, : per_round * LEAST_ROWS].reshape(-1, LEAST_ROWS)[:num_bands]
 
 
 @njit(cache=True)
-def _join(sketch, hashes, has_words, keys):
+def band_keys(sketch, has_words, hashes):
+    """A key per band of `bands`, made of the sketches: uint64 `[num_texts, num_bands]`, all 0 for a
+    text without words."""
+    keys = np.zeros((len(sketch), len(hashes)), np.uint64)
     for text in range(len(sketch)):
         for band in range(len(hashes) if has_words[text] else 0):
             h = np.uint64(band)
             for row in hashes[band]:
                 h = mix(h * _BASE + np.uint64(sketch[text, row]))
             keys[text, band] = h | np.uint64(1)
+    return keys
 
 
 def _sign(found: Words, into: Signatures) -> None:

@@ -42,7 +42,7 @@ def _write(directory: Path, rows: Rows, num_shards: int = 4) -> Project:
     ]
     settings = {
         "attributes": {"use": ["duplicates"]},
-        "duplicates": {"priority": ["web"]},
+        "duplicates": {"priority": ["web"], "jaccard": 0.6, "contained": 0.8},
         "prep": {"num_shards": num_shards},
     }
     project = write_project(directory, sources, settings)
