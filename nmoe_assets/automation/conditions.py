@@ -4,9 +4,11 @@ An asset is due when its code version or the content of an input changed, and, w
 says `make` for its kind, also when it was missing at the first look. It waits for inputs that are
 missing, due themselves, being made, about to be made, or did not pass a check that blocks. Inputs
 that are made by hand may be due for good, so they are taken as they are unless their last run
-failed. Scores do not follow heads and backbone but the calibration, which names them: scores of new
-heads and an old calibration would be refused. Dagster says what may be stale; the fingerprints
-beside the files decide.
+failed; but whatever reads labels waits until those of changed documents are made. Readers of shards
+wait while a blocking check of the manifest has failed, such as one of checksums. Scores do not
+follow heads and backbone but the calibration, which names them: scores of new heads and an old
+calibration would be refused. Dagster says what may be stale; the fingerprints beside the files
+decide.
 """
 
 import functools
@@ -21,6 +23,12 @@ from nmoe_assets.assets.names import asset_key, named
 from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 
+# The manifest whose checks read the bytes of these partitions.
+_CHECKED_BY = {
+    "shards": "manifest",
+    "valid_shards": "valid_manifest",
+    "curated": "curated_manifest",
+}
 Condition = dg.AutomationCondition[Any]  # of an asset or of a check
 _AC = dg.AutomationCondition
 _KINDS = {
@@ -40,6 +48,7 @@ _failed = _AC.execution_failed()
 _unusable = (
     _AC.missing() | _in_progress | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 )
+_damaged = _AC.any_checks_match(_AC.check_failed(), blocking_only=True)
 
 
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
@@ -58,7 +67,14 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
         is_followed = _mode(run, dep.path[-1]) != "off"
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
+            if dep.path[-1] == "oracle_labels":
+                # A person pays for labels. Until those of changed documents are there, a task that
+                # reads them would be refused.
+                state |= _due_input(())
             holds_up |= _AC.asset_matches(dep, state)
+            if dep.path[-1] in _CHECKED_BY:
+                manifest = dg.AssetKey([*dep.path[:-1], _CHECKED_BY[dep.path[-1]]])
+                holds_up |= _AC.asset_matches(manifest, _damaged)
         elif is_followed:
             holds_up |= _AC.asset_matches(dep, _due_input(_unread(run, dep)))
     due = _due(mode, [dep for dep in deps if dep not in unread], unread)
