@@ -8,6 +8,7 @@ held. Lone surrogate escapes are JSON. Memory: one line.
 import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,13 @@ import orjson
 from nmoe_core.base.append_log import Line
 
 MAX_LINE_BYTES = 256 * 2**20
+COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # which starts as that of UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _MISSING = object()
 Refuse = Callable[[int, str], Exception]
 """Makes the error for a line: its number from 1, and what is wrong with it."""
@@ -23,7 +31,25 @@ Refuse = Callable[[int, str], Exception]
 
 def is_plain_file(path: Path) -> bool:
     """Whether a file is there and not compressed."""
-    return path.suffix not in (".gz", ".zst") and path.is_file()
+    return path.suffix.lower() not in COMPRESSED and path.is_file()
+
+
+def marked_encoding(payload: bytes | memoryview) -> str:
+    """The encoding that a byte order mark at the start names; UTF-8 if there is none."""
+    head = bytes(payload[:4])
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with bytes that are not text of their encoding, and what they may be."""
+    guess = ""
+    if error.encoding == "utf-8":
+        with suppress(UnicodeDecodeError):
+            error.object.decode("cp1252")
+            guess = ", perhaps Windows-1252"
+        if b"\0" in error.object:
+            guess = ", perhaps UTF-16 without a byte order mark, or no text"
+    return f"not {error.encoding.upper()} at byte {error.start}{guess}"
 
 
 def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
@@ -87,8 +113,12 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
                 raise
             text, is_replaced = payload.decode("utf-8", "replace"), True
         return json.loads(text), is_replaced
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not JSON: {not_utf8(error)}") from None
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        is_wide = b"\0" in payload[:4]
+        hint = ", perhaps UTF-16 without a byte order mark" if is_wide else ""
+        raise ValueError(f"not JSON: {error}{hint}") from None
     except RecursionError:
         raise ValueError("not JSON: nested too deep") from None
 

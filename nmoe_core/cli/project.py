@@ -21,6 +21,8 @@ from nmoe_core.cli.plan import print_outputs
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
+    from nmoe_core.project.survey import Survey
+    from nmoe_core.sources.discover import Inputs
     from nmoe_core.tasks.graph.walk import State
 
 _VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
@@ -30,8 +32,10 @@ def register(verbs: Any) -> None:
     text = "look at documents and write the nmoe.toml that runs over them"
     init = add_verb(verbs, "init", make_project, text, _show_project)
     text = "directory, file or URL of documents, or a hub dataset, owner/name (default: here)"
-    init.add_argument("source", nargs="?", default=".", metavar="SOURCE", help=text)
+    init.add_argument("source", nargs="?", metavar="SOURCE", help=text)
     init.add_argument("--subset", metavar="NAME", help="of a hub dataset that has several")
+    text = "show what is new beside the sources of nmoe.toml, and add it; all else in it stays"
+    init.add_argument("--update", action="store_true", help=text)
     text = "a project on text found on any machine, instead of SOURCE"
     init.add_argument("--demo", action="store_true", help=text)
     text = "copy the configurations that come with the packages to ./configs"
@@ -67,9 +71,13 @@ def register(verbs: Any) -> None:
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the project's file into the working directory; one that is there is never replaced."""
     path, configs = Path(PROJECT_FILE), Path("configs")
+    if arguments.update and (arguments.demo or arguments.configs):
+        raise ConfigError("--update goes with neither --demo nor --configs")
+    if arguments.update:
+        return _update(arguments)
     for made in (path, *[configs] * arguments.configs):
         if made.exists():
-            do = "remove it, or work in another directory"
+            do = "add to it with --update, or work in another directory"
             raise ConfigError("this is there already", where=made.absolute(), do=do)
     facts = _write_demo(path) if arguments.demo else _write_own(path, arguments)
     if arguments.configs:
@@ -100,14 +108,51 @@ def _write_demo(path: Path) -> dict[str, Any]:
 
 def _write_own(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.project.file import project_text
-    from nmoe_core.project.survey import survey_all
+    from nmoe_core.project.survey import require_text, survey_all
     from nmoe_core.sources.discover import discover
 
-    workers, here = os.cpu_count() or 1, Path.cwd()
-    specs = discover(arguments.source, here, arguments.subset)
-    found = survey_all(specs, here, workers)
+    workers = os.cpu_count() or 1
+    here = Path.cwd()
+    named = arguments.source or "."
+    inputs = discover(named, here, arguments.subset)
+    found = survey_all(inputs, here, workers)
+    require_text(named, inputs, found)
     write_bytes(path, project_text(found, workers).encode())
-    return {"path": str(path.absolute()), "sources": [one.facts for one in found]}
+    return _facts(Run(path), named, inputs, found)
+
+
+def _update(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.project.ledger import last_ledger
+    from nmoe_core.project.update import add_sources, new_inputs
+
+    run = Run(project_file())
+    named = arguments.source or last_ledger(run)["named"]
+    inputs = new_inputs(run, named, arguments.subset)
+    found = add_sources(run, inputs, os.cpu_count() or 1)
+    return _facts(run, named, inputs, found) | {"is_update": True}
+
+
+def _facts(run: Run, named: str, inputs: Inputs, found: Sequence[Survey]) -> dict[str, Any]:
+    from nmoe_core.project.ledger import commit_ledger
+
+    facts = {"path": str(run.path.absolute()), "sources": [one.facts for one in found]}
+    return facts | commit_ledger(run, named, inputs.files)
+
+
+def _show_files(facts: dict[str, Any]) -> None:
+    """What is not trained on and why, and totals that add up."""
+    rows = [
+        [one["reason"], one["files"], size(one["size_bytes"]), ", ".join(one["such_as"])]
+        for one in facts["not_taken"]
+    ]
+    if rows:
+        print()
+        print_table(["not trained on, because", "files", "size", "such as"], rows)
+    parts = [
+        f"{part.replace('_', ' ')} {facts[part]['files']:,} ({facts[part]['size_bytes']:,} bytes)"
+        for part in ("seen", "taken", "held_out", "left_out")
+    ]
+    print(f"\nfiles: {parts[0]} = {' + '.join(parts[1:])}; each of them: {facts['ledger']}")
 
 
 def _show_project(facts: dict[str, Any]) -> None:
@@ -121,6 +166,7 @@ def _show_project(facts: dict[str, Any]) -> None:
                 one["files"],
                 size(one["size_bytes"]),
                 one["documents"],
+                one["unreadable"],
                 one["tokens"],
                 one["text_field"],
                 languages(one["languages"]),
@@ -133,6 +179,7 @@ def _show_project(facts: dict[str, Any]) -> None:
             "files",
             "size",
             "documents",
+            "unreadable",
             "tokens",
             "text in",
             "languages",
@@ -144,6 +191,16 @@ def _show_project(facts: dict[str, Any]) -> None:
     for one in facts["sources"]:
         if one["problem"] is not None:
             print(f"left out: {one['problem']}")
+        elif one["unreadable"]:
+            print(
+                f"{one['source']}: {one['unreadable']:,} records cannot be read, such as", end=" "
+            )
+            print(one["first_unreadable"])
+    if facts.get("seen", {}).get("files"):
+        _show_files(facts)
+    if facts.get("is_update"):
+        print(f"\n{len(good)} sources are new" + f" and added to {facts['path']}" * bool(good))
+        return
     counts = (sum(one[key] or 0 for one in good) for key in ("documents", "judged"))
     if warning := unjudged(*counts):
         print("\n" + textwrap.fill(warning, 112))

@@ -70,7 +70,7 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
     settings, spec = prep_settings(run, source, split), source.spec
     bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN
     output = run.tree.split(source.name, split)
-    reads, tokens, seconds, problem = _reads(spec), settings.max_tokens, None, None
+    reads, tokens, seconds, problem = _reads(spec, split), settings.max_tokens, None, None
     try:
         reader = open_reader(spec, run.base, split)
         if spec.kind == "huggingface":
@@ -141,9 +141,9 @@ def _measured_rate(chosen: TokenizerSettings) -> float:
     return num_tokens / max(time.perf_counter() - started, _MIN_SECONDS)
 
 
-def _reads(spec: SourceSpec) -> str:
+def _reads(spec: SourceSpec, split: str) -> str:
     if spec.kind != "huggingface":
-        return ", ".join(spec.paths)
+        return ", ".join((split == "valid" and spec.valid_paths) or spec.paths)
     if spec.hf_dataset is None:
         return "nothing yet"
     parts = [spec.hf_dataset, spec.hf_subset, spec.hf_revision and f"@{spec.hf_revision}"]

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from loader.files.locks import locked
@@ -22,16 +22,11 @@ from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.run import prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.sources.formats import kind_of
 from nmoe_core.sources.open import open_source
 from nmoe_core.sources.records import Split
 from nmoe_core.sources.spec import SourceKind, SourceSpec
-from nmoe_core.sources.storage import COMPRESSED
 
-_KINDS: dict[str, SourceKind] = {
-    **dict.fromkeys((".jsonl", ".json"), "jsonl"),
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
 _MAX_DOC_TOKENS = 2**31
 _SHARD_TOKENS = 2**26
 
@@ -125,5 +120,4 @@ def _open(source: TextSource, name: str, urls: Sequence[str]) -> Split:
 
 
 def _kind(url: str) -> SourceKind:
-    path = PurePosixPath(url)
-    return _KINDS.get((path.with_suffix("") if path.suffix in COMPRESSED else path).suffix, "files")
+    return kind_of(url) or "files"

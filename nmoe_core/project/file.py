@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from nmoe_core.base.jsonl import encodable
 from nmoe_core.project.survey import Survey
 from nmoe_core.sources.discover import OUTPUT
 
@@ -139,7 +140,7 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
         "parse_rate": _PARSE_RATE if is_partly_judged else "",
         "min_val": min(100, max(3, judged // 60)) if documents else 100,
     }
-    parts = [_HEAD.format(**values), *(_source(found) for found in surveys)]
+    parts = [_HEAD.format(**values), *map(source_text, surveys)]
     flow = _FLOW.format(name=values["name"], bare=NAME, scale=TRAINED_SHARE)
     return "".join([*parts, flow])
 
@@ -151,13 +152,19 @@ def _is_partly_judged(documents: int, judged: int) -> bool:
 
 def _is_scored(documents: int, judged: int) -> bool:
     """Whether enough documents are judged to fit a grader, as far as that is known."""
-    return judged >= _FEW_JUDGED or not _is_partly_judged(documents, judged)
+    return judged >= _FEW_JUDGED or not documents
 
 
 def unjudged(documents: int, judged: int) -> str:
-    """What to know of documents that the heuristic does not judge; empty where there are few."""
+    """What to know of documents that the heuristic does not judge, or of too few documents; empty
+    if there is nothing to know."""
     if not _is_partly_judged(documents, judged):
-        return ""
+        if _is_scored(documents, judged):
+            return ""
+        return (
+            f"{documents:,} documents are too few to fit a grader, so [grading] names none: the "
+            "rule alone decides, and keeps what is no copy."
+        )
     said = "The stand-in for an oracle knows English and source code: it judges "
     said += f"{judged:,} of {documents:,} documents. "
     if not _is_scored(documents, judged):
@@ -175,20 +182,25 @@ def _attributes() -> str:
     )
 
 
-def _source(found: Survey) -> str:
+def source_text(found: Survey, mixture: str = NAME) -> str:
+    """The table of a source, or a comment if it cannot be read."""
     spec = found.spec
     if found.problem is not None:
-        where = spec.hf_dataset or ", ".join(spec.paths)
-        return f"\n# {spec.id} ({where}) is left out: {found.problem.line()}\n"
-    lines = ["", f"# {summary(found)}", f"[[mixtures.{NAME}.sources]]"]
+        return f"\n# {spec.id} is left out: {encodable(found.problem.line())}\n"
+    lines = ["", f"# {summary(found)}"]
+    if found.first_unreadable is not None:
+        example = " ".join(found.first_unreadable.split())
+        lines.append(f"# {found.unreadable:,} records cannot be read, such as {encodable(example)}")
+    key = mixture if mixture.isidentifier() else json.dumps(mixture)
+    lines.append(f"[[mixtures.{key}.sources]]")
     table = {"id": spec.id, "tokens_b": _billions(found.tokens or _FIRST_TOKENS)}
     table |= spec.model_dump(exclude_defaults=True, exclude={"id", "tokens_b", "columns"})
-    if spec.kind != "huggingface" and spec.kind != "files":
+    if spec.kind not in ("huggingface", "files"):
         table["text_field"] = spec.text_field
     lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
     if others := [name for name in found.fields if name not in (spec.text_field, "id")]:
         lines.append(f"# columns = {_toml(others)}   # fields to keep beside the documents")
-    return "\n".join(lines) + "\n"
+    return encodable("\n".join(lines) + "\n")
 
 
 def summary(found: Survey) -> str:

@@ -5,26 +5,30 @@ beyond that is estimated by its size as stored. Every figure is None where it wo
 """
 
 import importlib.util
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import NmoeError, SourceError
 from nmoe_core.labels.oracles.heuristic import refusal
+from nmoe_core.project.fields import by_text_field, no_text, with_text_field
+from nmoe_core.sources.discover import InputFile, Inputs
+from nmoe_core.sources.files import FileSource, FilesSource
+from nmoe_core.sources.formats import EXPECTED
 from nmoe_core.sources.open import open_reader
+from nmoe_core.sources.patterns import with_paths
 from nmoe_core.sources.records import BadRecord, Block, Source
 from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.storage import SourceFile
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import load_tokenizer
 
-TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "markdown")
 _MOST_CHARS = 64_000_000
 _MOST_SAMPLED = 400
-_TRIED = 50  # documents that show whether a field is the text
 _LANGUAGE_CHARS = 4000
 
 
@@ -37,6 +41,9 @@ class Survey:
     files: int | None = None
     size_bytes: int | None = None
     documents: int | None = None
+    unreadable: int = 0
+    """Records that were read and hold no text that can be read; `first_unreadable` is one."""
+    first_unreadable: str | None = None
     tokens: int | None = None
     seconds: float | None = None
     languages: dict[str, float] = field(default_factory=dict)
@@ -53,7 +60,8 @@ class Survey:
     @property
     def facts(self) -> dict[str, Any]:
         """Everything as JSON values."""
-        names = ("files", "size_bytes", "documents", "judged", "tokens", "seconds")
+        names = ("files", "size_bytes", "documents", "unreadable", "first_unreadable")
+        names += ("judged", "tokens", "seconds")
         names += ("fields", "is_whole")
         facts = {name: getattr(self, name) for name in names}
         shares = {name: round(share, 4) for name, share in self.languages.items()}
@@ -62,75 +70,89 @@ class Survey:
         return own | facts | {"languages": shares, "problem": problem}
 
 
-def survey_all(specs: Sequence[SourceSpec], base: Path, workers: int) -> list[Survey]:
-    """Look at sources; raises the first `problem` where none of them can be read."""
-    found = [survey(spec, base, workers) for spec in specs]
-    problems = [one.problem for one in found if one.problem is not None]
-    if len(problems) == len(found):
-        raise problems[0]
+def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
+    """Look at the sources of `inputs`, and leave out those of its files that cannot be read.
+    Relative paths start at `base`; `workers` processes are to prepare the sources, for the estimate
+    of time."""
+    found: list[Survey] = []
+    for spec in inputs.specs:
+        ours = [file for file in inputs.files if file.source == spec.id]
+        if not ours or spec.kind == "huggingface":
+            found.append(_survey(spec, [], base, workers))
+            continue
+        parts = list(by_text_field(spec, inputs.files, base))
+        found += [_survey(part, inputs.files, base, workers) for part in parts]
+        if not parts:
+            where = ours[0].name if len(ours) == 1 else f"{ours[0].name} and {len(ours) - 1} more"
+            found.append(Survey(spec, problem=no_text(ours[0].reason, where)))
     return found
 
 
-def survey(spec: SourceSpec, base: Path, workers: int) -> Survey:
-    """Look at a source; why it cannot be read is the `problem`. Relative paths start at `base`;
-    `workers` processes are to prepare it, for the estimate of time."""
+def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
+    """Refuse inputs of which nothing can be read: the first `problem`, or SourceError
+    (E-SOURCE-NOTFOUND)."""
+    problems = [one.problem for one in found if one.problem is not None]
+    if problems and len(problems) == len(found):
+        raise problems[0]
+    if not found:
+        seen = "; ".join(f"{file.name}: {file.reason}" for file in inputs.files[:3])
+        raise SourceError(
+            "no text to train on",
+            where=named,
+            found=seen or "no file",
+            expected=EXPECTED,
+            code="E-SOURCE-NOTFOUND",
+        )
+
+
+def _survey(spec: SourceSpec, inputs: Sequence[InputFile], base: Path, workers: int) -> Survey:
+    """Look at a source; why it cannot be read is the `problem`."""
     found = Survey(spec)
+    ours = {f.path: f for f in inputs if f.source == spec.id and f.use == "train"}
     try:
-        spec = found.spec = with_text_field(spec, base)
-        source = open_reader(spec, base, "train")
+        found.spec = with_paths(spec, inputs, base) if ours else with_text_field(spec, base)
+        source = _opened(found.spec, base, ours)
+        found.size_bytes = source.size_bytes()
+        _read(found, source, ours, workers)
+        if any(file.use == "left out" for file in ours.values()) and spec.kind != "files":
+            found.spec = with_paths(spec, inputs, base)
+            source = _opened(found.spec, base, ours)
         found.fields = source.field_names()
         found.size_bytes = source.size_bytes()
         found.files = len(getattr(source, "files", ())) or None
-        _read(found, source, workers)
     except NmoeError as error:
         found.problem = error
+        for file in ours.values():
+            file.leave_out(str(error))
+    else:
+        if found.unreadable > spec.max_bad_share * (found.unreadable + (found.documents or 0)):
+            found.spec = found.spec.model_copy(update={"on_error": "skip"})
     return found
 
 
-def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
-    """The source with the field that holds its text: one of the usual names, else the one with the
-    longest texts. Raises SourceError where there is none (E-SOURCE-FIELD)."""
-    if spec.kind == "files":
-        return spec
-    names = open_reader(spec, base, "train").field_names()
-    lengths = {
-        name: _mean_chars(spec.model_copy(update={"text_field": name}), base)
-        for name in [name for name in TEXT_FIELDS if name in names] or names
-    }
-    if not any(lengths.values()):
-        raise SourceError(
-            "no field of text",
-            where=spec.id,
-            found=", ".join(names) or "no fields",
-            do="set text_field of this source",
-            code="E-SOURCE-FIELD",
-        )
-    best = max(lengths, key=lambda name: (lengths[name] > 0, name in TEXT_FIELDS, lengths[name]))
-    return spec.model_copy(update={"text_field": best})
+def _opened(spec: SourceSpec, base: Path, ours: Mapping[Path, InputFile]) -> Source:
+    if ours and not spec.paths:
+        raise no_text(next(iter(ours.values())).reason, spec.id)
+    return open_reader(spec, base, "train")
 
 
-def _mean_chars(spec: SourceSpec, base: Path) -> float:
-    """Mean length of the first texts of a field; 0 where most have none."""
-    try:
-        blocks = islice(open_reader(spec, base, "train").blocks(), 1)
-        records = [record for block in blocks for record in islice(block.records(), _TRIED)]
-    except SourceError:
-        return 0.0
-    lengths = [len(record.text) for record in records if not isinstance(record, BadRecord)]
-    return sum(lengths) / len(lengths) if 2 * len(lengths) > len(records) else 0.0
-
-
-def _read(found: Survey, source: Source, workers: int) -> None:
+def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers: int) -> None:
     """Count documents and characters, and tokenise a sample that is spread over what is read."""
     num_documents = num_chars = num_bytes = 0
     stride, sample = 1, []
-    blocks = source.blocks()
+    blocks = _blocks(source, ours)
     for block in blocks:
-        for text in _texts(block):
+        for record in block.records():
+            if isinstance(record, BadRecord):
+                found.unreadable += 1
+                found.first_unreadable = found.first_unreadable or str(record)
+                if isinstance(source, FilesSource):
+                    _leave_out(ours, source.files[record.row], record.reason)
+                continue
             if num_documents % stride == 0:
-                sample.append(text)
+                sample.append(record.text)
             num_documents += 1
-            num_chars += len(text)
+            num_chars += len(record.text)
             if len(sample) > _MOST_SAMPLED:
                 stride, sample = 2 * stride, sample[::2]
         num_bytes += block.size_bytes
@@ -138,11 +160,14 @@ def _read(found: Survey, source: Source, workers: int) -> None:
             break
     found.is_whole = next(blocks, None) is None
     if not num_documents:
-        raise SourceError("no documents", where=found.spec.id, code="E-SOURCE-EMPTY")
-    found.languages = _languages(sample)
-    found.labelled_share = sum(refusal(text) is None for text in sample) / len(sample)
+        reasons = (file.reason for file in ours.values() if file.reason)
+        reason = found.first_unreadable or next(reasons, None)
+        raise SourceError("no documents", where=found.spec.id, found=reason, code="E-SOURCE-EMPTY")
     tokens, seconds = _tokenised(sample)
     tokens_per_char = tokens / max(sum(map(len, sample)), 1)
+    sample = normalize_batch(sample)[0]  # which also leaves no lone surrogate
+    found.languages = _languages(sample)
+    found.labelled_share = sum(refusal(text) is None for text in sample) / len(sample)
     if not found.is_whole and not (found.size_bytes and num_bytes):
         return  # a stream does not say how much there is of it
     times = 1.0 if found.is_whole else float(found.size_bytes or 0) / num_bytes
@@ -151,8 +176,21 @@ def _read(found: Survey, source: Source, workers: int) -> None:
     found.seconds = found.tokens * seconds / max(tokens, 1) / workers
 
 
-def _texts(block: Block) -> Iterator[str]:
-    return (record.text for record in block.records() if not isinstance(record, BadRecord))
+def _blocks(source: Source, ours: Mapping[Path, InputFile]) -> Iterator[Block]:
+    """The blocks of a source; a file that cannot be read to its end is left out."""
+    if not ours or not isinstance(source, FileSource) or isinstance(source, FilesSource):
+        yield from source.blocks()
+        return
+    for file, blocks in source.each_file():
+        try:
+            yield from blocks
+        except (SourceError, OSError) as error:
+            _leave_out(ours, file, str(error).removeprefix(f"{file.where}: "))
+
+
+def _leave_out(ours: Mapping[Path, InputFile], file: SourceFile, reason: str) -> None:
+    if (input_file := ours.get(Path(os.path.abspath(file.path)))) is not None:
+        input_file.leave_out(reason)
 
 
 def _tokenised(texts: list[str]) -> tuple[int, float]:

@@ -2,12 +2,13 @@
 
 Only text, id and kept columns are decoded, a row group or a record batch at a time, so memory does
 not follow the size of a file. Arrow files are IPC files and streams (what `datasets` caches are
-made of); a local one is memory-mapped. A run goes on at a row group or batch, without reading what
-is before it. A file that cannot be read to its end is an error that names it.
+made of, and Feather is); a local one is memory-mapped. A run goes on at a row group or batch,
+without reading what is before it. A file that cannot be read to its end is an error that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, ClassVar
 
 from nmoe_core.base.errors import SourceError, one_line
@@ -17,17 +18,18 @@ from nmoe_core.sources.columns import (
     ColumnsBlock,
     Group,
     Place,
+    batch_samples,
     check_fields,
     column_blocks,
     cut_batch,
-    field_names,
     find_field,
 )
 from nmoe_core.sources.files import FileSource
-from nmoe_core.sources.records import Position, Reading
+from nmoe_core.sources.records import SAMPLED_RECORDS, Position, Reading, Sample
 from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
+_OLD_MAGIC = b"FEA1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -39,7 +41,6 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
         super().__init__(reading, files)
-        self._names: list[str] = []
         try:
             import pyarrow  # noqa: F401
         except ImportError as error:
@@ -55,10 +56,11 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         for file in self.files[:1]:
             next(self._groups(file, 0), None)
 
-    def field_names(self) -> list[str]:
-        """Names of the first file's columns."""
-        self.check()
-        return self._names
+    def file_samples(self, file: SourceFile) -> Iterator[Sample]:
+        """Its first rows."""
+        with self._errors(file):
+            for batch in islice(self._first_batches(file), 1):
+                yield from batch_samples(batch)
 
     def num_rows(self) -> int:
         """Number of rows; decodes none of them."""
@@ -69,12 +71,12 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         place = Place(file.where, f"{self.reading.source}/{file.name}")
         return column_blocks(self.reading, place, self._groups(file, start.offset), start)
 
-    def _check(self, schema: Any, file: SourceFile) -> None:
-        check_fields(schema, self.reading, file.where)
-        self._names = self._names or field_names(schema)
-
     def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
         """The groups of a file from number `first` on."""
+        raise NotImplementedError
+
+    def _first_batches(self, file: SourceFile) -> Iterator[Any]:
+        """Record batches of all columns, of which the first has rows."""
         raise NotImplementedError
 
     def _pieces(self, file: SourceFile, lines: range, batches: Iterable[Any]) -> Iterator[Any]:
@@ -122,7 +124,7 @@ class ParquetSource(_ColumnsSource):
             counts, total = [group.num_rows for group in groups], parquet.metadata.num_rows
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
-            self._check(parquet.schema_arrow, file)
+            check_fields(parquet.schema_arrow, self.reading, file.where)
             line, file_bytes = sum(counts[:first]), file.size_bytes()
             for number, group in enumerate(groups[first:], first):
                 batches = parquet.iter_batches(
@@ -136,6 +138,12 @@ class ParquetSource(_ColumnsSource):
                 pieces = self._pieces(file, lines, batches)
                 yield Group(number, number + 1, line, group.num_rows, share, pieces)
                 line = lines.stop
+
+    def _first_batches(self, file: SourceFile) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        with file.open() as stream:
+            yield from pq.ParquetFile(stream).iter_batches(SAMPLED_RECORDS, use_threads=False)
 
 
 def _batch_rows(group: Any) -> int:
@@ -154,25 +162,34 @@ class ArrowSource(_ColumnsSource):
 
     def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
         line = 0
-        for number, (batch, size_bytes) in enumerate(self._batches(file)):
+        batches = self._batches(file, self.reading.columns)
+        for number, (batch, size_bytes) in enumerate(batches):
             if number >= first:
                 pieces = self._pieces(file, range(line, line + len(batch)), [batch])
                 yield Group(number, number + 1, line, len(batch), size_bytes, pieces)
             line += len(batch)
 
-    def _batches(self, file: SourceFile) -> Iterator[tuple[Any, int]]:
-        """All record batches, each with its share of the file's bytes."""
+    def _first_batches(self, file: SourceFile) -> Iterator[Any]:
+        return (batch for batch, _ in self._batches(file, None) if len(batch))
+
+    def _batches(self, file: SourceFile, names: Sequence[str] | None) -> Iterator[tuple[Any, int]]:
+        """Record batches of these columns, or of all, each with its share of the file's bytes."""
         import pyarrow as pa
 
         with _opened(file) as stream, self._errors(file):
-            is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            magic = stream.read(len(_FILE_MAGIC))
+            if magic.startswith(_OLD_MAGIC):
+                raise self._torn(file, "it is Feather of version 1; write it as version 2")
+            is_file = magic == _FILE_MAGIC
             if not is_file:
                 _require_end(stream, file)
             stream.seek(0)
             schema = (pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)).schema
-            self._check(schema, file)
-            fields = [find_field(schema, name) for name in self.reading.columns]
-            included = sorted({field.column for field in fields if field is not None})
+            included = None
+            if names is not None:
+                check_fields(schema, self.reading, file.where)
+                fields = [find_field(schema, name) for name in names]
+                included = sorted({field.column for field in fields if field is not None})
             options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
             stream.seek(0)
             if is_file:

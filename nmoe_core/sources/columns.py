@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
 from nmoe_core.sources.kept import Kept, arrow_columns
-from nmoe_core.sources.records import BadRecord, Block, Position, Reading, Record
+from nmoe_core.sources.records import (
+    SAMPLED_RECORDS,
+    BadRecord,
+    Block,
+    Position,
+    Reading,
+    Record,
+    Sample,
+)
 
 BLOCK_BYTES = 2 * 2**20
 MAX_BLOCK_ROWS = 8192
@@ -103,8 +111,7 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
         if found is None:
             what = "field is missing"
         else:
-            kind = found.kind
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            kind = _value_type(pa, found.kind)
             if not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
                 what = f"field is {kind}, not {'text' if is_text else 'text or whole numbers'}"
         if what is not None:
@@ -154,6 +161,31 @@ def field_names(schema: Any) -> list[str]:
         if pa.types.is_struct(field.type):
             names += [f"{field.name}.{path}" for path in field_names(pa.schema(list(field.type)))]
     return names
+
+
+def batch_samples(batch: Any) -> list[Sample]:
+    """The first rows of a batch; a text that is not UTF-8 is none."""
+    import pyarrow as pa
+
+    batch, columns = batch.slice(0, SAMPLED_RECORDS), {}
+    for name in field_names(batch.schema):
+        columns[name] = [None] * len(batch)
+        field = find_field(batch.schema, name)
+        if field is not None and _holds_text(pa, _value_type(pa, field.kind)):
+            array = _values(pa, batch.column(field.column), field.path)
+            columns[name] = [_text_or_none(v) for v in _as_bytes(pa, array).to_pylist()]
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
+def _text_or_none(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _value_type(pa: Any, kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:

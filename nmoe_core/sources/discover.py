@@ -1,155 +1,251 @@
 """The sources that lie at a path: a directory, a file, or a hub dataset.
 
-Files of one kind below one directory are one source, and so are files beside each other whose names
-differ in numbers alone. Plain text is taken only where there are no records.
+Every file below a directory is looked at: it is trained on, held out because its name says that it
+is of a validation or test split, or left out for a reason. Files of one kind below one directory
+are one source, and so are files beside each other whose names differ in numbers alone.
 """
 
+import json
 import os
 import re
+import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.sources.storage import COMPRESSED, is_url
-
-# Kinds by suffix, in the order of preference: those of the first tier that occurs are taken.
-_TIERS = (
-    {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"},
-    {".json": "jsonl"},
-    {".txt": "files", ".md": "files", ".rst": "files", ".tex": "files"},
+from nmoe_core.sources.formats import (
+    EXPECTED,
+    Split,
+    kind_of,
+    split_of,
+    suffixes,
+    why_unread,
+    without_split,
 )
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.storage import is_url, path_text
+
+Use = Split | Literal["left out"]
 OUTPUT = "out"  # the root of a new project's run
+PROJECT = "nmoe.toml"
 _SAVED = ("dataset_dict.json", "state.json")  # what `datasets` writes by save_to_disk
-_NUMBER = re.compile(r"[\W_]*\d[\d\W_]*(of[\d\W_]*)?$")
+NUMBER = re.compile(r"([\W_]*)\d[\d\W_]*(of[\d\W_]*)?$")
+_PACKAGES = ("node_modules", "__pycache__")
+_ABOUT = re.compile(r"(?i)(readme|licen[cs]e|copying|notice|citation|changelog|contributing)\b.*")
+_SAYS_ABOUT = "text about the data, which lies beside it"
+_MOST_AT_TOP = 16  # sources of files that lie in the directory itself
 
 
-def discover(named: str, base: Path, subset: str | None = None) -> list[SourceSpec]:
+@dataclass(slots=True)
+class InputFile:
+    """A file that was seen, and what becomes of it."""
+
+    path: Path
+    name: str
+    """Its path below the directory that was looked at."""
+    size_bytes: int
+    use: Use = "train"
+    reason: str = ""
+    """Why it is not trained on."""
+    source: str | None = None
+
+    def leave_out(self, reason: str) -> None:
+        """Neither train nor validate on it."""
+        self.use = "left out"
+        self.reason = " ".join(reason.split())
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What lies at a path: files, and sources whose patterns and field of text are to be found."""
+
+    specs: list[SourceSpec]
+    files: list[InputFile]
+
+
+def discover(
+    named: str,
+    base: Path,
+    subset: str | None = None,
+    known: Collection[Path] = (),
+    taken: Collection[str] = (),
+) -> Inputs:
     """The sources at a path or URL, or of a hub id and perhaps a subset of it. Relative paths, of
-    the specs too, start at `base`. Raises SourceError: there is no text (E-SOURCE-NOTFOUND)."""
-    path = base / named
+    the specs too, start at `base`. Files that are `known` are of no new source, and no source gets
+    a name that is `taken`. Raises SourceError: there is nothing to read (E-SOURCE-NOTFOUND)."""
+    path = Path(os.path.abspath(base / named))
     if is_url(named):
-        kind: Any = _kind(Path(named))
-        return [SourceSpec(id=_id(_stem(Path(named))), kind=kind, paths=(named,))]
+        kind: Any = _kind(named)
+        name = new_id(_stem(named), kind, taken)
+        return Inputs([SourceSpec(id=name, kind=kind, paths=(named,))], [])
     if path.is_file():
-        return [_spec(_stem(path), [path], base)]
+        _kind(path.name)
+        files = [InputFile(path, path_text(Path(path.name)), path.stat().st_size)]
+        return Inputs(_grouped(files, path.parent, base, taken), files)
     if not path.is_dir():
         if re.fullmatch(r"\w[\w.-]*/[\w.-]+", named):
-            return [
-                SourceSpec(id=_id(named.rpartition("/")[2]), hf_dataset=named, hf_subset=subset)
-            ]
+            name = new_id(named.rpartition("/")[2], "hub", taken)
+            return Inputs([SourceSpec(id=name, hf_dataset=named, hf_subset=subset)], [])
         raise SourceError(
             "no such directory or file, and no id of a hub dataset",
             where=named,
             do="name a directory, a .jsonl or .parquet file, or owner/name",
             code="E-SOURCE-NOTFOUND",
         )
+    files = _seen(path, base / OUTPUT)
     if any((path / name).is_file() for name in _SAVED):
-        return [SourceSpec(id=_id(path.resolve().name), hf_dataset=_relative(path, base))]
-    files = _files(path, base / OUTPUT)
-    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
+        specs = [_saved(path, base, files)]
+    else:
+        new = [file for file in files if file.path not in known]
+        specs = _grouped(new, path, base, taken)
     for file in files:
-        inner = file.relative_to(path).parts
-        name = inner[0] if len(inner) > 1 else _NUMBER.sub("", _stem(file)) or path.resolve().name
-        groups[name, _kind(file)].append(file)
-    if not groups:
-        raise SourceError(
-            "no text here",
-            where=path,
-            expected=", ".join(suffix for tier in _TIERS for suffix in tier) + ", also .gz, .zst",
-            code="E-SOURCE-NOTFOUND",
-        )
+        if file.use in ("valid", "test"):
+            file.reason = f"its name says that it is of the {file.use} split"
+    return Inputs(specs, files)
+
+
+def _seen(top: Path, output: Path) -> list[InputFile]:
+    """All files below a directory; those that no source can have are left out."""
+    files: list[InputFile] = []
+    reasons = {os.fspath(top): ""}
+    refused: list[OSError] = []
+    for directory, inner, names in os.walk(top, onerror=refused.append):
+        inner.sort()
+        for name in inner:
+            path = Path(directory, name)
+            reasons[os.path.join(directory, name)] = reasons[directory] or _why_not_in(path, output)
+            if path.is_symlink():
+                names.append(name)
+        for name in sorted(names):
+            with suppress(FileNotFoundError):  # it is gone meanwhile
+                files.append(_seen_file(Path(directory, name), top, reasons[directory]))
+    for error in refused:
+        path = Path(os.fsdecode(error.filename))
+        file = InputFile(path, path_text(path.relative_to(top)), 0)
+        file.leave_out(f"a directory that cannot be listed: {error.strerror}")
+        files.append(file)
+    if any(file.use != "left out" and kind_of(file.name) != "files" for file in files):
+        for file in files:
+            if file.use != "left out" and _ABOUT.fullmatch(file.path.name):
+                file.leave_out(_SAYS_ABOUT)
+    return files
+
+
+def _seen_file(path: Path, top: Path, reason: str) -> InputFile:
+    status = path.lstat()
+    file = InputFile(path, path_text(path.relative_to(top)), status.st_size)
+    if reason := reason or _why_not(path, status):
+        file.leave_out(reason)
+    elif (split := split_of(file.name.removesuffix("".join(suffixes(file.name))))) is not None:
+        file.use = split
+    return file
+
+
+def _why_not_in(directory: Path, output: Path) -> str:
+    """The reason why no file below a directory is read."""
+    if directory.name.startswith("."):
+        return f"below the hidden directory {path_text(Path(directory.name))}"
+    if directory == output:
+        return "made by a run"
+    if directory.name in _PACKAGES or os.path.isfile(directory / "pyvenv.cfg"):
+        return "installed packages"
+    return ""
+
+
+def _why_not(path: Path, status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if not stat.S_ISREG(status.st_mode):
+        return "no regular file"
+    if path.name == PROJECT:
+        return "the configuration of the project"
+    if path.name.startswith("."):
+        return "hidden"
+    if kind_of(path.name) is None:
+        return why_unread(path_text(Path(path.name)))
+    if not status.st_size:
+        return "empty"
+    return "" if os.access(path, os.R_OK) else "permission denied"
+
+
+def _saved(top: Path, base: Path, files: Iterable[InputFile]) -> SourceSpec:
+    """A directory that `datasets` wrote; its splits are its directories."""
+    splits: Any = ()
+    with suppress(OSError, ValueError, AttributeError):
+        splits = json.loads((top / _SAVED[0]).read_bytes()).get("splits", ())
+    valid = next((name for name in splits if split_of(name) == "valid"), None)
+    spec = SourceSpec(id=as_id(top.name), hf_dataset=relative(top, base), hf_valid_split=valid)
+    for file in files:
+        file.source = spec.id
+        if file.use == "left out":
+            continue
+        if kind_of(file.name) != "arrow":
+            file.leave_out(_SAYS_ABOUT)
+        elif splits:
+            first = file.name.partition("/")[0]
+            file.use = "train" if first == "train" else "valid" if first == valid else "test"
+    return spec
+
+
+def _grouped(
+    files: Iterable[InputFile], top: Path, base: Path, taken: Collection[str]
+) -> list[SourceSpec]:
+    """The sources of files, which get their names. There is none without files to train on."""
+    groups: dict[tuple[bool, str, str], list[InputFile]] = defaultdict(list)
+    for file in files:
+        if file.use != "left out":
+            first, slash, _ = file.name.partition("/")
+            name = without_split(first if slash else NUMBER.sub("", _stem(file.name)))
+            name = name if slash else NUMBER.sub("", name)
+            groups[not slash, name or top.name, _kind(file.name)].append(file)
+    is_many = sum(is_at_top for is_at_top, _, _ in groups) > _MOST_AT_TOP
+    merged: dict[tuple[str, Any], list[InputFile]] = defaultdict(list)
+    for (is_at_top, name, kind), group in groups.items():
+        merged[top.name if is_at_top and is_many else name, kind] += group
     specs: dict[str, SourceSpec] = {}
-    for (name, kind), group in groups.items():
-        taken = _id(name) in specs
-        is_dir = len(group[0].relative_to(path).parts) > 1
-        spec = _spec(f"{name}_{kind}" if taken else name, group, base, files, is_dir)
-        specs[spec.id] = spec
+    for (name, kind), group in merged.items():
+        trained = [relative(file.path, base) for file in group if file.use == "train"]
+        if trained:
+            named = new_id(name, kind, {*specs, *taken})
+            specs[named] = SourceSpec(id=named, kind=kind, paths=tuple(trained[:1]))
+            for file in group:
+                file.source = named
     return list(specs.values())
 
 
-def _files(top: Path, output: Path) -> list[Path]:
-    """Files of text below a directory, but for hidden directories, Python environments and what a
-    run made."""
-    found = []
-    for directory, inner, names in os.walk(top):
-        here = Path(directory)
-        is_other = {n: (here / n / "pyvenv.cfg").is_file() or here / n == output for n in inner}
-        inner[:] = sorted(n for n in inner if n[0] != "." and not is_other[n])
-        found += [here / name for name in sorted(names) if name[0] != "."]
-    for tier in _TIERS:
-        if files := [file for file in found if _suffixes(file)[0] in tier]:
-            return files
-    return []
-
-
-def _spec(
-    name: str, files: Sequence[Path], base: Path, others: Sequence[Path] = (), is_dir: bool = False
-) -> SourceSpec:
-    kind: Any = _kind(files[0])
-    ours, all_files = ([_relative(file, base) for file in part] for part in (files, others))
-    return SourceSpec(id=_id(name), kind=kind, paths=tuple(_patterns(ours, all_files, is_dir)))
-
-
-def _patterns(files: Sequence[str], others: Sequence[str], is_dir: bool) -> Iterator[str]:
-    """A pattern per suffix that names these files and no others; else the files themselves. That of
-    a directory also names files that come into it later."""
-    by_suffix: dict[str, list[str]] = defaultdict(list)
-    for file in files:
-        by_suffix["".join(_suffixes(Path(file)))].append(file)
-    for suffix, group in by_suffix.items():
-        prefix = _common([file.removesuffix(suffix) for file in group])
-        is_deep = any("/" in file[len(prefix) :] for file in group)
-        if is_deep or is_dir:
-            prefix = prefix.rpartition("/")[0] + ("/**/" if is_deep else "/")
-        prefix = prefix.rstrip("0123456789")
-        loose = prefix.replace("**/", "*") + "*" + suffix  # its `*` also takes slashes
-        matched = {file for file in others if fnmatchcase(file, loose)}
-        is_pattern = (
-            (is_dir or len(group) > 1)
-            and matched == set(group)
-            and not re.search(r"[\[\]{}?]", prefix)
-        )
-        yield from [f"{prefix}*{suffix}"] if is_pattern else group
-
-
-def _common(names: Sequence[str]) -> str:
-    """The characters that all names begin with."""
-    first, last = min(names), max(names)
-    return first[: next((i for i, c in enumerate(first) if c != last[i : i + 1]), len(first))]
-
-
-def _kind(file: Path) -> str:
-    suffix = _suffixes(file)[0]
-    found = next((tier[suffix] for tier in _TIERS if suffix in tier), None)
-    if found is None:
+def _kind(name: str) -> str:
+    if (kind := kind_of(name)) is None:
         raise SourceError(
-            "not a file of text",
-            where=file,
-            expected=", ".join(suffix for tier in _TIERS for suffix in tier) + ", also .gz, .zst",
-            code="E-SOURCE-NOTFOUND",
+            "not a file of text", where=name, expected=EXPECTED, code="E-SOURCE-NOTFOUND"
         )
-    return found
+    return kind
 
 
-def _suffixes(file: Path) -> tuple[str, str]:
-    """The suffix of the content and that of its compression: `.jsonl`, `.zst`."""
-    outer = file.suffix if file.suffix in COMPRESSED else ""
-    return Path(file.name.removesuffix(outer)).suffix, outer
+def _stem(name: str) -> str:
+    return Path(name).name.removesuffix("".join(suffixes(name)))
 
 
-def _stem(file: Path) -> str:
-    return file.name.removesuffix("".join(_suffixes(file)))
-
-
-def _relative(path: Path, base: Path) -> str:
-    path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
+def relative(path: Path, base: Path) -> str:
+    """The path from `base` on, or the whole path of a file that does not lie below it."""
+    path = Path(os.path.abspath(path))
+    base = Path(os.path.abspath(base))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()
 
 
-def _id(name: str) -> str:
-    """The name of a source: letters, digits and underscores."""
+def new_id(name: str, kind: str, taken: Collection[str]) -> str:
+    """The name of a source, of letters, digits and underscores, that none has."""
+    plain = as_id(name)
+    for found in (plain, f"{plain}_{kind}"):
+        if found not in taken:
+            return found
+    return next(found for n in count(2) if (found := f"{plain}_{kind}_{n}") not in taken)
+
+
+def as_id(name: str) -> str:
+    """The name as letters, digits and underscores."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "documents"

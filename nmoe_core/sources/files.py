@@ -1,7 +1,7 @@
 """Sources of files: their names, revision and size; and the kind `files`, one document per file.
 
 A kind says how one file is cut into blocks; here is what follows from there being several. A text
-file is plain, `.gz` or `.zst`, and its path is its document's id.
+file is plain or compressed (`.gz`, `.zst`, `.bz2`, `.xz`), and its path is its document's id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.sources.records import START, BadRecord, Block, Position, Reading, Record, Source
+from nmoe_core.base.jsonl import not_utf8
+from nmoe_core.sources.records import (
+    START,
+    BadRecord,
+    Block,
+    Position,
+    Reading,
+    Record,
+    Sample,
+    Source,
+)
 from nmoe_core.sources.storage import TORN, SourceFile, decompressed
 
 BLOCK_BYTES = 2 * 2**20
+_SAMPLED_FILES = 8
 FileBlock = TypeVar("FileBlock", bound=Block)
 
 
@@ -48,6 +59,21 @@ class FileSource(Source, Generic[FileBlock]):
         """Blocks of one file from `start` on, a position in it."""
         raise NotImplementedError
 
+    def each_file(self) -> Iterator[tuple[SourceFile, Iterator[FileBlock]]]:
+        """Every file with its blocks, whose rows are counted from the file's first."""
+        for number, file in enumerate(self.files):
+            yield file, self._file_blocks(file, Position(number))
+
+    def samples(self) -> Iterator[Sample]:
+        """Some of the first records of some files, the first and the last among them."""
+        step = max(1, len(self.files) // _SAMPLED_FILES)
+        for file in dict.fromkeys([*self.files[::step], *self.files[-1:]]):
+            yield from self.file_samples(file)
+
+    def file_samples(self, file: SourceFile) -> Iterator[Sample]:
+        """Some of the first records of one file. Raises SourceError as `blocks`."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class FilesBlock(Block):
@@ -71,7 +97,7 @@ class FilesBlock(Block):
         except TORN as error:
             return BadRecord(row, file.where, f"cannot be read to its end: {error}")
         except UnicodeDecodeError as error:
-            return BadRecord(row, file.where, f"not UTF-8 at byte {error.start}")
+            return BadRecord(row, file.where, not_utf8(error))
         return Record(row, f"{self.reading.source}/{file.name}:0", text, is_replaced)
 
 
@@ -81,6 +107,10 @@ class FilesSource(FileSource[FilesBlock]):
     def num_rows(self) -> int:
         """Number of files."""
         return len(self.files)
+
+    def samples(self) -> Iterator[Sample]:
+        """Nothing: a text file has no fields."""
+        return iter(())
 
     def blocks(self, start: Position = START) -> Iterator[FilesBlock]:
         """Blocks of about 2 MiB."""

@@ -18,14 +18,14 @@ from nmoe_core.sources.columns import (
     ColumnsBlock,
     Group,
     Place,
+    batch_samples,
     check_fields,
     column_blocks,
     cut_batch,
-    field_names,
     find_field,
 )
 from nmoe_core.sources.hub_files import HubFiles, refuse_foreign, refuse_foreign_names
-from nmoe_core.sources.records import START, Position, Source
+from nmoe_core.sources.records import SAMPLED_RECORDS, START, Position, Sample, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
 
@@ -68,10 +68,11 @@ class DatasetsSource(Source):
         """Open the split and check the fields on its first rows, without keeping its files."""
         next(self._blocks(START, self._streamed(0)), None)
 
-    def field_names(self) -> list[str]:
-        """Names of the columns of the first rows."""
-        table = self._next(self._rows.with_format("arrow").iter(batch_size=1), 0)
-        return [] if table is None else field_names(table.schema)
+    def samples(self) -> Iterator[Sample]:
+        """The first rows."""
+        table = self._next(self._rows.with_format("arrow").iter(batch_size=SAMPLED_RECORDS), 0)
+        for batch in [] if table is None else table.to_batches():
+            yield from batch_samples(batch)
 
     def num_rows(self) -> int:
         """Number of rows: from the dataset's information where it has it, else by one pass."""

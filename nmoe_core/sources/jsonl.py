@@ -1,38 +1,70 @@
-"""Source kind `jsonl`: one JSON object per line, plain, `.gz` or `.zst`.
+"""Source kind `jsonl`: one JSON object per line, plain or compressed.
 
 Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
 compressed or remote file is read here and its blocks carry their bytes. Blank lines count as rows
 but hold no record. A last line without a newline counts; a torn stream is an error that names the
 file. Memory: about 2 MiB a block, or one line where a line is longer, up to `max_record_bytes`: a
 longer one is refused before more of it is held.
+
+Other forms are read as if they were such lines: a CSV or TSV file with a header, whose values are
+text, a file in UTF-16 with a byte order mark, and a file that is one JSON array, or one object over
+several lines. Of these the last is held whole, so it has the limit of a record.
 """
 
 import codecs
+import csv
 import io
+import json
 import mmap
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
+from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import (
     as_object,
     encodable,
     id_of,
+    marked_encoding,
     parse_json,
     parse_object,
     text_of,
     value_of,
 )
 from nmoe_core.sources.files import BLOCK_BYTES, FileSource
+from nmoe_core.sources.formats import TABLES, suffixes
 from nmoe_core.sources.kept import MISSING
-from nmoe_core.sources.records import BadRecord, Block, Position, Record, RecordColumns
-from nmoe_core.sources.storage import COMPRESSED, TORN, Read, SourceFile, decompressed, torn
+from nmoe_core.sources.records import (
+    SAMPLED_RECORDS,
+    START,
+    BadRecord,
+    Block,
+    Position,
+    Record,
+    RecordColumns,
+    Sample,
+)
+from nmoe_core.sources.storage import (
+    COMPRESSED,
+    TORN,
+    Read,
+    SourceFile,
+    decompressed,
+    reader_of,
+    torn,
+)
 
 _NEWLINE = 10
+_ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # no line of a record starts so
+_HEAD_BYTES = 2**16
+_DELIMITERS = ",;\t|"
+_SAMPLED_BLOCKS = 4
 _Payload = TypeVar("_Payload", bytes, memoryview)
 _MAX_DEPTH = 3  # of the objects whose fields an error names
 
@@ -46,10 +78,23 @@ class LinesBlock(Block):
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse each line; blank lines hold no record but keep their number."""
+        with self._opened_lines() as lines:
+            yield from self.parse(enumerate(lines)).records()
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        """The objects of the lines that hold one."""
+        with self._opened_lines() as lines:
+            for line in lines:
+                with suppress(ValueError):  # a bad record has no fields
+                    yield parse_object(line)
+
+    @contextmanager
+    def _opened_lines(self) -> Iterator[Iterable[Any]]:
+        """The lines, as bytes or as views that are valid in the context."""
         if (lines := self.lines()) is not None:
-            yield from self._records(lines)
+            yield lines
         elif self.payload is not None:
-            yield from self._records(_split(self._unmarked(self.payload)))
+            yield _split(self._unmarked(self.payload))
         else:
             # A long line is parsed where it lies in the page cache: no copy of its raw bytes.
             with (
@@ -58,7 +103,7 @@ class LinesBlock(Block):
                 memoryview(pages) as whole,
                 whole[self.start.offset : self.end.offset] as part,
             ):
-                yield from self._records(_split(self._unmarked(part)))
+                yield _split(self._unmarked(part))
 
     def lines(self) -> list[bytes] | None:
         """The lines as they are; None for a long one."""
@@ -84,9 +129,6 @@ class LinesBlock(Block):
     def _unmarked(self, payload: _Payload) -> _Payload:
         is_marked = self.start.offset == 0 and payload[:3] == codecs.BOM_UTF8
         return payload[3:] if is_marked else payload
-
-    def _records(self, lines: Iterable[bytes | memoryview]) -> Iterator[Record | BadRecord]:
-        return self.parse(enumerate(lines)).records()
 
     def parse(self, lines: Iterable[tuple[int, bytes | memoryview]]) -> RecordColumns:
         """Parse lines of the block, each with how many come before it; a blank one holds no
@@ -162,16 +204,13 @@ def _find_newline(view: memoryview, start: int) -> int:
 class JsonlSource(FileSource[LinesBlock]):
     """JSON lines as documents; without an id field, a field `id` is taken where it is there."""
 
-    def field_names(self) -> list[str]:
-        """Names of the fields of the first 2 MiB of records, with paths into objects."""
-        found: dict[str, None] = {}
-        for file in self.files[:1]:
-            with file.open() as stored:
-                payload = decompressed(stored, file.suffix)(BLOCK_BYTES)
-            for line in payload.removeprefix(codecs.BOM_UTF8).split(b"\n"):
-                with suppress(ValueError):  # the last line is cut; a bad record has no fields
-                    found |= dict.fromkeys(_paths(parse_object(line)))
-        return list(found)
+    def file_samples(self, file: SourceFile) -> Iterator[Sample]:
+        """The first records of a file that are objects, as far as its first blocks have some."""
+        blocks = islice(self._file_blocks(file, START), _SAMPLED_BLOCKS)
+        values = (value for block in blocks for value in block.values())
+        for value in islice(values, SAMPLED_RECORDS):
+            texts = {path: value_of(value, path) for path in _paths(value)}
+            yield {path: text if isinstance(text, str) else None for path, text in texts.items()}
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
         at, limit = start, self.reading.max_record_bytes
@@ -191,11 +230,12 @@ def _cut_file(
 
     Reading stops inside a line of more than `limit` bytes, which is then the last block.
     """
-    by_worker = file.is_local and file.suffix not in COMPRESSED
     try:
         with file.open() as stored:
-            read, to_skip = decompressed(stored, file.suffix), offset
-            if file.suffix not in COMPRESSED:
+            converted = _converted(file, stored, limit)
+            read, to_skip = converted or decompressed(stored, file.suffix), offset
+            by_worker = file.is_local and converted is None and file.suffix not in COMPRESSED
+            if converted is None and file.suffix not in COMPRESSED:
                 stored.seek(offset)
                 to_skip = 0
             while to_skip and (piece := read(min(to_skip, BLOCK_BYTES))):
@@ -207,8 +247,77 @@ def _cut_file(
                     return
                 yield size_bytes, num_lines, stored.tell() - before, payload
                 before = stored.tell()
-    except TORN as error:
+    except (*TORN, csv.Error, UnicodeDecodeError) as error:
         raise torn(file.where, error) from error
+
+
+def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read | None:
+    """Reads what is not JSON lines of UTF-8 as if it were; None if it is."""
+    head = decompressed(stored, file.suffix)(_HEAD_BYTES)
+    stored.seek(0)
+    encoding = marked_encoding(head)
+    first_lines = head.decode(encoding, "replace").removeprefix("\ufeff")
+    is_value = _ONE_VALUE.match(first_lines)
+    is_table = suffixes(file.name)[0].lower() in TABLES
+    if encoding == "utf-8" and not is_value and not is_table:
+        return None
+    stream = io.BufferedReader(_Stream(decompressed(stored, file.suffix)))
+    encoding = encoding.replace("utf-8", "utf-8-sig")
+    # Bytes that are not text stand in the line that has them, as in other files.
+    text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+    if is_table:
+        return reader_of(map(_bytes, _rows(text, first_lines, limit)))
+    return reader_of(_items(text, limit, file.where) if is_value else map(_bytes, text))
+
+
+class _Stream(io.RawIOBase):
+    """A stream of what `read` gives."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        payload = self._read(len(buffer))
+        buffer[: len(payload)] = payload
+        return len(payload)
+
+
+def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]:
+    """The rows of a table with a header as JSON lines; one of another length is a list."""
+    csv.field_size_limit(limit)
+    header = first_lines.partition("\n")[0]
+    rows = csv.reader(text, delimiter=max(_DELIMITERS, key=header.count), strict=True)
+    names = next(rows, [])
+    for row in rows:
+        value = dict(zip(names, row)) if len(row) == len(names) else row
+        yield json.dumps(value, ensure_ascii=False) + "\n" if row else "\n"
+
+
+def _items(text: io.TextIOWrapper, limit: int, where: str) -> Iterator[bytes]:
+    """The items of one JSON array, or one object, as lines; what is neither is lines already."""
+    payload = _bytes(text.read(limit + 1))
+    if len(payload) > limit:
+        raise SourceError(
+            "a file of one JSON value is held whole, and this one is too long",
+            where=where,
+            expected=f"at most {limit // 2**20} MiB",
+            do="write it as JSON lines, or raise max_record_mb of this source",
+            code="E-SOURCE-RECORD",
+        )
+    try:
+        value, _ = parse_json(payload)
+    except ValueError:
+        yield payload
+        return
+    for item in value if isinstance(value, list) else [value]:
+        yield json.dumps(item).encode() + b"\n"
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -5,12 +5,17 @@ never in both unless `allow_overlap` says so. A reader is imported when a source
 opened.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.records import Rows, Source, Split
 from nmoe_core.sources.spec import SourceSpec, SplitExpression
+
+if TYPE_CHECKING:
+    from nmoe_core.sources.files import FileSource
+    from nmoe_core.sources.storage import SourceFile
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
@@ -49,7 +54,8 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
         from nmoe_core.sources.hub import DatasetsSource
 
         return DatasetsSource(spec, base, split_name)
-    if split_name != "train":
+    is_apart = split == "valid" and bool(spec.valid_paths)
+    if split_name != "train" and not is_apart:
         raise SourceError(
             f"a source of kind {spec.kind} has one split",
             where=spec.id,
@@ -59,9 +65,15 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
         )
     from nmoe_core.sources.paths import find_files, sample_files
 
-    files = find_files(spec.paths, base, spec.exclude, follow_links=spec.follow_links)
-    if spec.sample_mb is not None:
+    paths = spec.valid_paths if is_apart else spec.paths
+    files = find_files(paths, base, spec.exclude, follow_links=spec.follow_links)
+    if spec.sample_mb is not None and not is_apart:
         files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
+    return file_source(spec, files)
+
+
+def file_source(spec: SourceSpec, files: "Sequence[SourceFile]") -> "FileSource[Any]":
+    """These files as a source of the kind of `spec`, which is not huggingface."""
     if spec.kind == "jsonl":
         from nmoe_core.sources.jsonl import JsonlSource as Reader
     elif spec.kind == "parquet":

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.jsonl import marked_encoding
 from nmoe_core.sources.kept import MISSING, Kept, json_columns
 
 OnError = Literal["fail", "skip", "replace"]
@@ -45,14 +46,16 @@ class Reading(NamedTuple):
         return [self.text_field, *ids, *self.kept]
 
     def decode(self, payload: bytes) -> tuple[str, bool]:
-        """The text, and whether bytes of it were replaced. Raises UnicodeDecodeError: bytes are no
-        UTF-8, and `on_error` is not `replace`."""
+        """The text, and whether bytes of it were replaced. It is UTF-8, unless a byte order mark
+        says otherwise. Raises UnicodeDecodeError: bytes are no text, and `on_error` is not
+        `replace`."""
+        encoding = marked_encoding(payload)
         try:
-            return payload.decode(), False
+            return payload.decode(encoding), False
         except UnicodeDecodeError:
             if self.on_error != "replace":
                 raise
-            return payload.decode("utf-8", "replace"), True
+            return payload.decode(encoding, "replace"), True
 
     def too_long(self, where: str) -> SourceError:
         """The error for a record past the limit."""
@@ -63,6 +66,11 @@ class Reading(NamedTuple):
             do="split or remove it, or raise max_record_mb of this source",
             code="E-SOURCE-RECORD",
         )
+
+
+Sample = Mapping[str, str | None]
+"""A record by its fields, with paths into objects: the text that a field holds, or None."""
+SAMPLED_RECORDS = 50  # of each file
 
 
 class Position(NamedTuple):
@@ -202,9 +210,13 @@ class Source(ABC):
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
         """Open the source and read its first records' shape; raises as `blocks()` would."""
 
+    def samples(self) -> Iterator[Sample]:
+        """Some of its first records, of several files."""
+        return iter(())
+
     def field_names(self) -> list[str]:
-        """Names of the fields that its first records have."""
-        return []
+        """Names of the fields that these have."""
+        return list(dict.fromkeys(name for sample in self.samples() for name in sample))
 
     def num_rows(self) -> int:
         """Number of raw records; may cost one pass over the source."""

@@ -23,6 +23,7 @@ _SPLIT = re.compile(rf"(\w[\w.-]*)(?:\[({_BOUND})?:({_BOUND})?\])?", re.ASCII)
 SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
 _NOT_OF_DATASETS = {
     "paths": "hf_dataset and hf_data_files",
+    "valid_paths": "hf_valid_split",
     "split": "hf_split",
     "valid_split": "hf_valid_split",
     "exclude": None,
@@ -101,6 +102,8 @@ class SourceSpec(StrictModel):
     """Keep no file of the hub: each pass streams all that it reads (huggingface)."""
     paths: tuple[str, ...] = ()
     """Files, globs or URLs."""
+    valid_paths: tuple[str, ...] = ()
+    """Files of the valid split, instead of valid_split."""
     exclude: tuple[str, ...] = ()
     follow_links: bool = False
     """Read also what symbolic links outside the directories of the source lead to."""
@@ -141,6 +144,8 @@ class SourceSpec(StrictModel):
                 raise ValueError(f"source {self.id!r} of kind {self.kind} {takes}")
         if self.kind == "files" and self.columns:
             raise ValueError(f"source {self.id!r} of kind files does not take columns")
+        if self.valid_paths and self.valid_split:
+            raise ValueError(f"source {self.id!r} takes valid_paths or valid_split, not both")
         if self.kind != "huggingface" and not self.paths:
             raise ValueError(f"source {self.id!r} of kind {self.kind} needs paths")
         return self
@@ -160,6 +165,8 @@ class SourceSpec(StrictModel):
 
     def split_expression(self, split: str) -> SplitExpression | None:
         """What the `train` or `valid` split is; None if the source has no such split."""
+        if split == "valid" and self.valid_paths:
+            return SplitExpression("valid")
         prefix = "hf_" if self.kind == "huggingface" else ""
         text = getattr(self, prefix + ("split" if split == "train" else "valid_split"))
         return None if text is None else parse_split(text)
@@ -168,4 +175,6 @@ class SourceSpec(StrictModel):
         """Digest of the settings that decide which documents a split holds."""
         others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
         others |= {"hf_streaming", "follow_links"}
+        if split == "train" or not self.valid_paths:
+            others |= {"valid_paths"}
         return sha256_json([split, self.model_dump(exclude=others)])

@@ -3,13 +3,15 @@
 A file opens as a seekable binary stream (range reads in a store), knows its size, and tells its
 revision: the SHA-256 of a local file's bytes; of a remote file the store's own mark, named as what
 it is (`etag:`, `md5:`, `modified:`), or its SHA-256 where the store keeps none. Credentials and
-endpoints come from the environment, as fsspec and the store's client read them. What `.gz` and
-`.zst` hold is read in memory that does not follow it.
+endpoints come from the environment, as fsspec and the store's client read them. What compressed
+files hold is read in memory that does not follow it.
 """
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import os
 import sys
 import zlib
@@ -24,12 +26,12 @@ import zstandard
 from nmoe_core.base.atomic import named_errors
 from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.base.fingerprint import local_digest
+from nmoe_core.base.jsonl import COMPRESSED as COMPRESSED
 
 _READ_BYTES = 4 * 2**20
 Read = Callable[[int], bytes]  # at most so many bytes
-COMPRESSED = (".gz", ".zst")
 # What reading a damaged stream raises.
-TORN = (EOFError, OSError, zlib.error, zstandard.ZstdError)
+TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
 _LEAST_ZSTD_INPUT_BYTES = 64
 _MUCH_BYTES = 2**18
@@ -54,8 +56,8 @@ class SourceFile(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """Last extension with its dot, such as `.gz`."""
-        return PurePosixPath(self.path).suffix
+        """Last extension with its dot and in lower case, such as `.gz`."""
+        return PurePosixPath(self.path).suffix.lower()
 
     def open(self) -> io.BufferedReader:
         """A seekable binary stream of the file. Raises SourceError: it is not there
@@ -205,9 +207,18 @@ def decompressed(stored: BinaryIO, suffix: str) -> Read:
     """Reads the bytes behind a file's bytes, by the file's suffix; none are left at the end."""
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=stored, mode="rb").read
-    if suffix != ".zst":
+    if suffix == ".bz2":
+        return bz2.BZ2File(stored).read
+    if suffix == ".xz":
+        return lzma.LZMAFile(stored).read
+    if suffix not in COMPRESSED:
         return stored.read
-    pieces, rest = _zstd_pieces(stored), memoryview(b"")
+    return reader_of(_zstd_pieces(stored))
+
+
+def reader_of(pieces: Iterator[bytes]) -> Read:
+    """Reads the bytes of pieces, none of which is empty."""
+    rest = memoryview(b"")
 
     def read(size: int) -> bytes:
         nonlocal rest
@@ -229,12 +240,13 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
     the compressed file is damaged (E-SOURCE-TORN).
     """
     with open(path, "rb") as stored:
-        if path.suffix not in COMPRESSED:
+        suffix = path.suffix.lower()
+        if suffix not in COMPRESSED:
             yield stored
             return
         with TemporaryFile() as copy:
             with named_errors(gettempdir()):
-                read = decompressed(stored, path.suffix)
+                read = decompressed(stored, suffix)
                 while payload := _read_whole(read, path):
                     copy.write(payload)
                 copy.seek(0)

@@ -15,8 +15,9 @@ from loader.errors import ConfigError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.project.survey import with_text_field
+from nmoe_core.project.fields import with_text_field
 from nmoe_core.sources.discover import discover
+from nmoe_core.sources.patterns import with_paths
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.refusals import refused, refused_line
@@ -107,7 +108,9 @@ def test_of_a_corpus_that_the_stand_in_does_not_judge_init_names_no_grader(
         (["web/only.jsonl"], {"web": ["web/*.jsonl"]}),
         (["web/de/a1.jsonl", "web/de/a2.jsonl"], {"web": ["web/de/*.jsonl"]}),
         (["web/[x]/only.jsonl"], {"web": ["web/[x]/only.jsonl"]}),
-        (["a1.jsonl", "a2.jsonl", "a3b.jsonl"], {"a": ["a1.jsonl", "a2.jsonl"], "a3b": None}),
+        (["a1.jsonl", "a2.jsonl", "a3b.jsonl"], {"a": ["a[0-9]*.jsonl"], "a3b": None}),
+        (["part-7.JSONL"], {"part": ["part-*.JSONL"]}),
+        (["a b.csv", "a-b.csv", "a_b.csv"], {"a_b": None, "a_b_jsonl": None, "a_b_jsonl_2": None}),
         (["a.jsonl", "a.parquet"], {"a": ["a.jsonl"], "a_parquet": ["a.parquet"]}),
         (["a.jsonl", "readme.md", ".cache/b.jsonl", "out/c.jsonl"], {"a": ["a.jsonl"]}),
         (["env/pyvenv.cfg", "env/x.jsonl", "one.txt", "two.md"], {"one": None, "two": None}),
@@ -119,7 +122,8 @@ def test_files_of_one_directory_or_whose_names_differ_in_numbers_are_one_source(
     for name in files:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text("{}\n")
-    found = {spec.id: spec for spec in discover(".", here)}
+    inputs = discover(".", here)
+    found = {spec.id: with_paths(spec, inputs.files, here) for spec in inputs.specs}
     assert found.keys() == expected.keys()
     for name, paths in expected.items():
         assert paths is None or list(found[name].paths) == paths
@@ -133,9 +137,9 @@ def test_the_field_with_the_longest_texts_is_taken_where_none_has_a_usual_name(h
 
 def test_a_file_a_url_or_a_hub_id_is_one_source(here: Path) -> None:
     write(here / "a.jsonl")
-    assert [spec.paths for spec in discover("a.jsonl", here)] == [("a.jsonl",)]
-    assert discover("s3://b/c/web.parquet", here)[0].kind == "parquet"
-    (hub,) = discover("owner/some-name", here, "sub")
+    assert [spec.paths for spec in discover("a.jsonl", here).specs] == [("a.jsonl",)]
+    assert discover("s3://b/c/web.parquet", here).specs[0].kind == "parquet"
+    (hub,) = discover("owner/some-name", here, "sub").specs
     assert (hub.id, hub.hf_dataset, hub.hf_subset) == ("some_name", "owner/some-name", "sub")
     (here / "a.bin").touch()
     with refused("E-SOURCE-NOTFOUND", r"not a file of text.*\.jsonl, .*\.tex, also \.gz, \.zst"):

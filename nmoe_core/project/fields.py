@@ -1,0 +1,133 @@
+"""Which field of records holds their text, by the names of fields and by what is in them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.discover import InputFile, new_id
+from nmoe_core.sources.open import file_source, open_reader
+from nmoe_core.sources.records import SAMPLED_RECORDS, BadRecord, Sample, Source
+from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.storage import SourceFile
+
+TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "markdown")
+_CHATS = ("messages", "conversations", "conversation")
+_MOST_CHARS = 10_000  # of a text of a sample
+_MOST_SAMPLES = 5_000  # of a source
+_LEAST_SAMPLES = 5  # of a file
+_LEAST_CHARS = 20  # of a text in a field whose name says nothing, in the mean
+_MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a header
+
+
+def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
+    """The source with the field that holds its text. Raises SourceError: there is none
+    (E-SOURCE-FIELD)."""
+    if spec.kind == "files":
+        return spec
+    samples = list(_cut(open_reader(spec, base, "train"), SAMPLED_RECORDS))
+    if (name := text_field(samples)) is None:
+        raise no_text(_why_none(samples), spec.id)
+    return spec.model_copy(update={"text_field": name})
+
+
+def no_text(reason: str, where: object) -> SourceError:
+    """The error for a source without text that can be read."""
+    do = "name other files, or set text_field of this source"
+    return SourceError(reason, where=where, do=do, code="E-SOURCE-FIELD")
+
+
+def by_text_field(
+    spec: SourceSpec, inputs: Sequence[InputFile], base: Path
+) -> Iterator[SourceSpec]:
+    """The source as one for each field that holds the text of some of its files. Files without such
+    a field, and those that cannot be read, are left out."""
+    ours = [f for f in inputs if f.source == spec.id and f.use in ("train", "valid")]
+    if spec.kind == "files":
+        for file in ours:
+            if file.size_bytes > spec.reading.max_record_bytes:
+                file.leave_out(f"a text of more than {spec.max_record_mb} MiB")
+        if any(file.use == "train" for file in ours):
+            yield spec
+        return
+    most = max(_LEAST_SAMPLES, min(SAMPLED_RECORDS, _MOST_SAMPLES // len(ours)))
+    samples = {file.name: _file_samples(spec, file, most) for file in ours}
+    rest = [file for file in ours if file.use != "left out"]
+    is_first = True
+    taken = {file.source for file in inputs if file.source is not None} - {spec.id}
+    while rest:
+        trained = [sample for f in rest if f.use == "train" for sample in samples[f.name]]
+        is_object = len(trained) == 1 and rest[0].name.lower().endswith(".json")
+        name = text_field(trained, is_named=is_object)
+        if name is None:
+            reason = _why_none(trained) if trained else "no training file has its fields"
+            for file in rest:
+                file.leave_out("one JSON object, no records" if is_object else reason)
+            return
+        ours = [f for f in rest if any(sample.get(name) is not None for sample in samples[f.name])]
+        named = new_id(spec.id if is_first else f"{spec.id}_{name}", spec.kind, taken)
+        is_first = False
+        taken.add(named)
+        for file in ours:
+            file.source = named
+        yield spec.model_copy(update={"id": named, "text_field": name})
+        rest = [file for file in rest if file not in ours]
+
+
+def _file_samples(spec: SourceSpec, file: InputFile, most: int) -> list[Sample]:
+    """The first records of a file; it is left out if there are none."""
+    source = file_source(spec, [SourceFile(file.path, file.name)])
+    try:
+        if found := list(_cut(source, most)):
+            return found
+        records = (record for block in source.blocks() for record in block.records())
+        bad = next((record for record in records if isinstance(record, BadRecord)), None)
+        file.leave_out("no records" if bad is None else f"no record can be read: {bad.reason}")
+    except (SourceError, OSError) as error:
+        file.leave_out(str(error).removeprefix(f"{source.files[0].where}: "))
+    return []
+
+
+def _cut(source: Source, most: int) -> Iterator[Sample]:
+    """The first samples, whose texts are cut: one may be as long as a file."""
+    for sample in islice(source.samples(), most * (len(getattr(source, "files", ())) or 1)):
+        yield {name: text and text[:_MOST_CHARS] for name, text in sample.items()}
+
+
+def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
+    """The field that holds the text: of those with a usual name, else of those that hold sentences,
+    the one with most text. None: there is none. `is_named`: only a usual name will do."""
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    texts = {name: [t for s in samples if (t := s.get(name)) and t.strip()] for name in names}
+    usual = [name for name in names if name.rpartition(".")[2].lower() in TEXT_FIELDS]
+    wordy = [name for name in names if _has_words(texts[name])]
+    free = [n for n in wordy if _is_prose(n, texts[n], len(samples)) and not is_named]
+    if not usual and any(name in _CHATS for name in names):
+        return None
+    for pool in ([name for name in usual if name in wordy], free, usual):
+        if found := [name for name in pool if texts[name]]:
+            return max(found, key=lambda name: ("." not in name, sum(map(len, texts[name]))))
+    return None
+
+
+def _has_words(texts: Sequence[str]) -> bool:
+    """Whether most texts are more than a word, a path or a code; some languages have no spaces."""
+    words = sum(len(text.split()) > 1 or not text.isascii() for text in texts)
+    return 2 * words > len(texts)
+
+
+def _is_prose(name: str, texts: Sequence[str], num_records: int) -> bool:
+    """Whether most records have a text in a field, of some length, and another one each."""
+    return (
+        len(name) <= _MOST_NAME_CHARS
+        and 2 * len(texts) > num_records
+        and 2 * len(set(texts)) > len(texts)
+        and sum(map(len, texts)) >= _LEAST_CHARS * len(texts)
+    )
+
+
+def _why_none(samples: Sequence[Sample]) -> str:
+    names = list(dict.fromkeys(name for sample in samples for name in sample))
+    if chat := next((name for name in names if name in _CHATS), None):
+        return f"no field of text, but chats in {chat!r}: write each as one text"
+    return f"no field of text; found {', '.join(names)[:200] or 'no fields'}"

@@ -1,0 +1,69 @@
+"""What the name of a file says: its format, its compression, and the split that it belongs to."""
+
+import re
+from pathlib import PurePath
+from typing import Literal
+
+from nmoe_core.base.jsonl import COMPRESSED
+from nmoe_core.sources.spec import SourceKind
+
+KINDS: dict[str, SourceKind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "jsonl",
+    ".tsv": "jsonl",
+    ".txt": "files",
+    ".md": "files",
+    ".rst": "files",
+    ".tex": "files",
+}
+TABLES = (".csv", ".tsv")
+Split = Literal["train", "valid", "test"]
+EXPECTED = f"{', '.join(KINDS)}, also {', '.join(COMPRESSED)}"
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+# As the hub names splits; a word stands alone or beside digits and punctuation.
+_SPLITS: dict[str, Split] = {"train": "train", "training": "train"}
+_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "valid")
+_SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def suffixes(name: str) -> tuple[str, str]:
+    """The suffix of the content and that of its compression, as they are spelled: `.jsonl`, `.zst`.
+    A compression that is not read is the suffix of the content."""
+    outer = PurePath(name).suffix
+    outer = outer if outer.lower() in COMPRESSED else ""
+    return PurePath(name.removesuffix(outer)).suffix, outer
+
+
+def kind_of(name: str) -> SourceKind | None:
+    """The kind of source that reads a file of this name; None if there is none."""
+    return KINDS.get(suffixes(name)[0].lower())
+
+
+def why_unread(name: str) -> str:
+    """The reason why no kind of source reads a file of this name."""
+    suffix, outer = (part.lower() for part in suffixes(name))
+    if suffix in _ARCHIVES:
+        return f"an archive ({suffix}{outer}): unpack it"
+    if not suffix:
+        return "no suffix that names a format"
+    return f"{suffix} is not a format that is read"
+
+
+def split_of(name: str) -> Split | None:
+    """`train`, `valid` or `test` if a word of the name, without its suffixes, says so; of several,
+    the one that is farthest from training."""
+    words = {_SPLITS.get(word) for word in _WORD.findall(name.lower())}
+    order: tuple[Split, ...] = ("test", "valid", "train")
+    return next((split for split in order if split in words), None)
+
+
+def without_split(name: str) -> str:
+    """The name without the words that say its split, and without what then stands at its ends."""
+    left = _WORD.sub(lambda word: "" if word[0].lower() in _SPLITS else word[0], name)
+    return left if left == name else left.strip("-_. ")
