@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.base.jsonl import encodable
 from nmoe_core.sources.discover import InputFile, new_id
 from nmoe_core.sources.open import file_source, open_reader
 from nmoe_core.sources.records import SAMPLED_RECORDS, BadRecord, Sample, Source
@@ -64,7 +65,7 @@ def by_text_field(
             for file in rest:
                 file.leave_out("one JSON object, no records" if is_object else reason)
             return
-        ours = [f for f in rest if any(sample.get(name) is not None for sample in samples[f.name])]
+        ours = [f for f in rest if any(sample.get(name) for sample in samples[f.name])]
         named = new_id(spec.id if is_first else f"{spec.id}_{name}", spec.kind, taken)
         is_first = False
         taken.add(named)
@@ -91,7 +92,9 @@ def _file_samples(spec: SourceSpec, file: InputFile, most: int) -> list[Sample]:
 def _cut(source: Source, most: int) -> Iterator[Sample]:
     """The first samples, whose texts are cut: one may be as long as a file."""
     for sample in islice(source.samples(), most * (len(getattr(source, "files", ())) or 1)):
-        yield {name: text and text[:_MOST_CHARS] for name, text in sample.items()}
+        # A configuration cannot name a field with a lone surrogate.
+        names = (name for name in sample if encodable(name) == name)
+        yield {name: (sample[name] or "")[:_MOST_CHARS] for name in names}
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:

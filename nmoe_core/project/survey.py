@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import NmoeError, SourceError
+from nmoe_core.base.jsonl import encodable
 from nmoe_core.labels.oracles.heuristic import refusal
 from nmoe_core.project.fields import by_text_field, no_text, with_text_field
 from nmoe_core.sources.discover import InputFile, Inputs
@@ -117,13 +118,14 @@ def _survey(spec: SourceSpec, inputs: Sequence[InputFile], base: Path, workers: 
         if any(file.use == "left out" for file in ours.values()) and spec.kind != "files":
             found.spec = with_paths(spec, inputs, base)
             source = _opened(found.spec, base, ours)
-        found.fields = source.field_names()
+        found.fields = [name for name in source.field_names() if encodable(name) == name]
         found.size_bytes = source.size_bytes()
         found.files = len(getattr(source, "files", ())) or None
     except NmoeError as error:
         found.problem = error
         for file in ours.values():
-            file.leave_out(str(error))
+            if file.use != "left out":
+                file.leave_out(str(error))
     else:
         if found.unreadable > spec.max_bad_share * (found.unreadable + (found.documents or 0)):
             found.spec = found.spec.model_copy(update={"on_error": "skip"})
@@ -163,9 +165,10 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
         reasons = (file.reason for file in ours.values() if file.reason)
         reason = found.first_unreadable or next(reasons, None)
         raise SourceError("no documents", where=found.spec.id, found=reason, code="E-SOURCE-EMPTY")
-    tokens, seconds = _tokenised(sample)
-    tokens_per_char = tokens / max(sum(map(len, sample)), 1)
+    sample_chars = sum(map(len, sample))
     sample = normalize_batch(sample)[0]  # which also leaves no lone surrogate
+    tokens, seconds = _tokenised(sample)
+    tokens_per_char = tokens / max(sample_chars, 1)
     found.languages = _languages(sample)
     found.labelled_share = sum(refusal(text) is None for text in sample) / len(sample)
     if not found.is_whole and not (found.size_bytes and num_bytes):

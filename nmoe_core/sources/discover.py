@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.base.jsonl import encodable
 from nmoe_core.sources.formats import (
     EXPECTED,
     Split,
@@ -57,7 +58,7 @@ class InputFile:
     def leave_out(self, reason: str) -> None:
         """Neither train nor validate on it."""
         self.use = "left out"
-        self.reason = " ".join(reason.split())
+        self.reason = encodable(" ".join(reason.split()))
 
 
 @dataclass(slots=True)
