@@ -344,6 +344,6 @@ def _require_enough(count: int, least: int, where: Path) -> None:
             where=where,
             found=count,
             expected=f"at least {least}",
-            do="label more documents",
+            do='label more documents, or set grader = "none" in [grading]',
             code="E-CALIBRATION-FEW",
         )

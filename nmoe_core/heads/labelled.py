@@ -106,7 +106,7 @@ class Labelled:
 
 def _require_learnable(train: Labels) -> None:
     if len(train.doc_ids) < MIN_LABELS:
-        do = "label more documents"
+        do = 'label more documents, or set grader = "none" in [grading]'
         if train.num_unsupported:
             unknown = f"{train.num_unsupported} of the labelled documents"
             do = f"take an oracle that judges the language of {unknown}, or label more documents"

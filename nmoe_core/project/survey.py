@@ -17,11 +17,11 @@ from nmoe_core.base.errors import NmoeError, SourceError
 from nmoe_core.base.jsonl import encodable
 from nmoe_core.labels.oracles.heuristic import refusal
 from nmoe_core.project.fields import by_text_field, no_text, with_text_field
+from nmoe_core.project.patterns import with_paths
 from nmoe_core.sources.discover import InputFile, Inputs
 from nmoe_core.sources.files import FileSource, FilesSource
 from nmoe_core.sources.formats import EXPECTED
 from nmoe_core.sources.open import open_reader
-from nmoe_core.sources.patterns import with_paths
 from nmoe_core.sources.records import BadRecord, Block, Source
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import SourceFile

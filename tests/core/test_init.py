@@ -16,8 +16,8 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.project.fields import with_text_field
+from nmoe_core.project.patterns import with_paths
 from nmoe_core.sources.discover import discover
-from nmoe_core.sources.patterns import with_paths
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.refusals import refused, refused_line

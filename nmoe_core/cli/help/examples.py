@@ -2,7 +2,11 @@
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe": ("nmoe init && nmoe run && nmoe report",),
-    "nmoe init": ("nmoe init corpus/", "nmoe init HuggingFaceFW/fineweb --subset sample-10BT"),
+    "nmoe init": (
+        "nmoe init corpus/",
+        "nmoe init --update",
+        "nmoe init HuggingFaceFW/fineweb --subset sample-10BT",
+    ),
     "nmoe run": ("nmoe run", "nmoe run train_heads grade curate --set calibration.target_keep=0.3"),
     "nmoe ui": ("nmoe ui --port 3100",),
     "nmoe make-tiny-checkpoint": ("nmoe make-tiny-checkpoint tiny --family llama",),
