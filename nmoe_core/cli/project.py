@@ -189,14 +189,12 @@ def _show_project(facts: dict[str, Any]) -> None:
         print("tokens and the time to make them are estimated from a sample;", end=" ")
         print("languages are by documents")
     for one in facts["sources"]:
-        if one["problem"] is not None:
+        if one["unreadable"]:
+            print(f"{one['source']}: records that cannot be read: {one['unreadable']:,}", end="")
+            print(f", such as {one['first_unreadable']}")
+        elif one["problem"] is not None and not facts["seen"]["files"]:
             print(f"left out: {one['problem']}")
-        elif one["unreadable"]:
-            print(
-                f"{one['source']}: {one['unreadable']:,} records cannot be read, such as", end=" "
-            )
-            print(one["first_unreadable"])
-    if facts.get("seen", {}).get("files"):
+    if "seen" in facts and facts["seen"]["files"]:
         _show_files(facts)
     if facts.get("is_update"):
         print(f"\n{len(good)} sources are new" + f" and added to {facts['path']}" * bool(good))

@@ -17,7 +17,7 @@ _CHATS = ("messages", "conversations", "conversation")
 _MOST_CHARS = 10_000  # of a text of a sample
 _MOST_SAMPLES = 5_000  # of a source
 _LEAST_SAMPLES = 5  # of a file
-_LEAST_CHARS = 20  # of a text in a field whose name says nothing, in the mean
+_LEAST_BYTES = 20  # of a text in a field whose name says nothing, in the mean
 _MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a header
 
 
@@ -65,7 +65,7 @@ def by_text_field(
             for file in rest:
                 file.leave_out("one JSON object, no records" if is_object else reason)
             return
-        ours = [f for f in rest if any(sample.get(name) for sample in samples[f.name])]
+        ours = [f for f in rest if any(name in sample for sample in samples[f.name])]
         named = new_id(spec.id if is_first else f"{spec.id}_{name}", spec.kind, taken)
         is_first = False
         taken.add(named)
@@ -94,7 +94,7 @@ def _cut(source: Source, most: int) -> Iterator[Sample]:
     for sample in islice(source.samples(), most * (len(getattr(source, "files", ())) or 1)):
         # A configuration cannot name a field with a lone surrogate.
         names = (name for name in sample if encodable(name) == name)
-        yield {name: (sample[name] or "")[:_MOST_CHARS] for name in names}
+        yield {name: encodable((sample[name] or "")[:_MOST_CHARS]) for name in names}
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
@@ -110,7 +110,7 @@ def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | No
     for pool in ([name for name in usual if name in wordy], free, usual):
         if found := [name for name in pool if texts[name]]:
             return max(found, key=lambda name: ("." not in name, sum(map(len, texts[name]))))
-    return None
+    return next((name for name in usual if "." not in name), None)  # later records may have texts
 
 
 def _has_words(texts: Sequence[str]) -> bool:
@@ -125,7 +125,7 @@ def _is_prose(name: str, texts: Sequence[str], num_records: int) -> bool:
         len(name) <= _MOST_NAME_CHARS
         and 2 * len(texts) > num_records
         and 2 * len(set(texts)) > len(texts)
-        and sum(map(len, texts)) >= _LEAST_CHARS * len(texts)
+        and sum(len(text.encode()) for text in texts) >= _LEAST_BYTES * len(texts)
     )
 
 

@@ -162,8 +162,8 @@ def unjudged(documents: int, judged: int) -> str:
         if _is_scored(documents, judged):
             return ""
         return (
-            f"{documents:,} documents are too few to fit a grader, so [grading] names none: the "
-            "rule alone decides, and keeps what is no copy."
+            f"Documents are too few to fit a grader ({documents:,}, of {_FEW_JUDGED} that it "
+            "takes), so [grading] names none: the rule alone decides, and keeps what is no copy."
         )
     said = "The stand-in for an oracle knows English and source code: it judges "
     said += f"{judged:,} of {documents:,} documents. "
@@ -190,7 +190,7 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
     lines = ["", f"# {summary(found)}"]
     if found.first_unreadable is not None:
         example = " ".join(found.first_unreadable.split())
-        lines.append(f"# {found.unreadable:,} records cannot be read, such as {encodable(example)}")
+        lines.append(f"# records that cannot be read: {found.unreadable:,}, such as {example}")
     key = mixture if mixture.isidentifier() else json.dumps(mixture)
     lines.append(f"[[mixtures.{key}.sources]]")
     table = {"id": spec.id, "tokens_b": _billions(found.tokens or _FIRST_TOKENS)}

@@ -323,6 +323,19 @@ def test_the_text_is_found_beside_names_titles_and_urls_and_past_a_long_first_re
     assert (source["text_field"], source["documents"]) == ("passage", 40)
 
 
+def test_a_text_without_spaces_and_one_that_only_later_records_have_are_found(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"url": f"https://example.org/{i}", "nr": f"关于河流和山丘的短文 {i}"} for i in range(9)
+    ]
+    put(here / "zh.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    table = pa.table({"text": pa.array([None] * 99 + TEXTS), "url": ["https://a.example/b"] * 139})
+    pq.write_table(table, here / "late.parquet")
+    found = {one["source"]: one["text_field"] for one in init(capsys)["sources"]}
+    assert found == {"late": "text", "zh": "nr"}
+
+
 def test_lone_surrogates_and_control_characters_end_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,7 +349,7 @@ def test_few_documents_have_no_grader(here: Path, capsys: pytest.CaptureFixture[
     english = [f"Note {i}: this is a short note about rivers and hills. " * 9 for i in range(68)]
     put(here / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in english))
     assert main(["init"]) == 0
-    assert "68 documents are too few to fit a grader" in capsys.readouterr().out
+    assert "too few to fit a grader (68, of 250" in capsys.readouterr().out
     assert Run("nmoe.toml").config.grading.grader == "none"
 
 
@@ -415,7 +428,7 @@ def test_a_listing_names_what_is_not_trained_on_and_adds_up(
     sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.html")]
     assert f"seen 3 ({sum(sizes):,} bytes) = taken 1 ({sizes[0]:,} bytes)" in said
     assert f"held out 1 ({sizes[1]:,} bytes) + left out 1 ({sizes[2]:,} bytes)" in said
-    assert "1 records cannot be read, such as" in said
+    assert "a: records that cannot be read: 1, such as" in said
     assert ".html is not a format that is read" in said
 
 
