@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from loader.errors import FormatError
+from loader.files.nested import json_value
 from loader.files.sealed import check_seal
 from loader.files.shard import IndexReader, unreadable
 
@@ -140,12 +141,12 @@ def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[st
     try:
         if path.stat().st_size > max_bytes:
             raise _manifest_error(path, f"{path.stat().st_size} bytes", f"at most {max_bytes}")
-        value = json.loads(
+        value = json_value(
             path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
         )
     except OSError as error:
         raise unreadable(path, error, "E-MANIFEST-MISSING") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, FormatError):
             raise
         raise _manifest_error(path, f"{error}", "one JSON object") from None

@@ -31,6 +31,7 @@ from loader.files.format import (
     resolve_inside,
 )
 from loader.files.locks import locked
+from loader.files.nested import json_value
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.records import SourceData
@@ -69,8 +70,8 @@ def fetch_manifests(
     if content is None:
         raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = json_value(content)
+    except ValueError as error:
         raise malformed(url, str(error)) from None
     plan = parse_plan(value, url)
     root = join(parent(url), plan.root)

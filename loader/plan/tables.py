@@ -5,12 +5,12 @@ name, the nearest known one.
 """
 
 import difflib
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError
+from loader.files.nested import check_depth, toml_table
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
@@ -24,8 +24,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     (E-CONFIG-MISSING), or not valid TOML (E-CONFIG)."""
     content = _read(path)
     try:
-        return tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits
+        return toml_table(content.decode())
+    except ValueError as error:  # ValueError: a number of 5,000 digits
         raise ConfigError("not valid TOML", where=path, found=str(error)) from None
 
 
@@ -57,6 +57,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         value = yaml.load(content.decode(), Counted)
+        check_depth(value)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError("not valid YAML", where=path, found=str(error)) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):

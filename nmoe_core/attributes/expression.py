@@ -9,8 +9,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from loader.files.nested import json_value
+
 MAX_CHARS = 10_000
 MAX_CLAUSES = 250
+MAX_DEPTH = 800  # an operator takes three levels of JSON, `not` two
 FUNCTIONS = frozenset(
     (
         *("+", "-", "*", "/", "//", "%", "||", "~~", "!~~", "~~*", "!~~*", "~~~"),
@@ -90,7 +93,11 @@ def parse(connection: Any, expression: str, names: Mapping[str, str]) -> list[Cl
         raise Refused("not an SQL expression: it holds a NUL", repr(expression))
     asked = f"SELECT (\n{expression}\n)"
     ((text,),) = connection.execute("select json_serialize_sql(?)", [asked]).fetchall()
-    parsed = json.loads(text)
+    try:
+        parsed = json_value(text, MAX_DEPTH)
+    except ValueError:
+        levels = f"at most {MAX_DEPTH} levels of its syntax tree"
+        raise Refused("the expression is nested too deep", expected=levels) from None
     if parsed["error"]:
         raise Refused(f"not an SQL expression: {parsed['error_message']}", expression)
     if len(parsed["statements"]) != 1:

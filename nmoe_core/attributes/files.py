@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from loader.files.nested import json_value
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import Fingerprints
@@ -142,9 +143,9 @@ def _opened(path: Path) -> pq.ParquetFile:
 def _footer(path: Path, file: pq.ParquetFile) -> Footer:
     metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
     try:
-        footer = json.loads((metadata.metadata or {})[_FOOTER])
+        footer = json_value((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
-    except (KeyError, ValueError, TypeError, RecursionError):
+    except (KeyError, ValueError, TypeError):
         raise _not_ours(path, "a Parquet file without the footer of an attribute") from None
     return Footer(*found, schema, metadata.num_rows)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from loader.errors import FormatError, NmoeError
 from loader.files.format import read_json_object
+from loader.files.nested import json_value
 from loader.files.sealed import RESTORE, check_seal, sealed
 from nmoe_core.base.atomic import write_json
 
@@ -59,8 +60,8 @@ def recorded(summary: Path) -> Fingerprints | None:
     A file that is not JSON was not committed by a task, so it has none.
     """
     try:
-        value = json.loads(summary.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        value = json_value(summary.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value.get("fingerprints") if isinstance(value, dict) else None
 

@@ -6,7 +6,6 @@ held. Lone surrogate escapes are JSON. Memory: one line.
 """
 
 import codecs
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 import orjson
 
+from loader.files.nested import json_value
 from nmoe_core.base.append_log import Line
 
 MAX_LINE_BYTES = 256 * 2**20
@@ -112,15 +112,13 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
             if not replace:
                 raise
             text, is_replaced = payload.decode("utf-8", "replace"), True
-        return json.loads(text), is_replaced
+        return json_value(text), is_replaced
     except UnicodeDecodeError as error:
         raise ValueError(f"not JSON: {not_utf8(error)}") from None
     except ValueError as error:
         is_wide = b"\0" in payload[:4]
         hint = ", perhaps UTF-16 without a byte order mark" if is_wide else ""
         raise ValueError(f"not JSON: {error}{hint}") from None
-    except RecursionError:
-        raise ValueError("not JSON: nested too deep") from None
 
 
 def as_object(value: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from loader.config import is_trainers, settings_of_table, with_sections
+from loader.files.nested import MAX_DEPTH
 from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
@@ -176,6 +177,9 @@ def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """A copy of nested tables with values by their dotted keys."""
     changed = dict(table)
     for key, value in settings.items():
+        if key.count(".") >= MAX_DEPTH:
+            what = f"a key of more than {MAX_DEPTH} parts"
+            raise ConfigError(what, where="command line", found=key[:80], code="E-CONFIG-KEY")
         first, _, rest = key.partition(".")
         inner = changed.get(first) or {}
         is_table = bool(rest) and isinstance(inner, Mapping)

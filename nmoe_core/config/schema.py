@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from loader.files.nested import toml_table
 from loader.plan.settings import KEYS, RunSettings
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import nested_model
@@ -48,7 +48,7 @@ class Key:
         if not self.is_list:
             return self.one(text)
         with contextlib.suppress(ValueError):
-            if isinstance(values := tomllib.loads(f"value = {text}")["value"], list):
+            if isinstance(values := toml_table(f"value = {text}")["value"], list):
                 return tuple(self.one(str(value)) for value in values)
         return tuple(map(self.one, text.split(",")))
 
@@ -56,7 +56,7 @@ class Key:
         """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
         if self.annotation is Any:
             with contextlib.suppress(ValueError):  # of a number of 5,000 digits, no TOMLDecodeError
-                return tomllib.loads(f"value = {text}")["value"]
+                return toml_table(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path:
             return text  # the run judges it, with an error of its own
         kind = get_args(self.annotation)[0] if self.is_list else self.annotation

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from loader.files.nested import json_value
 from loader.files.sealed import check_seal, sealed
 from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import HeadError
@@ -56,9 +57,9 @@ def write_tensors(
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, dict[str, Tensor]]:
     """Header and tensors of a file of `write_tensors`, unchecked; none without weights. Raises
-    OSError, SafetensorError, KeyError, ValueError or RecursionError where it is no such file."""
+    OSError, SafetensorError, KeyError or ValueError where it is no such file."""
     with safe_open(str(path), framework="pt") as file:
-        header = json.loads((file.metadata() or {})[key])
+        header = json_value((file.metadata() or {})[key])
         names = list(file.keys()) if with_weights else []
         return header, {name: file.get_tensor(name) for name in names}
 
@@ -138,7 +139,7 @@ def _read(path: Path, with_weights: bool) -> tuple[Header, dict[str, Tensor]]:
     _require_safe(path)
     try:
         header, tensors = read_tensors(path, HEADER_KEY, with_weights)
-    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise bad_format(path, f"{type(error).__name__}: {error}") from None
     if not isinstance(header, dict) or header.get("format") not in (HEAD_FORMAT, *UNSEALED_FORMATS):
         raise bad_format(path, repr(header)[:80])

@@ -6,12 +6,12 @@ kept beside its own, where the other shards find them. Memory: 300 bytes per lab
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from loader.files.nested import json_value
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.fingerprint import recorded
@@ -67,7 +67,7 @@ class KnownAnswers(ExitStack):
             return None
         place.file.seek(place.offset)
         try:
-            record = json.loads(place.file.read(place.size))
+            record = json_value(place.file.read(place.size))
         except ValueError:  # another process began that file anew
             return None
         is_of_text = isinstance(record, dict) and record.get("text_sha256") == text_sha256
@@ -94,7 +94,7 @@ def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
     """
     for line in whole_lines(file):
         try:
-            record = json.loads(line.payload)
+            record = json_value(line.payload)
             if scorer_of(record) == oracle.scorer and _has_types(record):
                 yield line, record
         except (ValueError, KeyError, AttributeError, TypeError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from loader.files.nested import json_value
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_json
@@ -163,11 +164,11 @@ def read_records(path: Path) -> Iterator[Record]:
 def parse_record(line: Line, path: Path) -> Record:
     """The record of a line of the file `path`. Raises LabelError (E-LABEL-CORRUPT)."""
     try:
-        record = json.loads(line.payload)
+        record = json_value(line.payload)
         is_record = isinstance(record["doc_id"], str) and isinstance(record["source"], str)
         if is_record and isinstance(record["ok"], bool):
             return record
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         pass
     raise LabelError(
         "not a label record",

@@ -10,7 +10,6 @@ taken only on request, and marked as salvaged. An answer with two objects has no
 """
 
 import functools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.files.nested import json_value
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.rubric import Rubric
 
@@ -154,8 +154,8 @@ def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict
     scores = value
     if isinstance(value, str):
         try:
-            scores = json.loads(value, object_pairs_hook=_unique_keys)
-        except (ValueError, RecursionError) as error:
+            scores = json_value(value, object_pairs_hook=_unique_keys)
+        except ValueError as error:
             raise _bad_scores(f"{error}", "one JSON object") from None
     if not isinstance(scores, Mapping):
         raise _bad_scores(type(scores).__name__, "one JSON object")

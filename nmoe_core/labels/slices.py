@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.nested import json_value
 from loader.files.sealed import sealed
 from nmoe_core.base.atomic import (
     LOCKS_NAME,
@@ -223,10 +224,10 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
 
 def _slice_row(where: str, line: bytes) -> tuple[str, str]:
     try:
-        row = json.loads(line)
+        row = json_value(line)
         pair = (row["doc_id"], row["source"])
         source = parse_doc_id(pair[0]).source
-    except (ValueError, KeyError, TypeError, RecursionError, FormatError):
+    except (ValueError, KeyError, TypeError, FormatError):
         raise FormatError(
             "not a row of a slice",
             where=where,

@@ -20,6 +20,7 @@ from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import MANIFEST_NAME, Manifest, check_digest, load_manifest, resolve_inside
 from loader.files.locks import locked
+from loader.files.nested import json_value
 from loader.plan.file import load_plan, parse_plan
 from loader.plan.records import PLAN_FORMAT, LoaderPlan
 from loader.plan.remote import fetch_plan, uncommitted
@@ -105,8 +106,8 @@ def opened(where: str) -> Iterator[Opened]:
         if content is None:
             raise uncommitted(url)
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
+            value = json_value(content)
+        except ValueError:
             value = {}
         name = join(url, "").rpartition("/")[2]
         if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
@@ -144,8 +145,8 @@ def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None
 
 def _plan_at(url: str) -> LoaderPlan:
     try:
-        value = json.loads(store.read_bytes(url) or b"null")
-    except (ValueError, RecursionError):
+        value = json_value(store.read_bytes(url) or b"null")
+    except ValueError:
         value = None
     return parse_plan(value, url)
 

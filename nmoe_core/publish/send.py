@@ -21,6 +21,7 @@ from loader.errors import without_credentials
 from loader.files import store
 from loader.files.addresses import address, is_url, join
 from loader.files.format import check_digest
+from loader.files.nested import json_value
 from loader.files.sealed import sealed
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_json
@@ -158,8 +159,8 @@ class _Record:
         self._is_saved = True
         content = store.read_bytes(self._url) or b"{}"
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
+            value = json_value(content)
+        except ValueError:
             value = None
         # A damaged record, or one of another format, is ignored: everything is sent again.
         if isinstance(value, dict) and value.get("format") == RECORD_FORMAT:

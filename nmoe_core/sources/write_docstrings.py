@@ -35,8 +35,8 @@ def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[
     """Docstrings of one module of at least so many characters, in source order."""
     try:
         tree = _parsed(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # a template, or a file for another Python
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # a template, a file for another Python, or one too deep for this one's parser
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)

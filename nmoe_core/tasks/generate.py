@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loader.files.nested import json_value
 from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import fsync_dir, write_json
@@ -268,7 +269,7 @@ def _resume(log: AppendLog, made_with: Fingerprints, prompts: Prompts) -> int:
 
 def _check_record(path: Path, number: int, line: bytes, prompt: Prompt) -> None:
     try:
-        record = json.loads(line)
+        record = json_value(line)
         found = record["id"], record["prompt_sha256"]
     except (ValueError, KeyError, TypeError):
         raise FormatError(

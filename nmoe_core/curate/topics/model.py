@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.files.nested import json_value
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
@@ -132,7 +133,7 @@ def load_tensors(
 
     try:
         with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            header = json_value((file.metadata() or {}).get("header", "{}"))
             if header.get("format") != expected_format:
                 raise ValueError(f"format {header.get('format')!r}")
             tensors = {name: file.get_tensor(name) for name in names}

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -210,6 +210,22 @@ def test_what_is_no_plain_condition_is_refused_at_once(expression: str) -> None:
     with refused("E-SELECT-EXPRESSION", "where: ", naming=["run.toml"]):
         _where(expression).evaluate(TABLE)
     assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "most", "too_many"),
+    [
+        (lambda times: "not " * times + "is_survivor", 390, (400, 490, 600, 2_000)),
+        (lambda times: "n_words > 0" + " + 1" * times, 260, (270, 490, 600, 2_000)),
+    ],
+)
+def test_the_depth_of_operators_is_counted_and_has_a_limit(
+    expression: Callable[[int], str], most: int, too_many: tuple[int, ...]
+) -> None:
+    assert _where(expression(most)).evaluate(TABLE).any()
+    for times in too_many:
+        with refused("E-SELECT-EXPRESSION", "(nested too deep|expression depth)"):
+            _where(expression(times))
 
 
 def test_a_wrong_name_is_refused_with_the_names_that_there_are() -> None:

@@ -50,8 +50,9 @@ def test_short_docstrings_and_files_that_are_no_python_are_left_out(tmp_path: Pa
     module.write_text("async def f():\n    'twelve chars'\n\nclass C:\n    'short'\n")
     rows = list(docstrings(module, "m", min_chars=12))
     assert rows == [{"id": "m:f:1", "text": "twelve chars"}]
-    module.write_text("{{ template }")
-    assert not list(docstrings(module, "m"))
+    for text in ("{{ template }", f"'twelve chars'\na = {'-' * 30_000}1"):
+        module.write_text(text)
+        assert not list(docstrings(module, "m"))
 
 
 def test_modules_but_no_tests_are_read_until_there_is_enough_and_the_same_ones_again(

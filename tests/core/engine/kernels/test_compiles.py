@@ -1,5 +1,6 @@
 """The compiler for GPUs takes every kernel, and what it makes of the products of experts."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,13 +15,24 @@ from tests.project import output_of
 LARGEST_SHARED_BYTES = 227 * 1024
 TRITON = importlib.util.find_spec("triton")
 TOOL = Path(TRITON.origin or "").parent / "backends/nvidia/bin/cuobjdump" if TRITON else Path()
-# Of a warp, for 256 x 64 weights: read, decoded and multiplied by a tile of so many rows.
-MOST_INSTRUCTIONS = {16: 430, 32: 480, 64: 490}
+# Of a warp, for 256 x 64 weights: read, decoded and multiplied by a tile of so many rows; by the
+# first release of triton to which they apply. Measured, the most of any variant on sm_90 or sm_100:
+# 501, 645 and 470 by 3.7.1; 407, 455 and 469 by 3.9.0. The older one takes the joins of decoded
+# weights for a reason to give a thread four neighbouring inputs, not two, and moves registers.
+MOST_INSTRUCTIONS_SINCE = {(3, 7): {16: 530, 32: 680, 64: 490}, (3, 9): {16: 430, 32: 480, 64: 490}}
 # Sums of the largest tile take half of the registers: it may keep a few others aside, outside of
 # its loop.
 LARGEST_TILE, MOST_STACK_BYTES = 64, 256
 # Of a warp, for 64 keys that 16 queries see whole.
 MOST_OF_ATTENTION = 380
+
+
+def most_instructions() -> dict[int, int]:
+    major, minor, *_ = importlib.metadata.version("triton").split(".")
+    installed = int(major), int(minor)
+    return MOST_INSTRUCTIONS_SINCE[
+        max(since for since in MOST_INSTRUCTIONS_SINCE if since <= installed)
+    ]
 
 
 @pytest.mark.skipif(not TOOL.is_file(), reason="this triton has no disassembler")
@@ -52,9 +64,10 @@ def test_every_kernel_compiles_without_spilling_and_decodes_in_few_instructions(
         if record["kernel"] == "_prefill_kernel":
             assert record["loop_instructions"] <= MOST_OF_ATTENTION, record
     packed = [r for r in records if r["is_packed"] and not r["is_float32"]]
-    assert {r["rows"] for r in packed} == set(MOST_INSTRUCTIONS)
+    limits = most_instructions()
+    assert {r["rows"] for r in packed} == set(limits)
     assert {r["rows"] for r in packed if r["is_split"]} == {16}
     for record in packed:
-        assert record["loop_instructions"] <= MOST_INSTRUCTIONS[record["rows"]], record
+        assert record["loop_instructions"] <= limits[record["rows"]], record
         if record["rows"] == LARGEST_TILE and capability == 90:
             assert record["products"] == ["HGMMA.64x256x16.F32.BF16"] * 4, record
