@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError
-from loader.files.nested import check_depth, toml_table
+from loader.files.nested import MAX_DEPTH, toml_table, too_deep
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
@@ -44,11 +44,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     class Counted(yaml.SafeLoader):
         """Counts values: aliases of aliases may stand for more of them than can be shown."""
 
-        num_values = 0
+        num_values = depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             is_alias, before = self.check_event(yaml.AliasEvent), self.num_values
+            if self.depth == MAX_DEPTH and self.check_event(yaml.CollectionStartEvent):
+                raise too_deep(MAX_DEPTH)
+            self.depth += 1
             node = super().compose_node(parent, index)
+            self.depth -= 1
             self.num_values += sizes.get(id(node), _MAX_YAML_VALUES) if is_alias else 1
             sizes[id(node)] = self.num_values - before
             if self.num_values > _MAX_YAML_VALUES:
@@ -57,8 +61,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
     try:
         value = yaml.load(content.decode(), Counted)
-        check_depth(value)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError("not valid YAML", where=path, found=str(error)) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ConfigError("not a table", where=path, found=type(value).__name__)

@@ -1,12 +1,13 @@
 """How deep JSON and TOML may be nested is counted, and is the same for each Python and caller."""
 
 import json
+import sys
 
 import pytest
 
 from loader.errors import ConfigError
 from loader.files.format import read_json_object
-from loader.files.nested import MAX_DEPTH, check_depth, json_value, toml_table
+from loader.files.nested import MAX_DEPTH, json_value, toml_table
 from loader.plan.tables import read_toml, read_yaml
 from tests.refusals import refused
 
@@ -37,13 +38,36 @@ def test_json_of_as_many_levels_is_read_and_one_of_more_is_refused(form: str) ->
             json_value(JSON[form](depth))
 
 
-def test_the_depth_that_is_allowed_can_be_another() -> None:
+def test_another_depth_may_be_allowed() -> None:
     assert json_value(_lists(800), 800) == json.loads(_lists(800))
-    with pytest.raises(ValueError, match="nested deeper than 3 levels"):
-        json_value(_lists(4), 3)
-    check_depth(3, 0)
-    with pytest.raises(ValueError, match="nested deeper than 0 levels"):
-        check_depth([], 0)
+    assert json_value("3", 0) == 3
+    for depth in (0, 3):
+        with pytest.raises(ValueError, match=f"nested deeper than {depth} levels"):
+            json_value(_lists(depth + 1), depth)
+
+
+@pytest.mark.parametrize("text", ["[" * 300, "]" + '\\"[' * 300, "'{'" * 300, "# [" * 300])
+def test_brackets_in_texts_are_no_levels(text: str) -> None:
+    value = {"a": text, "b": [text, 1]}
+    assert json_value(json.dumps(value)) == json_value(json.dumps(value).encode()) == value
+    assert json_value(json.dumps(value).encode("utf-16")) == value
+    for quote in ('"', '"""', "'", "'''"):
+        inner = text if "'" in quote else text.replace("\\", "\\\\").replace('"', '\\"')
+        if quote == "'" and "'" in inner:
+            continue
+        assert toml_table(f"# it's {text}\na = [{quote}{inner}{quote}] # {text}") == {"a": [text]}
+
+
+def test_no_parse_meets_the_limit_of_python() -> None:
+    """There finalizers of others, run by the garbage collector, would fail too."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        for parse, text in ((json_value, _lists(10**6)), (toml_table, f"a = {_lists(10**5)}")):
+            with pytest.raises(ValueError, match="nested deeper than 200 levels"):
+                parse(text)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_the_file_of_a_deep_value_is_refused(tmp_path) -> None:
