@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-all ui lint docs bench crash fuzz soak clean
+.PHONY: setup demo test test-newest test-all ui lint docs bench crash fuzz soak clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -36,12 +36,30 @@ demo: setup  ## the main job on real text found on this machine
 # Two processes share the test files; one thread each, as they would fight over the cores otherwise.
 # In the order of directories, the longest files come early: no process waits for the other's last.
 TEST_WORKERS ?= 2
-test test-all crash fuzz soak: export OMP_NUM_THREADS := 1
-test test-all crash: PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+test test-newest test-all crash fuzz soak: export OMP_NUM_THREADS := 1
+PYTEST_FLAGS := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+test test-all crash: PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 test-all crash: export HYPOTHESIS_PROFILE := random
 
 test: setup  ## the tests: no GPU, no hub
 	$(PYTEST)
+
+# The newest Python on this machine that is supported and newer than the environment's own.
+NEWEST = $(shell own=$$($(BIN)/python -c 'import sys; print(sys.version_info.minor)'); \
+	for minor in 13 12; do [ $$minor -gt $$own ] || exit 0; \
+	for python in python3.$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python; do \
+	"$$python" -c 'import ensurepip' 2>/dev/null && echo "$$python" && exit; done; done)
+NEWEST_TESTS := tests/test_house.py tests/test_imports.py tests/loader tests/core/cli \
+	tests/core/attributes/test_where.py tests/core/test_config.py tests/assets/test_pipeline_job.py
+
+test-newest: setup  ## part of the tests on the newest Python here, in .venv-newest
+ifeq ($(NEWEST_TESTED),)
+	@$(if $(NEWEST),$(MAKE) test-newest NEWEST_TESTED=yes PYTHON=$(NEWEST) VENV=.venv-newest,\
+	echo "make test-newest: skipped, since no Python newer than that of $(VENV) is on this machine")
+else
+	$(BIN)/python --version
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(NEWEST_TESTS)
+endif
 
 test-all: $(STAMP)-all  ## the slow tests too, with Ray and a PostgreSQL to start
 	$(PYTEST) -m 'not gpu'
@@ -71,4 +89,4 @@ bench: setup  ## headline figures as ratios against a peer or a physical limit
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what was made; the next command makes it again
-	rm -rf build .dagster $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build .dagster $(VENV) .venv-newest .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,7 +4,7 @@
 
 pip chooses the set for the machine and the Python that this runs on, under the constraints that are
 there: a package is upgraded where its line was removed before. The lock is for Linux on x86-64 with
-Python 3.11. torch and triton are not in it: their builds belong to a machine's devices.
+Python 3.11. torch, whose build belongs to a machine's devices, and its triton are not in it.
 """
 
 import json
@@ -17,7 +17,7 @@ LOCK, CONSTRAINTS = REPOSITORY / "requirements.lock", REPOSITORY / "constraints.
 OF_THE_DEVICE = ("torch", "triton")
 _HEADER = """\
 # The wheels of constraints.txt for Linux on x86-64 with Python 3.11, made by .ci/make_lock.py.
-# torch and triton are left out: their builds belong to a machine's devices. To install them all:
+# torch, whose build belongs to a machine's devices, and its triton are left out. To install them all:
 #     pip install --no-deps --require-hashes -r requirements.lock
 #     pip install -c constraints.txt torch triton
 #     pip install --no-deps ./loader .
