@@ -29,26 +29,19 @@ def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> A
 def toml_table(text: str) -> dict[str, Any]:
     """The table of a TOML text. Raises ValueError: it is not TOML, or nested too deep."""
     _check_brackets(text, _TOML_TEXTS, MAX_DEPTH)
-    table = tomllib.loads(text)
-    level: list[Any] = [table]
+    level: list[Any] = [table := tomllib.loads(text)]
     for _ in range(MAX_DEPTH):  # dotted keys nest without a bracket
         inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
     if level:
-        raise too_deep(MAX_DEPTH)
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     return table
 
 
-def too_deep(max_depth: int) -> ValueError:
-    """The error of what is nested deeper."""
-    return ValueError(f"nested deeper than {max_depth} levels")
-
-
 def _check_brackets(text: str, texts: re.Pattern[str], max_depth: int) -> None:
-    if text.count("[") + text.count("{") <= max_depth:
-        return
     depth = 0
-    for bracket in re.findall(r"[\[\]{}]", texts.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > max_depth:
-            raise too_deep(max_depth)
+    if text.count("[") + text.count("{") > max_depth:
+        for bracket in re.findall(r"[\[\]{}]", texts.sub("", text)):
+            depth += 1 if bracket in "[{" else -1
+            if depth > max_depth:
+                raise ValueError(f"nested deeper than {max_depth} levels")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError
-from loader.files.nested import MAX_DEPTH, toml_table, too_deep
+from loader.files.nested import MAX_DEPTH, toml_table
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
@@ -49,7 +49,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         def compose_node(self, parent: Any, index: Any) -> Any:
             is_alias, before = self.check_event(yaml.AliasEvent), self.num_values
             if self.depth == MAX_DEPTH and self.check_event(yaml.CollectionStartEvent):
-                raise too_deep(MAX_DEPTH)
+                raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
             self.depth += 1
             node = super().compose_node(parent, index)
             self.depth -= 1

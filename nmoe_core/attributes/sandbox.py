@@ -17,7 +17,7 @@ import pyarrow as pa
 from nmoe_core.attributes.expression import Clause, Refused, parse
 from nmoe_core.base.errors import one_line
 
-REFUSED = (Refused, duckdb.Error, MemoryError, pa.ArrowException)
+REFUSED = (Refused, duckdb.Error, MemoryError, ValueError, pa.ArrowException)
 _SETTINGS = {
     "enable_external_access": False,
     "python_enable_replacements": False,
