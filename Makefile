@@ -29,7 +29,7 @@ $(DAGSTER_HOME)/dagster.yaml: nmoe_core/configs/dagster/dagster.yaml
 	cp $< $@
 
 demo: setup  ## the main job on real text found on this machine
-	$(BIN)/python -m nmoe_core.sources.write_docstrings build/demo/input/docstrings.jsonl
+	$(BIN)/python -m nmoe_core.project.write_docstrings build/demo/input/docstrings.jsonl
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
 	$(BIN)/nmoe report --config $(NMOE_CONFIG) --sample 10
 

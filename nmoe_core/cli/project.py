@@ -17,7 +17,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
-from nmoe_core.cli.plan import print_outputs
+from nmoe_core.cli.run import print_outputs
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _copy_configs(directory: Path) -> None:
 
 
 def _write_demo(path: Path) -> dict[str, Any]:
-    from nmoe_core.sources.write_docstrings import write_docstrings
+    from nmoe_core.project.write_docstrings import write_docstrings
 
     write_docstrings(Path("build/demo/input/docstrings.jsonl"))
     demo = importlib.resources.files("nmoe_core") / "configs" / "demo.toml"

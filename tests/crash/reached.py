@@ -140,7 +140,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.curate.topics.assign:fit_topic_model",
         "nmoe_core.heads.files:current_header",
         "nmoe_core.shards.shard_file:IndexWriter.finalize",
-        "nmoe_core.sources.write_docstrings:write_docstrings",
+        "nmoe_core.project.write_docstrings:write_docstrings",
         "nmoe_core.text.harmony:encoding",
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",

@@ -1,6 +1,6 @@
 """Write the docstrings of the installed packages as JSON lines: real text for the demo.
 
-    python -m nmoe_core.sources.write_docstrings build/demo/input/docstrings.jsonl
+    python -m nmoe_core.project.write_docstrings build/demo/input/docstrings.jsonl
 
 Modules are taken in an order seeded by their names until about 4 MB are written, so the same
 environment gives the same file. Each line has `id` (module and qualified name) and `text`.
