@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from loader import SourceLosses, build_loader
+from loader import IGNORE_INDEX, SourceLosses, build_loader
 
 VOCAB, WIDTH = 512, 32
 
@@ -35,7 +35,7 @@ def train(arguments: argparse.Namespace) -> None:
         "gloo", init_method=os.environ["STORE"], rank=rank, world_size=world_size
     )
     torch.manual_seed(0)
-    loader, plan = build_loader(arguments.plan, rank, world_size, backend="torch", prefetch=2)
+    loader, _ = build_loader(arguments.plan, rank, world_size, backend="torch", prefetch=2)
     model = nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses, digest = SourceLosses(loader.source_names), ""
@@ -48,17 +48,20 @@ def train(arguments: argparse.Namespace) -> None:
     while loader.step < min(arguments.steps, loader.num_steps):
         batch = loader.next_with_meta()
         logits = model(batch.inputs % VOCAB).flatten(0, 1)
-        targets = (batch.targets % VOCAB).reshape(-1)
+        predicted = batch.targets != IGNORE_INDEX
+        targets = torch.where(predicted, batch.targets % VOCAB, IGNORE_INDEX).reshape(-1)
         rows = nn.functional.cross_entropy(logits, targets, reduction="none").view(
             len(batch.inputs), -1
         )
         optimizer.zero_grad()
-        # Over the whole batch: ranks may hold different numbers of rows.
-        (rows.sum() / (plan.batch_size * plan.seq_len)).backward()
+        # Over the whole batch: ranks may hold different numbers of rows, and rows of targets.
+        num_targets = predicted.sum()
+        dist.all_reduce(num_targets)
+        (rows.sum() / num_targets.clamp(min=1)).backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         optimizer.step()
-        losses.add(batch.source_index, rows)
+        losses.add(batch.source_index, rows, predicted.sum(1))
         digest = _stream_digest(digest, batch.inputs.contiguous())
     found = losses.read()
     if rank == 0:

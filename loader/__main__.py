@@ -54,7 +54,7 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
     Each batch adds its inputs, then its targets, as little-endian int64. World size plays no part.
     """
     digest, done = hashlib.sha256(), 0
-    with DeterministicLoader(plan, backend="numpy") as loader:
+    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         for batch in islice(loader, num_steps):
             for part in batch:
                 digest.update(part.astype("<i8").tobytes())
@@ -63,7 +63,7 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
 
 
 def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
-    with DeterministicLoader(plan, backend="numpy") as loader:
+    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         steps = min(arguments.steps, loader.num_steps)
         loader.seek_step(steps)
         first = loader.metrics()
@@ -103,7 +103,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
 def _batch(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
     """Rows of the batch after `--steps`, their documents one below the other."""
     vocabulary = None if arguments.vocab is None else read_vocabulary(arguments.vocab)
-    with DeterministicLoader(plan, backend="numpy") as loader:
+    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         if arguments.steps >= loader.num_steps:
             yield f"no batch after step {loader.num_steps}: the plan ends there"
             return
@@ -132,7 +132,7 @@ def _fingerprint(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[st
 def _verify(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
     splits: tuple[Split, ...] = ("train", "valid") if plan.valid else ("train",)
     for split in splits:
-        DeterministicLoader(plan, split=split, backend="numpy").close()
+        DeterministicLoader(plan, 0, 1, split, backend="numpy").close()
         for source in plan.sources if split == "train" else plan.valid:
             manifest = preflight.open_data(plan, source)
             for entry in manifest.shards:

@@ -94,9 +94,10 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
     return Certificate(step, before, after, digests[0], tuple(windows))
 
 
-def verify_certificate(path: Path) -> Certificate:
+def verify_certificate(path: str | Path) -> Certificate:
     """Read a certificate and make it again from its plans and their data. Raises PlanError where
     any of it differs (E-REMIX-CERTIFICATE), and as `loader.plan.file.load_plan` for either plan."""
+    path = Path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)
         check_seal(value, path, required=True, code="E-REMIX-CERTIFICATE", error=PlanError)

@@ -34,6 +34,7 @@ from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan, local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
 from loader.plan.streaming import streamed_plan
+from loader.ranks import data_rank
 from loader.rows.stream import Split
 
 # Sections of a run's TOML that other files may hold as well, and the keys that name those files.
@@ -59,8 +60,8 @@ class LoaderOptions(MemoryOptions, total=False):
 
 def build_loader(
     cfg: object,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     split: Split = "train",
     print_fn: Callable[[str], None] | None = None,
     backend: str = "auto",
@@ -80,10 +81,10 @@ def build_loader(
             before a plan is made.
     """
     memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
-    ReadOptions(rank, world_size, split, backend, **memory)
+    ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
     plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
     loader = DeterministicLoader(plan, rank, world_size, split, backend, **memory)
-    if print_fn is not None and rank == 0:
+    if print_fn is not None and loader.rank == 0:
         print_fn(
             f"loader {split}: plan {plan.plan_id} {plan.plan_hash[:12]}, "
             f"{len(loader.source_names)} sources, {loader.num_steps} steps of "

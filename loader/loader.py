@@ -19,6 +19,7 @@ import numpy as np
 from loader.batches import Batch, BatchReader, MemoryOptions, ReadOptions, Rows
 from loader.errors import ConfigError, PlanError, StateError
 from loader.plan.records import LoaderPlan
+from loader.ranks import check_found, data_rank
 from loader.rows.prefetch import Prefetcher, weak_method
 from loader.rows.stream import Split, Stream
 from loader.state import make_state, resume
@@ -32,7 +33,8 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     Args:
         plan: A checked plan.
-        rank, world_size: This rank, and how many share each batch; at most `batch_size`.
+        rank, world_size: This rank, and how many share each batch; at most `batch_size`. Left out,
+            they are found out: see `loader.ranks.data_rank`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
         memory: See `loader.batches.MemoryOptions`.
@@ -45,12 +47,14 @@ class DeterministicLoader:  # in short `loader.Loader`
     def __init__(
         self,
         plan: LoaderPlan,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         split: Split = "train",
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
+        self._is_rank_found = rank is None  # and not compared since with that of a later time
+        rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
         self._options.check_plan(plan)
         self.rank, self.world_size = rank, world_size
@@ -150,7 +154,11 @@ class DeterministicLoader:  # in short `loader.Loader`
         self._next, self._is_set = int(n), True
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it. Raises StopIteration at the end."""
+        """Pass over the next batch without reading it. Raises StopIteration at the end; and
+        ConfigError where the rank was found out before the ranks were up."""
+        if self._is_rank_found:
+            check_found((self.rank, self.world_size))
+            self._is_rank_found = False
         if self._next >= self._end:
             raise StopIteration
         self._next = min(self._next + self.plan.batch_size, self._end)

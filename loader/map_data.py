@@ -1,16 +1,19 @@
 """The stream as torch's map-style data sets: an index is a step of the run, or a row of it."""
 
+import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Unpack
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
-from loader.opening import data_rank
 from loader.plan.records import LoaderPlan
+from loader.ranks import data_rank
 from loader.rows.stream import Split
 
 # A sampler in order begins few passes: one at the start, and one where a run was resumed. A random
@@ -21,16 +24,33 @@ _MOST_STARTS = 4
 class PlanDataset(Dataset[Any]):
     """A plan that each process opens for itself, when it first reads."""
 
-    def __init__(self, cfg: object, split: Split, options: Mapping[str, Any], **ranks: int) -> None:
+    def __init__(
+        self,
+        cfg: object,
+        split: Split,
+        options: Mapping[str, Any],
+        rank: int | None,
+        world_size: int | None,
+    ) -> None:
         super().__init__()
         given = {**options}
+        data_rank(rank, world_size)  # refuses what is not clear
+        self._ranks = rank, world_size
+        self._starter: tuple[int, int] | None = None  # the rank of the process that pickled this
         self.plan = resolve_plan(cfg, *(given.pop(key, None) for key in CACHE_KEYS))
-        self._options = {"backend": "torch", "split": split, **ranks, **given}
+        self._options = {"backend": "torch", "split": split, **given}
         self._loader: DeterministicLoader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State for another process: the plan and the position, without open files."""
-        return self.__dict__ | {"_loader": None}
+        return self.__dict__ | {"_loader": None, "_starter": self.own_rank()}
+
+    def own_rank(self) -> tuple[int, int]:
+        """The rank and number of ranks of this process, as `data_rank`. A worker that was spawned
+        cannot find them out, and has those of its trainer."""
+        found = data_rank(*self._ranks)
+        is_alone = found[1] == 1 and get_worker_info() is not None
+        return self._starter if is_alone and self._starter else found
 
     def read_plan(self, plan: LoaderPlan) -> None:
         """Read another plan from now on."""
@@ -38,8 +58,11 @@ class PlanDataset(Dataset[Any]):
 
     def _opened(self) -> DeterministicLoader:
         if self._loader is None:
-            self._loader = DeterministicLoader(self.plan, **self._options)
+            self._loader = DeterministicLoader(self.plan, *self._read_as(), **self._options)
         return self._loader
+
+    def _read_as(self) -> tuple[int, int]:
+        return self.own_rank()
 
 
 class BatchDataset(PlanDataset):
@@ -59,30 +82,54 @@ class BatchDataset(PlanDataset):
 
 class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
-    the number of its next step needs no other state. Arguments as those of `TokenDataset`; options:
+    the number of its next step needs no other state. A `DataLoader` must ask for one step after the
+    other; `dataset[step]` takes any. Arguments as those of `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
 
     def __init__(
         self,
         cfg: object,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         split: Split = "train",
         **options: Unpack[LoaderOptions],
     ) -> None:
-        super().__init__(cfg, split, options, rank=rank, world_size=world_size)
+        super().__init__(cfg, split, options, rank, world_size)
+        self._last = -1  # the step before, of the pass below
+        self._pass: weakref.ref[_MapDatasetFetcher] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See `PlanDataset`; another process begins its own passes."""
+        return super().__getstate__() | {"_pass": None}
 
     def __len__(self) -> int:
         """Batches of the whole stream."""
         return len(self._opened())
 
     def __getitem__(self, step: int) -> Any:
-        """The batch of a step. Raises IndexError."""
+        """The batch of a step. Raises IndexError, and ConfigError where a sampler leaves out steps
+        or changes their order: a shuffled one, or one that deals steps to ranks."""
         loader = self._opened()
         if not 0 <= step < len(loader):
             raise IndexError(f"step {step} of {len(loader)}")
+        if (fetcher := _asking()) is not None:
+            self._check_next(step, fetcher)
         loader.seek_step(step)
         return loader.next()
+
+    def _check_next(self, step: int, fetcher: _MapDatasetFetcher) -> None:
+        worker = get_worker_info()
+        expected = self._last + (worker.num_workers if worker else 1)
+        if self._pass is not None and self._pass() is fetcher and step != expected:
+            raise ConfigError(
+                "steps are not read one after the other",
+                where="sampler",
+                found=f"step {step} after step {self._last}",
+                expected=f"step {expected}",
+                do="leave out shuffle and sampler; under Lightning and Fabric give open_loader, or"
+                " set use_distributed_sampler = False",
+            )
+        self._pass, self._last = weakref.ref(fetcher), step
 
     def __getitems__(self, _: Sequence[int]) -> list[Any]:
         """Called by a `DataLoader` that makes batches. Raises ConfigError."""
@@ -93,17 +140,25 @@ class StepDataset(BatchDataset):
 class RowDataset(PlanDataset):
     """Rows by their number in the global stream, for trainers that make batches and share them
     among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
-    `dict` if left out."""
+    `dict` if left out. rank and world_size, found out as `loader.ranks.data_rank` does, tell
+    whether this process may be given the first row: pass those of data parallelism, or 0 and 1
+    where it reads all rows on purpose."""
 
     def __init__(
-        self, cfg: object, split: Split = "train", **options: Unpack[LoaderOptions]
+        self,
+        cfg: object,
+        split: Split = "train",
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         if "cu_seqlens" in options.get("extras", ()):
             do = "use StepDataset or open_loader"
             raise ConfigError(
                 "cu_seqlens are those of a batch, not of a row", where="extras", do=do
             )
-        super().__init__(cfg, split, {"form": "dict", **options})
+        super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
         self._last, self._starts = -1, {0}  # the last row of a batch, and where passes began
 
     def __len__(self) -> int:
@@ -116,7 +171,7 @@ class RowDataset(PlanDataset):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """The rows of a batch. Raises IndexError, and ConfigError where a sampler draws them at
-        random, or repeats rows to fill up a batch."""
+        random, or a trainer gives ranks the same rows: to fill up a batch, or all of them."""
         if len(rows) and rows[0] <= self._last:
             self._starts.add(rows[0])
         if any(a >= b for a, b in pairwise(rows)) or len(self._starts) > _MOST_STARTS:
@@ -128,9 +183,22 @@ class RowDataset(PlanDataset):
                 do='set train_sampling_strategy = "sequential" or shuffle = False; open_loader'
                 " reads a last batch of valid that is not whole",
             )
+        # Trainers fill up with the first rows, whole batches too; the first of all is rank 0's.
+        if len(rows) and rows[0] == 0 and self.own_rank()[0]:
+            raise ConfigError(
+                "the first row is read by two ranks",
+                where="sampler",
+                found="rank {} of {}".format(*self.own_rank()),
+                expected="rows that were dealt to ranks, none of them twice to fill up a batch",
+                do="let the trainer prepare the DataLoader; read valid with open_loader; where this"
+                " process shares a rank, or reads all rows, pass rank and world_size",
+            )
         if len(rows):
             self._last = rows[-1]
         return self._read(rows)
+
+    def _read_as(self) -> tuple[int, int]:
+        return 0, 1
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """Some rows; those that follow each other are read at once."""
@@ -143,3 +211,14 @@ class RowDataset(PlanDataset):
             else:
                 found += zip(*part)
         return found
+
+
+def _asking() -> _MapDatasetFetcher | None:
+    """The pass of a `DataLoader` that asks for an item, also through a `Subset`; None where the
+    caller asks by himself. A data set is not told: torch gives it the index alone."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _MapDatasetFetcher.fetch.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None

@@ -18,12 +18,20 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from loader.batches import Batch
 from loader.children import safe_children
 from loader.errors import StateError
+from loader.files.spans import IGNORE_INDEX
 from loader.loader import DeterministicLoader
 from loader.map_data import BatchDataset, RowDataset, StepDataset
 from loader.plan.tables import unknown_name
 from loader.rows.stream import Split
 
-__all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader", "attention_mask"]
+__all__ = [
+    "RowDataset",
+    "StepDataset",
+    "TokenDataset",
+    "WorkerLoader",
+    "attention_mask",
+    "targets_per_rank",
+]
 
 
 class _Options(TypedDict, total=False):
@@ -68,13 +76,13 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
     def __init__(
         self,
         cfg: object,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         split: Split = "train",
         **options: Unpack[DataOptions],
     ) -> None:
         self.with_meta = options.pop("with_meta", False)
-        super().__init__(cfg, split, options, rank=rank, world_size=world_size)
+        super().__init__(cfg, split, options, rank, world_size)
         self._is_valid = split == "valid"
         self._start = 0
         self._is_set = False  # whether `_start` was set, and no pass begun since
@@ -176,8 +184,8 @@ class WorkerLoader(DeterministicLoader):
     def __init__(
         self,
         cfg: object,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         split: Split = "train",
         num_workers: int = 2,
         **options: Unpack[WorkerOptions],
@@ -246,6 +254,20 @@ class WorkerLoader(DeterministicLoader):
 def _same(batch: Any) -> Any:
     """A batch as it is; arrays of numpy stay what they are. In a module, so that it pickles."""
     return batch
+
+
+def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """What a rank divides the sum of its losses by, so that the mean over ranks, which data
+    parallelism makes of gradients, is the mean over all targets, however many each rank has.
+
+    A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
+    one target. With torch.distributed up this is a collective call. group: the data-parallel ranks.
+    """
+    count, ranks = (targets != IGNORE_INDEX).sum(), torch.distributed
+    if not (ranks.is_available() and ranks.is_initialized()):
+        return count.clamp(min=1)
+    ranks.all_reduce(count, group=group)
+    return count.clamp(min=1) / ranks.get_world_size(group)
 
 
 def attention_mask(document_ids: np.ndarray) -> torch.Tensor:

@@ -11,12 +11,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from loader import IGNORE_INDEX, LoaderPlan, resolve_plan
+from loader.torch_data import targets_per_rank
 
 VOCAB, WIDTH = 512, 32
 
 
 class Model(nn.Module):
-    """Next-token logits over ids folded into `VOCAB` buckets; gives the mean loss."""
+    """Next-token logits over ids folded into `VOCAB` buckets. Gives a loss whose mean over ranks is
+    that of the whole batch: ranks may have different numbers of rows, and rows of targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +28,8 @@ class Model(nn.Module):
         """inputs, targets: [batch, time]."""
         folded = torch.where(targets == IGNORE_INDEX, targets, targets % VOCAB)
         logits = self.layers(inputs % VOCAB)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), folded.flatten())
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), folded.flatten(), reduction="sum")
+        return loss / targets_per_rank(targets)
 
 
 def read_arguments(description: str) -> argparse.Namespace:
@@ -41,7 +44,7 @@ def read_arguments(description: str) -> argparse.Namespace:
 
 
 def show(step: int, loss: torch.Tensor) -> None:
-    """Print a step's loss over all ranks, of equally many rows each, with every digit."""
+    """Print the mean of the ranks' losses of a step, with every digit."""
     loss, num_ranks = loss.detach().clone(), 1
     if dist.is_initialized():
         num_ranks = dist.get_world_size()

@@ -9,6 +9,7 @@ resumes would begin again with the first batch.
 """
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ class Printing(Trainer):
 def main() -> None:
     """Train, from the last checkpoint if there is one."""
     arguments = read_arguments(__doc__)
-    plan = resolve_plan(arguments.plan)
+    plan, num_ranks = resolve_plan(arguments.plan), int(os.environ.get("WORLD_SIZE", "1"))
+    if plan.batch_size % num_ranks:  # the Trainer's batches are of equally many rows on each rank
+        sys.exit(f"the plan's batches of {plan.batch_size} rows are not those of {num_ranks} ranks")
     config = LlamaConfig(
         vocab_size=max(VOCAB, plan.vocab_size),
         hidden_size=32,
@@ -47,7 +50,7 @@ def main() -> None:
         str(arguments.checkpoint),
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
-        per_device_train_batch_size=plan.batch_size // int(os.environ.get("WORLD_SIZE", "1")),
+        per_device_train_batch_size=plan.batch_size // num_ranks,
         max_steps=arguments.steps,
         save_steps=arguments.save_every,
         dataloader_num_workers=arguments.workers,

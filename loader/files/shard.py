@@ -108,8 +108,9 @@ def unreadable(path: Path, error: OSError, code: str) -> FormatError:
     return FormatError(what, where=path, found=reason, do=do, code=code)
 
 
-def open_shard(path: Path, dtype: str | None = None) -> np.ndarray:
+def open_shard(path: str | Path, dtype: str | None = None) -> np.ndarray:
     """Map a shard read-only: uint32 or uint16 `[num_tokens]`. Raises as `read_npy_header` does."""
+    path = Path(path)
     num_tokens, offset, integers = read_npy_header(path, dtype)
     if num_tokens == 0:
         return np.empty(0, integers)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loader import IGNORE_INDEX, build_loader, resolve_plan
 from tests.project import REPOSITORY, output_of
 
 LOADER = REPOSITORY / "loader"
@@ -99,6 +100,22 @@ def test_two_ranks_read_the_stream_of_one_and_sum_their_losses(plan_file, tmp_pa
     assert found[0][0] == found[1][0]
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)
     assert {"loss/web", "loss/code", "loss/total"} <= set(found[0][1])
+
+
+def test_the_elastic_example_leaves_padding_out_of_the_loss(two_stages, tmp_path):
+    torch = pytest.importorskip("torch")
+    plan = two_stages.tree.root / "packed.json"
+    packed = resolve_plan(two_stages.cfg | {"packing": "best_fit"})
+    plan.write_text(packed.to_json())
+    line = run("train_elastic.py", plan, tmp_path / "a.pt", "--ranks", 2, "--steps", 1)[-1]
+    torch.manual_seed(0)
+    layers = torch.nn.Embedding(512, 32), torch.nn.Linear(32, 512)
+    inputs, targets = build_loader(packed, backend="torch")[0].next()
+    counted = targets != IGNORE_INDEX
+    assert not counted.all()
+    logits = layers[1](layers[0](inputs % 512))[counted]
+    loss = torch.nn.functional.cross_entropy(logits, targets[counted] % 512).item()
+    assert float(line.split("loss/total ")[1]) == pytest.approx(loss, abs=1e-5)
 
 
 @pytest.mark.slow

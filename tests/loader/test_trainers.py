@@ -1,11 +1,5 @@
 """The example of each trainer: killed and resumed it has the losses of a run that was not."""
 
-import json
-import os
-import re
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -15,7 +9,7 @@ from typing import Any
 import pytest
 
 from loader import resolve_plan
-from tests.project import REPOSITORY
+from tests.loader.running import Examples, running
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -24,7 +18,6 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from loader.torch_data import RowDataset, StepDataset, TokenDataset
 
-TRAINERS = REPOSITORY / "examples" / "trainers"
 STEPS, KILLED_AT, SAVED_AT = 18, 12, 10
 # What an example needs beside torch.
 EXAMPLES = {
@@ -37,35 +30,7 @@ EXAMPLES = {
     "with_transformers": "transformers",
 }
 SLOW = {"with_lightning", "with_transformers"}  # seconds to import
-IMPORTED = ["torch._dynamo", "torch.nn.parallel", "torch.distributed.checkpoint.state_dict"]
 WITH_WORKERS = {"with_dataloader", "with_stateful_dataloader", "with_transformers"}
-
-
-class Examples:
-    """Examples, run over one plan by `forks.py`."""
-
-    def __init__(self, process: subprocess.Popen[str], plan: Path) -> None:
-        self._process, self._plan = process, plan
-
-    def run(
-        self, name: str, place: Path, *argv: object, ranks: int = 1, kill_at: str | None = None
-    ) -> dict[int, float]:
-        """The loss of each step, with every digit."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        request: dict[str, Any] = {"script": str(TRAINERS / f"{name}.py"), "ranks": ranks}
-        given = [self._plan, "--checkpoint", place, "--steps", STEPS, *argv]
-        request |= {"argv": list(map(str, given)), "kill_at": kill_at, "port": port}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        assert answer["status"] == [9 if kill_at else 0] * ranks, answer
-        found = (
-            re.fullmatch(rf"step (\d+), ranks {ranks}, loss (.*)", line) for line in answer["lines"]
-        )
-        return {int(match[1]): float(match[2]) for match in found if match}
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +42,8 @@ def plan(two_stages, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def examples(plan) -> Iterator[Examples]:
-    command = [sys.executable, "-W", "ignore", Path(__file__).with_name("forks.py"), *IMPORTED]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    with subprocess.Popen(
-        command, stdin=-1, stdout=-1, stderr=-3, text=True, env=environment
-    ) as process:
-        yield Examples(process, plan)
+    with running(plan, STEPS) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +84,23 @@ def test_an_example_goes_on_with_two_ranks(examples, whole, name, tmp_path):
     after = examples.run(name, tmp_path / "run", ranks=2)
     # Means of two ranks are rounded otherwise; other rows would differ in the third digit.
     assert after == pytest.approx({n: whole(name)[n] for n in range(SAVED_AT, STEPS)}, abs=1e-5)
+
+
+# Ranks have 4 of 12 rows each where the Trainer deals them, else 3, 3, 2, 2 and 2; and of targets
+# other numbers in any case, since rows are padded.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [example(*row) for row in EXAMPLES.items()])
+def test_ranks_of_unequal_numbers_of_targets_learn_what_one_does(
+    examples, two_stages, name, tmp_path
+):
+    plan = tmp_path / "plan.json"
+    packed = resolve_plan(two_stages.cfg | {"packing": "best_fit"})
+    plan.write_text(packed.placed_in(tmp_path).to_json())
+    ranks = 3 if name in ("with_accelerate", "with_transformers") else 5
+    found = [
+        examples.run(name, tmp_path / f"{n}", "--steps", 8, ranks=n, plan=plan) for n in (1, ranks)
+    ]
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -40,7 +40,7 @@ def position_of(plan_path: Path, state_path: Path | None) -> tuple[LoaderPlan, i
     plan = resolve_plan(plan_path)
     if state_path is None:
         return plan, 0
-    with DeterministicLoader(plan, backend="numpy") as loader:
+    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         loader.load_state_dict(read_json_object(state_path, _MAX_STATE_BYTES))
         return loader.plan, loader.step
 

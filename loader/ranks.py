@@ -1,0 +1,60 @@
+"""Which rank a process is: found out, or refused, and never guessed."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from loader.errors import ConfigError
+
+# How launchers that do not set RANK and WORLD_SIZE say how many processes there are.
+_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
+
+
+def data_rank(
+    rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
+) -> tuple[int, int]:
+    """This process's rank, and how many there are.
+
+    They are, in this order: the arguments; those of torch.distributed where it is initialised; RANK
+    and WORLD_SIZE; else one process reads all. Under tensor or pipeline parallelism name them: they
+    are the data-parallel ones. Raises ConfigError where only one of the two is known, or a launcher
+    started several processes and none of these says which is which.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise _unclear("arguments", f"rank = {rank!r}, world_size = {world_size!r}")
+    ranks: Any = sys.modules.get("torch.distributed")
+    if ranks is not None and ranks.is_available() and ranks.is_initialized():
+        return ranks.get_rank(), ranks.get_world_size()
+    given = {key: environ[key] for key in ("RANK", "WORLD_SIZE") if environ.get(key)}
+    if len(given) == 2 and all(value.isdecimal() for value in given.values()):
+        return int(given["RANK"]), int(given["WORLD_SIZE"])
+    started = {key: environ[key] for key in _LAUNCHERS if environ.get(key, "1") not in ("", "1")}
+    if given or started:
+        found = ", ".join(f"{key} = {value!r}" for key, value in {**given, **started}.items())
+        raise _unclear("environment", found)
+    return 0, 1
+
+
+def check_found(found: tuple[int, int]) -> None:
+    """Refuse a rank that was found out before the ranks were up. Raises ConfigError."""
+    if (own := data_rank()) != found:
+        raise ConfigError(
+            "the loader was opened before the ranks were up",
+            where="rank",
+            found=f"rank {found[0]} of {found[1]}",
+            expected=f"rank {own[0]} of {own[1]}",
+            do="open it when torch.distributed is initialised, or pass rank and world_size",
+        )
+
+
+def _unclear(where: str, found: str) -> ConfigError:
+    return ConfigError(
+        "the rank of this process is not clear",
+        where=where,
+        found=found,
+        expected="both or neither; world_size at least 1, and rank below it",
+        do="pass rank and world_size, of data parallelism, or initialise torch.distributed first",
+    )
