@@ -24,14 +24,8 @@ from loader.map_data import BatchDataset, RowDataset, StepDataset
 from loader.plan.tables import unknown_name
 from loader.rows.stream import Split
 
-__all__ = [
-    "RowDataset",
-    "StepDataset",
-    "TokenDataset",
-    "WorkerLoader",
-    "attention_mask",
-    "targets_per_rank",
-]
+__all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader"]
+__all__ += ["attention_mask", "targets_per_rank"]
 
 
 class _Options(TypedDict, total=False):

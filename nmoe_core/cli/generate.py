@@ -30,7 +30,7 @@ def register(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: the model's EOS"
+        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: all of the model's EOS"
     )
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
     parser.add_argument("--max-batch", type=int, default=32)
@@ -68,13 +68,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
-    """The model in its generator, and the settings with the model's own stop id if none is named.
+    """The model in its generator, and the settings with the model's own stop ids if none is named.
 
     Sampling settings are checked first: a model may take minutes to load.
     """
     import torch
 
     from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Sampling, Transformer
+    from nmoe_core.engine.weights.checkpoint import end_ids
 
     sampling = (arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
     Sampling(*sampling)
@@ -91,10 +92,9 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     )
     options = GeneratorOptions(batch_invariant=arguments.batch_invariant)
     generator = BatchedGenerator(model, arguments.max_seq_len, arguments.max_batch, options=options)
-    eos = model.config.eos_token_id
     stop_ids = arguments.stop_ids
     if stop_ids is None:
-        stop_ids = [] if eos is None else [eos]
+        stop_ids = end_ids(arguments.checkpoint, model.config)
     return generator, Settings(arguments.max_tokens, *sampling, tuple(sorted(stop_ids)))
 
 

@@ -21,8 +21,10 @@ from nmoe_core.base.errors import CheckpointError, ConfigError
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
+from nmoe_core.engine.weights.fields import token_ids
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
+    HUGGING_FACE,
     Layout,
     check_tensors,
     detect_layout,
@@ -45,6 +47,7 @@ from nmoe_core.engine.weights.weight_files import (
 )
 
 CONFIG_NAME = "config.json"
+GENERATION_NAME = "generation_config.json"
 # Small or sensitive parts are computed in float32 whatever the model's dtype.
 FLOAT32_PARTS = (
     *("attn_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "router_weight", "router_bias"),
@@ -123,6 +126,18 @@ def read_config(path: str | Path) -> ModelConfig:
     return ModelConfig.from_dict(read_checkpoint_json(find_checkpoint(path) / CONFIG_NAME))
 
 
+def end_ids(path: str | Path, config: ModelConfig) -> list[int]:
+    """Token ids that end a completion: `eos_token_id` of `generation_config.json`, else of
+    `config.json`, else of `config`. Raises CheckpointError as `open_checkpoint`."""
+    place = find_checkpoint(path)
+    for name in (GENERATION_NAME, CONFIG_NAME):
+        if (place / name).is_file():
+            found = token_ids(read_checkpoint_json(place / name), "eos_token_id")
+            if found:
+                return found
+    return [] if config.eos_token_id is None else [config.eos_token_id]
+
+
 @contextmanager
 def open_checkpoint(
     path: str | Path, config: ModelConfig | None = None, device: torch.device | str = "cpu"
@@ -155,10 +170,15 @@ class Checkpoint:
     device: torch.device | str
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """embedding, unembedding [vocab, hidden] (one if tied); final_norm float32 [hidden]."""
+        """embedding, unembedding [vocab, hidden] (one if tied); final_norm float32 [hidden]. Tables
+        that the config calls tied are two if the files hold two that differ, as of a fine-tune."""
         embedding = unembedding = self._copy(self.layout.embedding, dtype)
-        if not self.config.tie_word_embeddings:
-            unembedding = self._copy(self.layout.unembedding, dtype)
+        is_tied = self.config.tie_word_embeddings
+        head = HUGGING_FACE.unembedding if is_tied else self.layout.unembedding
+        if head in self.files.specs:
+            unembedding = self._copy(head, dtype)
+            if is_tied and torch.equal(embedding, unembedding):
+                unembedding = embedding
         return {
             "embedding": embedding,
             "unembedding": unembedding,

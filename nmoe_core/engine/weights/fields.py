@@ -33,12 +33,16 @@ def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
     return value
 
 
-def first_id(raw: Mapping[str, Any], name: str) -> int | None:
-    """A token id or None; of a list, the first (the others are a chat's own stop ids)."""
+def token_ids(raw: Mapping[str, Any], name: str) -> list[int]:
+    """The token ids under a name: none, one, or those of a list."""
     value = raw.get(name)
-    if isinstance(value, list) and value:
-        return take({name: value[0]}, int, name)
-    return None if value is None else take(raw, int, name)
+    values = value if isinstance(value, list) and value else [value]
+    return [] if value is None else [take({name: token}, int, name) for token in values]
+
+
+def first_id(raw: Mapping[str, Any], name: str) -> int | None:
+    """A token id or None; of a list, the first (all of them end a completion)."""
+    return next(iter(token_ids(raw, name)), None)
 
 
 def bad_field(field: str, found: object, expected: str) -> CheckpointError:

@@ -76,9 +76,16 @@ def read_rope(
 ) -> tuple[float, RopeScaling | None]:
     """Theta and scaling of a `config.json`; `defaults` are values of fields that it may omit.
 
-    Raises CheckpointError: a field is missing or out of range (E-CHECKPOINT-CONFIG); the scaling,
-    or one of its keys, is not known (E-CHECKPOINT-ARCH).
+    Raises CheckpointError: a field is missing or out of range, or the two forms of the field say
+    different things (E-CHECKPOINT-CONFIG); the scaling, or one of its keys, is not known
+    (E-CHECKPOINT-ARCH).
     """
+    both = [field for field in ("rope_parameters", "rope_scaling") if raw.get(field)]
+    if len(both) == 2:  # releases of transformers differ in which of them counts
+        by_scaling, by_parameters = (read_rope({**raw, field: None}, defaults) for field in both)
+        if by_scaling != by_parameters:
+            expected = "what rope_parameters says: keep one of the two, with rope_theta in it"
+            raise bad_field("rope_scaling", raw["rope_scaling"], expected)
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or defaults.get(field)
     rope = take({field: rope}, dict, field)
@@ -92,6 +99,8 @@ def read_rope(
     if name == "default":
         return theta, None
     values = {**defaults, **{key: value for key, value in rope.items() if value is not None}}
+    if raw.get(_LONG) is not None:  # which comes first in transformers, too
+        values[_LONG] = raw[_LONG]
     if name == "linear":
         return theta, LinearScaling(take(values, float, "factor"))
     floats = ("factor", "low_freq_factor", "high_freq_factor")

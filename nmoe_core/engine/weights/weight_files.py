@@ -18,6 +18,8 @@ from nmoe_core.engine.weights.layout import TensorSpec
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAPPED_BYTES = 1 << 23
+# What transformers reads before an index, or adds to its weights.
+_OWN_WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 class WeightFiles:
@@ -69,8 +71,9 @@ class WeightFiles:
 def weight_files(place: Path) -> list[Path]:
     """The safetensors files that the index names, or all of the directory, sorted by name.
 
-    Refuses an index of another form (E-CHECKPOINT-FILE), one that names pickles
-    (E-CHECKPOINT-PICKLE) or a file that is not there (E-CHECKPOINT-MISSING).
+    Refuses an index of another form, or other weights beside those of the index
+    (E-CHECKPOINT-FILE), and an index that names pickles (E-CHECKPOINT-PICKLE) or a file that is not
+    there (E-CHECKPOINT-MISSING).
     """
     indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
     if not indexes:
@@ -91,6 +94,11 @@ def weight_files(place: Path) -> list[Path]:
                 do="fetch the checkpoint again, whole",
                 code="E-CHECKPOINT-MISSING",
             )
+    others = {path.name for path in indexes[1:]}
+    others |= {name for name in _OWN_WEIGHTS if name not in files and (place / name).is_file()}
+    if others:
+        found, expected = f"{', '.join(sorted(others))} beside it", "the weights of one model"
+        raise _bad_file(indexes[0], found, expected, "move the files of the other model away")
     return [place / name for name in files]
 
 
@@ -113,12 +121,12 @@ def pickle_refused(path: Path) -> CheckpointError:
     )
 
 
-def _bad_file(path: Path, found: str, expected: str) -> CheckpointError:
+def _bad_file(path: Path, found: str, expected: str, do: str = "fetch it again") -> CheckpointError:
     return CheckpointError(
         "the file cannot be used",
         where=path,
         found=found,
         expected=expected,
-        do="fetch it again",
+        do=do,
         code="E-CHECKPOINT-FILE",
     )

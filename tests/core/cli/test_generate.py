@@ -18,8 +18,9 @@ torch = pytest.importorskip("torch")
 
 from nmoe_core.cli import main  # noqa: E402
 from nmoe_core.engine import BatchedGenerator, Transformer, make_tiny_checkpoint  # noqa: E402
+from nmoe_core.engine.weights.checkpoint import end_ids  # noqa: E402
 from nmoe_core.text.tokenizer import load_tokenizer  # noqa: E402
-from tests.refusals import refused_line  # noqa: E402
+from tests.refusals import refused, refused_line  # noqa: E402
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 32, "num_experts": 4}
 ROWS = [{"id": f"p{i}", "tokens": [7] * 20 + [i, 3 * i]} for i in range(12)]
@@ -143,6 +144,56 @@ def test_shards_together_are_the_whole(work: Work) -> None:
         assert [record["id"] for record in part] == [row["id"] for row in ROWS[i::3]]
         seen |= {record["id"]: record for record in part}
     assert seen == {record["id"]: record for record in read_rows(work.output)}
+
+
+IDS = [299, 99]
+
+
+@pytest.mark.parametrize(
+    ("own", "of_generation"),
+    [
+        (IDS, None),
+        (299, {"eos_token_id": IDS}),
+        (None, {"eos_token_id": IDS}),
+        (IDS, {"eos_token_id": 299}),
+        (None, None),
+    ],
+)
+def test_all_the_ids_that_end_a_sequence_in_transformers_end_it(tmp_path, own, of_generation):
+    transformers = pytest.importorskip("transformers")
+    made = make_tiny_checkpoint(tmp_path / "model", family="llama", vocab_size=300, num_layers=2)
+    ids = torch.randint(0, 300, (1, 9), generator=torch.Generator().manual_seed(0))
+    free = Transformer.from_checkpoint(made)
+    # The sixth token stands for 99 above.
+    sixth = BatchedGenerator(free, 64, 1).generate_batch(ids.tolist(), 12)[0][5]
+    own, of_generation = (
+        json.loads(json.dumps(given).replace("99]", f"{sixth}]")) for given in (own, of_generation)
+    )
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"eos_token_id": own}))
+    if of_generation is not None:
+        (made / "generation_config.json").write_text(json.dumps(of_generation))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+    expected = theirs.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, 9:]
+    (tmp_path / "p.jsonl").write_text(json_lines([{"id": "a", "tokens": ids[0].tolist()}]))
+    where = [str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "o.jsonl"), "--checkpoint", str(made)]
+    assert main(["generate", *where, "--max-tokens", "12", "--max-seq-len", "64", "--quiet"]) == 0
+    (row,) = read_rows(tmp_path / "o.jsonl")
+    is_stopped = len(expected) < 12
+    assert row["tokens"] == expected[: len(expected) - is_stopped].tolist()
+    assert row["finish_reason"] == ("stop" if is_stopped else "length")
+
+
+def test_where_the_generation_config_names_no_end_that_of_the_config_holds(work: Work) -> None:
+    config = Transformer.from_checkpoint(work.checkpoint).config
+    assert end_ids(work.checkpoint, config) == [299]
+    for given, expected in (({"max_length": 40}, [299]), ({"eos_token_id": [3, 9]}, [3, 9])):
+        made = make_tiny_checkpoint(work.directory / f"of_{expected[0]}", vocab_size=300, **SIZES)
+        (made / "generation_config.json").write_text(json.dumps(given))
+        assert end_ids(made, config) == expected
+    (made / "generation_config.json").write_text('{"eos_token_id": [3, "9"]}')
+    with refused("E-CHECKPOINT-CONFIG", "eos_token_id"):
+        end_ids(made, config)
 
 
 def test_stop_ids_end_a_completion(work: Work) -> None:

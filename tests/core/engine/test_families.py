@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import FULL, SLIDING
-from nmoe_core.engine.weights.rope import Llama3Scaling
+from nmoe_core.engine.weights.rope import Llama3Scaling, YarnScaling
 from tests.core.engine.builders import assert_equals_transformers, greedy, make_generator
 from tests.refusals import refused
 
@@ -77,6 +77,9 @@ def _reference(family: str, rng: random.Random) -> Any:
         else:
             values.data = noise * (1.3 / values.shape[-1] ** 0.5 if values.ndim > 1 else 0.2)
     return model
+
+
+LONG = "original_max_position_embeddings"
 
 
 def _ids(model: Transformer, *shape: int) -> torch.Tensor:
@@ -167,19 +170,99 @@ def test_what_a_file_may_leave_out_is_what_transformers_takes():
         ModelConfig.from_dict(_raw("qwen3", head_dim=None))
 
 
-def test_old_buffers_and_a_copy_of_a_tied_table_are_not_read(tmp_path: Path):
+def _edit(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _read_by_transformers(directory: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def test_old_buffers_are_not_read(tmp_path: Path):
     made = make_tiny_checkpoint(tmp_path, family="llama", vocab_size=64, num_layers=2)
-    raw = json.loads((made / "config.json").read_text())
     expected = Transformer.from_checkpoint(made)(torch.arange(9)[None])
     save_file(
         {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, made / "extra.safetensors"
     )
     (made / "model.safetensors.index.json").unlink()
     assert torch.equal(Transformer.from_checkpoint(made)(torch.arange(9)[None]), expected)
-    (made / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": True}))
-    tied = Transformer.from_checkpoint(made)
-    assert tied.unembedding is not None
-    assert torch.equal(tied.unembedding, tied.embedding)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_head_beside_tied_tables_is_read_unless_it_is_a_copy(
+    tmp_path: Path, family: str, is_copy: bool
+):
+    theirs = _reference(family, random.Random(3))
+    theirs.config.tie_word_embeddings = False
+    if is_copy:
+        theirs.lm_head.weight.data = theirs.model.embed_tokens.weight.data.clone()
+    else:
+        theirs.lm_head.weight = torch.nn.Parameter(theirs.model.embed_tokens.weight.data.flip(0))
+    theirs.save_pretrained(tmp_path)
+    _edit(tmp_path, tie_word_embeddings=True)
+    ours = Transformer.from_checkpoint(tmp_path)
+    assert (ours.unembedding.data_ptr() == ours.embedding.data_ptr()) == is_copy
+    assert_equals_transformers(ours, _read_by_transformers(tmp_path), _ids(ours, 2, 40))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
+@pytest.mark.parametrize("scaling", [YARN, {"rope_type": "linear", "factor": 4.0}])
+def test_rope_scaling_beside_rope_parameters_is_refused_unless_both_say_the_same(
+    tmp_path: Path, family: str, scaling: dict[str, Any]
+):
+    made = make_tiny_checkpoint(tmp_path, family=family, vocab_size=64, num_layers=2)
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    _edit(made, rope_parameters=plain, rope_scaling=scaling, rope_theta=5e5)
+    with refused("E-CHECKPOINT-CONFIG", naming=["rope_scaling", "keep one of the two"]):
+        Transformer.from_checkpoint(made)
+    _edit(made, rope_parameters=scaling | {"rope_theta": 5e5}, rope_scaling=scaling)
+    if family == "gpt_oss" and scaling is not YARN:
+        return
+    ours = Transformer.from_checkpoint(made)
+    assert_equals_transformers(ours, _read_by_transformers(made), _ids(ours, 2, 70))
+    _edit(made, rope_scaling=None)
+    assert Transformer.from_checkpoint(made).config == ours.config
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("rope", ROPES[2:4])
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 32}])
+def test_a_context_length_at_the_top_level_comes_first(
+    tmp_path: Path, family: str, rope: dict[str, Any], inner: dict[str, Any]
+):
+    _reference(family, random.Random(5)).save_pretrained(tmp_path)
+    outer = {key: value for key, value in rope.items() if key != LONG}
+    _edit(tmp_path, rope_parameters={"rope_theta": 1e4, **outer, **inner}, **{LONG: 64})
+    ours = Transformer.from_checkpoint(tmp_path)
+    scaling = ours.config.rope_scaling
+    assert isinstance(scaling, Llama3Scaling | YarnScaling)
+    assert scaling.original_max_position == 64
+    assert_equals_transformers(ours, _read_by_transformers(tmp_path), _ids(ours, 2, 70))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "adapter_model.safetensors", "a.safetensors.index.json"]
+)
+def test_weights_beside_those_of_an_index_are_refused(tmp_path: Path, name: str):
+    made = make_tiny_checkpoint(tmp_path, family="llama", vocab_size=64, num_layers=2)
+    assert (made / "model.safetensors.index.json").is_file()
+    ours = Transformer.from_checkpoint(made)
+    if name.endswith("json"):
+        (made / name).write_bytes((made / "model.safetensors.index.json").read_bytes())
+    else:
+        save_file({"lm_head.weight": torch.ones(64, 64)}, made / name)
+    with refused("E-CHECKPOINT-FILE", naming=["index.json", "the other model"]):
+        Transformer.from_checkpoint(made)
+    (made / name).unlink()
+    assert Transformer.from_checkpoint(made).digest == ours.digest
 
 
 def test_kernels_are_refused_for_a_family_that_they_do_not_compute(tmp_path: Path):
