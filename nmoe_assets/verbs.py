@@ -20,7 +20,7 @@ from nmoe_assets.assets.names import named
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import task_jobs
-from nmoe_assets.ops.pipeline import console, innermost_error
+from nmoe_assets.ops.pipeline import console, step_error
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
@@ -121,9 +121,12 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
         if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR:
             where = check.asset_key.to_user_string()
             print(f"{where}: {check.check_name}: {check.description}", file=sys.stderr)
+    failed: dict[str, list[str]] = {}
     for event in outcome.all_events:
         if event.event_type is dg.DagsterEventType.STEP_FAILURE:
-            print(f"{event.step_key}: {innermost_error(event)}", file=sys.stderr)
+            failed.setdefault(step_error(event), []).append(str(event.step_key))
+    for error, steps in failed.items():  # one cause fails the same step of each source
+        print(f"{', '.join(steps)}: {error}", file=sys.stderr)
     print(f"ERROR: {name} failed; `nmoe ui` shows run {outcome.run_id[:8]}", file=sys.stderr)
 
 

@@ -100,10 +100,10 @@ def _shard_format(path: Path, found: str, expected: str) -> FormatError:
 
 
 def unreadable(path: Path, error: OSError, code: str) -> FormatError:
-    do = "make it again"
+    do = "correct the path, or make the file again"
     if code == "E-INDEX-MISSING":
         do = "nmoe regenerate-index rebuilds it from the shard"
-    what = "file is missing" if isinstance(error, FileNotFoundError) else "file cannot be read"
+    what = "no such file" if isinstance(error, FileNotFoundError) else "file cannot be read"
     reason = None if isinstance(error, FileNotFoundError) else error.strerror
     return FormatError(what, where=path, found=reason, do=do, code=code)
 

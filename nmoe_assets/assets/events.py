@@ -66,6 +66,8 @@ def materialize_unpartitioned(
             made = make()
     except LockedError as error:
         raise wait_for_lock() from error
+    except NmoeError as error:
+        raise dg.Failure(told(error)) from error
     facts = timed(made.facts, watch.read(), machine)
     plot = {picture: shown_picture(made.picture)} if made.picture else {}
     return dg.MaterializeResult(
@@ -158,7 +160,7 @@ class _Outcome:
         except LockedError as error:
             self.locked[key] = error
         except (NmoeError, OSError) as error:
-            self.failed[key] = " ".join(str(error).split())
+            self.failed[key] = told(error)
 
     def results(self, cost: Cost, *, worked_only: bool = False) -> dict[str, PartitionResult]:
         """The finished partitions, each with its share of what the whole run cost."""
@@ -251,6 +253,12 @@ def _attempts(
                 yield left.pop(0), attempt
     except NmoeError as error:
         yield from ((key, Attempt(key, None, error, 0.0, 0.0)) for key in left)
+
+
+def told(error: NmoeError | OSError) -> str:
+    """An error in one line, with its code."""
+    text = " ".join(str(error).split())
+    return f"[{error.code}] {text}" if isinstance(error, NmoeError) else text
 
 
 def wait_for_lock() -> dg.RetryRequested:

@@ -11,6 +11,7 @@ from nmoe_assets.assets.events import (
     log_partitions,
     require_partitions,
     timed,
+    told,
     wait_for_lock,
 )
 from nmoe_assets.assets.inputs import CurrentInputs, forget_tagged
@@ -19,7 +20,7 @@ from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.resources import Machine
-from nmoe_core.base.errors import LockedError
+from nmoe_core.base.errors import LockedError, NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, prep, report
@@ -74,6 +75,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
                 made = prep.make_shards(run, source, split, map(int, context.partition_keys))
         except LockedError as error:
             raise wait_for_lock() from error
+        except NmoeError as error:
+            raise dg.Failure(told(error)) from error
         pass_facts = timed(made.facts, watch.read(), machine)
         parts = {}
         for bucket, result in made.shards.items():

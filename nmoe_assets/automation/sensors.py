@@ -20,7 +20,7 @@ from nmoe_assets.assets.names import asset_key, is_of_mixture, named
 from nmoe_assets.assets.partitions import label_partitions, range_tags
 from nmoe_assets.automation.conditions import sensor_status
 from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.ops.pipeline import PART_OF, innermost_error
+from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_assets.resources import COMMAND, Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
@@ -186,7 +186,7 @@ def notice_text(context: dg.RunFailureSensorContext) -> str:
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
-    errors = (innermost_error(event) for event in context.get_step_failure_events())
+    errors = (step_error(event) for event in context.get_step_failure_events())
     first = next(filter(None, errors), None) or context.failure_event.message or "no message"
     is_lost = run.tags.get("dagster/will_retry") == "true"
     end = f"; it is started again (run {run.run_id})" if is_lost else f" (run {run.run_id})"

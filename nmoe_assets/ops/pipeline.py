@@ -24,6 +24,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.tasks.shards import require_startable
 
 PART_OF = "nmoe/part_of"
+_WRAPPERS = ("DagsterExecutionStepExecutionError", "RetryRequestedFromPolicy")
 
 
 def pipeline_job(
@@ -98,7 +99,7 @@ def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
     failed = [event for event in outcome.all_events if event.event_type_value == "STEP_FAILURE"]
     first = "a blocking check did not pass"
     if failed:
-        first = innermost_error(failed[0]) or " ".join((failed[0].message or "").split())
+        first = step_error(failed[0]) or " ".join((failed[0].message or "").split())
     return dg.Failure(
         f"{job.name} failed: {first} (run {outcome.run_id})",
         metadata={job.name: dg.MetadataValue.dagster_run(outcome.run_id)},
@@ -106,10 +107,11 @@ def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
     )
 
 
-def innermost_error(event: dg.DagsterEvent) -> str:
-    """The error of a failed step in one line: the first cause, without the path of its class."""
+def step_error(event: dg.DagsterEvent) -> str:
+    """The error that a failed step ended with, in one line, without the path of its class. What it
+    was caused by is for the log of the run."""
     error = event.step_failure_data.error
-    while error is not None and error.cause is not None:
+    while error is not None and error.cls_name in _WRAPPERS and error.cause is not None:
         error = error.cause
     if error is None:
         return ""

@@ -13,7 +13,7 @@ from nmoe_assets.assets.cost import Cost
 from nmoe_assets.assets.events import materialize_partitions
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.checks.asset_checks import Checks
-from nmoe_assets.ops.pipeline import innermost_error
+from nmoe_assets.ops.pipeline import step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.result import Result
@@ -145,7 +145,7 @@ def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(shards: _
 
 def test_a_run_that_names_no_partitions_is_refused(shards: _Shards) -> None:
     [failed] = [event for event in shards.run(tags={}).all_events if event.is_step_failure]
-    assert innermost_error(failed).startswith("this run names no partitions: launch it with")
+    assert step_error(failed).startswith("this run names no partitions: launch it with")
     assert shards.run(tags={"dagster/partition": KEYS[1]}).success
     assert shards.told() == [KEYS[1]]
 

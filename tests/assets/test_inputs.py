@@ -8,7 +8,7 @@ import pytest
 
 from nmoe_assets.assets.events import materialize_unpartitioned
 from nmoe_assets.assets.inputs import CHANGED_MEANWHILE, PIPELINE
-from nmoe_assets.ops.pipeline import innermost_error
+from nmoe_assets.ops.pipeline import step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result
 from tests.assets.dagster_internals import job_of_file
@@ -88,7 +88,7 @@ def test_the_pipeline_makes_nothing_from_an_input_that_did_not_pass_a_blocking_c
         job = job_of_file(tmp_path / "location.py", f"{asset}_job")
         tags = {PIPELINE: "its run"}
         with dg.execute_job(job, instance, tags=tags, raise_on_error=False) as done:
-            told = [innermost_error(event) for event in done.all_events if event.is_step_failure]
+            told = [step_error(event) for event in done.all_events if event.is_step_failure]
         by_heads = "heads did not pass its check promotion: repair it and make it again"
         expected = asset == "calibration" and not done.success
         assert expected == any(by_heads in text for text in told)

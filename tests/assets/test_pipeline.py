@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
-from nmoe_assets.ops.pipeline import PART_OF, innermost_error
+from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
@@ -292,7 +292,7 @@ def test_one_bad_shard_fails_alone_and_its_repair_completes_alone(own_project: P
     done = execute_here(own_project, "grade", "code")
     assert not done.success
     [failure] = [event for event in done.all_events if event.is_step_failure]
-    assert "1 of 2 partitions failed; 0001: " in innermost_error(failure)
+    assert "1 of 2 partitions failed; 0001: " in step_error(failure)
     with opened(own_project) as instance:
         statuses = instance.get_status_by_partition(
             key, list(span), StaticPartitionsDefinition(list(span))
@@ -314,7 +314,7 @@ def test_a_failing_source_fails_the_job(tmp_path: Path) -> None:
     (tmp_path / "in" / "docs.jsonl").write_text('{"body": "no text"}\n')
     done = execute_here(tmp_path, "prep")
     assert not done.success
-    told = [innermost_error(event) for event in done.all_events if event.is_step_failure]
+    told = [step_error(event) for event in done.all_events if event.is_step_failure]
     assert any("docs.jsonl:1: field 'text' is missing" in one for one in told)
     assert not (tmp_path / "out" / "data" / "docs").exists()
 

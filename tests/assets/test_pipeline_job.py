@@ -12,7 +12,7 @@ import pytest
 
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.ops.pipeline import PART_OF, console, innermost_error, pipeline_job
+from nmoe_assets.ops.pipeline import PART_OF, console, pipeline_job, step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
@@ -80,7 +80,7 @@ def test_a_part_that_fails_ends_the_job_and_is_linked() -> None:
         outcome = run_two_parts(instance, fails="first")
         [part] = [run for run in instance.get_runs() if PART_OF in run.tags]
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
-    assert innermost_error(failed) == f"first failed: the disk is full (run {part.run_id})"
+    assert step_error(failed) == f"first failed: the disk is full (run {part.run_id})"
     link = failed.step_failure_data.user_failure_data.metadata["first"]
     assert link == dg.MetadataValue.dagster_run(part.run_id)
 
@@ -135,7 +135,7 @@ def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
         outcome = job.execute_in_process(instance=instance, raise_on_error=False)
         assert parts(instance) == []
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
-    assert "absent: no checkpoint here" in innermost_error(failed)
+    assert "absent: no checkpoint here" in step_error(failed)
     assert not run.tree.root.exists()
 
 

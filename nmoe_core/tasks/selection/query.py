@@ -54,6 +54,14 @@ def query(run: Run, sql: str) -> Answer:
         for shard in run.tree.shards(source, run.config.prep.num_shards)
         if shard.manifest.is_file()
     ]
+    if not tables:
+        raise ConfigError(
+            "there are no documents to ask about yet",
+            where=run.tree.data,
+            found="no shard",
+            do="run prep first: nmoe run prep",
+            code="E-SELECT-QUERY",
+        )
     settings: dict[str, Any] = dict.fromkeys(_FORBIDDEN, False)
     with duckdb.connect(":memory:", config=settings) as connection:
         connection.execute("set lock_configuration=true")
