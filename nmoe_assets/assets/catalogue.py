@@ -202,7 +202,7 @@ def shown(key: str, value: Any) -> Any:
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
-        return "not known" if None in value else "{:.4f} to {:.4f}".format(*value)
+        return "not known" if value is None or None in value else "{:.4f} to {:.4f}".format(*value)
     if isinstance(value, list) and value and isinstance(value[0], dict):
         rows = [{name: str(shown(name, cell)) for name, cell in row.items()} for row in value]
         return table(rows)["sample"]

@@ -104,7 +104,7 @@ def _figures(bits: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
         result[f"{arm}_saves"] = {
             "share": round(saved(np.arange(len(sizes))), 6),
             "ci95_seeds": t_interval(1 - each[arm] / each["random"]),
-            "ci95_documents": bootstrap(saved, len(sizes)),
+            "ci95_documents": bootstrap(saved, len(sizes), edges=(-np.inf, np.inf)),
         }
     return result
 
@@ -123,6 +123,9 @@ def t_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | No
 def _says(name: str, found: dict[str, Any]) -> str:
     one = found["kept_saves"]
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
+    if not intervals:
+        worth = f"{one['share']:.2%} of random text's loss at equal tokens"
+        return f"On {_SETS[name]}, kept text is worth {worth}: too few documents for an interval."
     low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
     verdict = "it lowers the loss" if low > 0 else "it raises the loss"
     if low <= 0 <= high:

@@ -15,6 +15,7 @@ from nmoe_core.calibration.thresholds import Certificate, RowThresholds, Thresho
 from nmoe_core.labels.agreement import (
     agreement,
     auc,
+    auc_interval,
     average_precision,
     baselines,
     calibration_error,
@@ -24,7 +25,7 @@ from nmoe_core.labels.agreement import (
     upper_bound,
     wilson,
 )
-from nmoe_core.labels.ranks import Interval, bootstrap, spearman, spearman_interval
+from nmoe_core.labels.ranks import Interval, spearman, spearman_interval
 from nmoe_core.labels.scores import Scale, rounded
 
 NUM_BINS = 10
@@ -146,7 +147,7 @@ def decision_agreement(
     np.add.at(matrix, (by_oracle, decided), 1)
     return {
         "auc_keep": rounded(auc(deployed, oracle_keeps)),
-        "auc_keep_ci95": bootstrap(lambda i: auc(deployed[i], oracle_keeps[i]), len(decided)),
+        "auc_keep_ci95": auc_interval(deployed, oracle_keeps),
         "average_precision_keep": rounded(average_precision(deployed, oracle_keeps)),
         "decisions_oracle_by_grading": matrix.tolist(),
         "decision_kappa": rounded(quadratic_kappa(by_oracle, decided, 3)),

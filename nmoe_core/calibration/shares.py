@@ -21,7 +21,7 @@ def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
         return float(sums[0][drawn].sum() / sums[1][drawn].sum())
 
     every = np.arange(len(sums[0]))
-    interval = bootstrap(share, len(every))
+    interval = bootstrap(share, len(every), edges=(0.0, 1.0))
     return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
 
 

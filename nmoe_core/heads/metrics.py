@@ -13,10 +13,17 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import agreement, auc, baselines, read_noise
+from nmoe_core.labels.agreement import (
+    agreement,
+    auc,
+    auc_interval,
+    baselines,
+    exact_interval,
+    read_noise,
+)
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
+from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import rounded
 
 MIN_DOCUMENTS = 3
@@ -91,14 +98,12 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     the oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth
     count as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: of
     the fifth that is placed lowest, the share that is in the oracle's better half, by chance
-    `chance_bottom_fifth`.
+    `chance_bottom_fifth`. Intervals of shares are Clopper-Pearson's, of the documents of the fifth;
+    its edge depends on the sample too, so they are approximate. None below `MIN_ITEMS` documents.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
     best = oracle >= np.sort(oracle)[-count]
-
-    def ranked(rows: np.ndarray) -> float | None:
-        return auc(given[rows], better[rows])
 
     def highest(scores: np.ndarray, hits: np.ndarray) -> float:
         # The order among equal scores says nothing of the grader, so each of them counts in part.
@@ -106,21 +111,18 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
         above, at = scores > edge, scores == edge
         return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
 
-    def precision(rows: np.ndarray) -> float:
-        return highest(given[rows], best[rows])
+    def interval(share: float) -> Interval | None:
+        return exact_interval(share * count, count) if len(oracle) >= MIN_ITEMS else None
 
-    def false_drops(rows: np.ndarray) -> float:
-        return highest(-given[rows], better[rows])
-
-    every = np.arange(len(oracle))
+    precision, false_drops = highest(given, best), highest(-given, better)
     return {
-        "auc_better_half": rounded(ranked(every)),
-        "auc_better_half_ci95": bootstrap(ranked, len(oracle)),
-        "precision_top_fifth": rounded(precision(every)),
-        "precision_top_fifth_ci95": bootstrap(precision, len(oracle)),
+        "auc_better_half": rounded(auc(given, better)),
+        "auc_better_half_ci95": auc_interval(given, better),
+        "precision_top_fifth": rounded(precision),
+        "precision_top_fifth_ci95": interval(precision),
         "chance_top_fifth": rounded(best.mean()),
-        "false_drops_bottom_fifth": rounded(false_drops(every)),
-        "false_drops_bottom_fifth_ci95": bootstrap(false_drops, len(oracle)),
+        "false_drops_bottom_fifth": rounded(false_drops),
+        "false_drops_bottom_fifth_ci95": interval(false_drops),
         "chance_bottom_fifth": rounded(better.mean()),
     }
 
@@ -212,7 +214,8 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     if not metrics:
         return []
     lines = [
-        f"Agreement with the oracle on {metrics['n']} {split} documents; 95 % bootstrap intervals.",
+        f"Agreement with the oracle on {metrics['n']} {split} documents, with 95 % intervals "
+        "that are approximate; none below 10 documents.",
         f"Left out: {metrics['num_trained_on']} whose content was used before, "
         f"{metrics.get('num_near_copies', 0)} of them near copies of one that was; "
         f"{metrics['num_repeated']} that repeat another's.",
@@ -237,7 +240,8 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         )
     if "false_drops_bottom_fifth" in metrics:
         lines.append(
-            f"Of the fifth placed lowest, {_cell(metrics, 'false_drops_bottom_fifth')} is in the "
+            f"Of the fifth placed lowest ({max(1, round(TOP_SHARE * metrics['n']))} documents), "
+            f"{_cell(metrics, 'false_drops_bottom_fifth')} is in the "
             f"oracle's better half ({metrics['chance_bottom_fifth']:.3f} by chance)."
         )
     if "spearman_student" in metrics:

@@ -2,8 +2,8 @@
 
 A predictor that knows only a document's source, or only its length, is shown beside every head: a
 head that agrees no better has learned nothing about the text. AUC is written out, because
-scikit-learn's takes many times as long and a bootstrap calls it 200 times. So is Wilson's interval,
-because scipy's takes no fractional counts.
+scikit-learn's takes many times as long. So is Wilson's interval, because scipy's takes no
+fractional counts.
 
 The oracle's own noise is measured on a sample that is labelled again: with the rubric's dimensions
 in reverse order (`Rubric.turned`), and with answers that are drawn and not the likeliest ones. It
@@ -23,6 +23,7 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.ranks import (
+    MIN_ITEMS,
     Interval,
     mean_ranks,
     spearman,
@@ -51,7 +52,13 @@ def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def upper_bound(num_errors: int, num_trials: int, delta: float = 0.05) -> float:
+def exact_interval(num_hits: float, num_trials: int) -> Interval:
+    """95 % interval of the share of hits, of which there may be parts (Clopper-Pearson)."""
+    low = 1 - upper_bound(num_trials - num_hits, num_trials, 0.025)
+    return round(low, 6), round(upper_bound(num_hits, num_trials, 0.025), 6)
+
+
+def upper_bound(num_errors: float, num_trials: int, delta: float = 0.05) -> float:
     """Largest error rate that gives so few errors with probability `delta` (Clopper-Pearson)."""
     from scipy.special import betaincinv
 
@@ -89,6 +96,23 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
         return None
     rank_sum = float(mean_ranks(scores)[positive].sum())
     return (rank_sum - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
+
+
+def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
+    """95 % interval of `auc`: Wilson's, of as many trials as give the variance of Hanley and
+    McNeil (1982), so it has a width at 1 too; None below `MIN_ITEMS` or without both."""
+    area = auc(scores, positive)
+    if area is None or len(positive) < MIN_ITEMS:
+        return None
+    num_positive, num_pairs = int(positive.sum()), int(positive.sum()) * int((~positive).sum())
+    # The larger of both orders of the classes: scores of either may be the more spread ones.
+    others = (num_positive, len(positive) - num_positive)
+    factor = max(
+        1 + (a - 1) * (1 - area) / (2 - area) + (b - 1) * area / (1 + area)
+        for a, b in (others, others[::-1])
+    )
+    low, high = wilson(area * num_pairs / factor, num_pairs / factor)
+    return round(low, 6), round(high, 6)
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:

@@ -9,21 +9,36 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 NUM_RESAMPLES = 200
+MIN_ITEMS = 10
+"""Below this, percentiles of draws cover far less than they say, so no interval is given."""
 Interval = tuple[float, float]
 
 
-def bootstrap(statistic: Callable[[np.ndarray], float | None], num_items: int) -> Interval | None:
+def bootstrap(
+    statistic: Callable[[np.ndarray], float | None], num_items: int, edges: Interval = (-1.0, 1.0)
+) -> Interval | None:
     """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
 
-    None where the statistic is undefined on most draws.
+    A draw has no row that the sample lacks. So where all draws agree, or reach an edge of the
+    statistic's range, the interval allows for the largest share of unlike rows of which a sample
+    of this size shows none with a probability of 2.5 %. None below `MIN_ITEMS`, or where the
+    statistic is undefined on most draws.
     """
+    if num_items < MIN_ITEMS:
+        return None
     rng = np.random.default_rng(0)
     draws = (rng.integers(0, num_items, num_items) for _ in range(NUM_RESAMPLES))
     values = [v for draw in draws if (v := statistic(draw)) is not None]
     if len(values) < NUM_RESAMPLES // 2:
         return None
-    low, high = np.quantile(values, [0.025, 0.975])
-    return round(float(low), 6), round(float(high), 6)
+    low, high = np.quantile(values, [0.025, 0.975]).round(6).tolist()
+    unseen = 1 - 0.025 ** (1 / num_items)
+    least, most = low, high
+    if low == high or high >= edges[1]:
+        least = max(edges[0], min(low, high - unseen))
+    if low == high or low <= edges[0]:
+        most = min(edges[1], max(high, low + unseen))
+    return round(least, 6), round(most, 6)
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
@@ -37,7 +52,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
-    """95 % bootstrap interval of the rank correlation; None when it is not defined.
+    """95 % bootstrap interval of the rank correlation; None as for `bootstrap`.
 
     Values are sorted once: a draw of rows is ranked by how often it has each of them.
     """
@@ -51,8 +66,7 @@ def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarr
 
 
 def within_interval(a: np.ndarray, b: np.ndarray, groups: Sequence[str]) -> Interval | None:
-    """95 % bootstrap interval of the rank correlation inside groups; None when it is not
-    defined."""
+    """95 % bootstrap interval of the rank correlation inside groups; None as for `bootstrap`."""
     a, b, own = _places(a), _places(b), _places(np.asarray(groups))
     return bootstrap(lambda rows: _within(a[rows], b[rows], own[rows]), len(a))
 

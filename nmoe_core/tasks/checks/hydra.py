@@ -113,7 +113,7 @@ def check_head(run: Run, kind: str) -> Verdicts:
     metrics = read_header(path).get("metrics") or {}
     interval = metrics.get("spearman_ci95")
     if interval is None:
-        none = Verdict(False, "no agreement was measured: val has no spread, or no labels")
+        none = Verdict(False, "no interval of the agreement: val has no spread, or too few labels")
         return {"promotion": none, "baselines": none}
     table, (low, high) = run.config.checks, interval
     num_scored, num_failed = metrics["n"], metrics.get("num_failed", 0)
@@ -166,7 +166,11 @@ def check_calibration(run: Run) -> Verdicts:
     achieved, target = summary["achieved_keep"], summary.get("target_keep_of_all", target)
     margin = sampling_margin(run, target, summary.get("documents_report", count))
     if summary.get("target_unit") == "tokens":
-        achieved, (low, high) = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
+        achieved, interval = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
+        if interval is None:
+            none = Verdict(False, "too few documents for an interval of the share of tokens kept")
+            return found | {"calibrated_keep_rate": none}
+        low, high = interval
         margin = run.config.checks.standard_errors * (high - low) / (2 * Z95)
     share = share_within(achieved, target - margin, target + margin)
     # Of documents: the tokens of a few documents are too uneven.

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loader.files.sealed import sealed
 from nmoe_core.calibration.targets import Targets
 from nmoe_core.calibration.thresholds import fit_thresholds, would_keep
 from nmoe_core.cli import main
@@ -105,6 +106,10 @@ def test_a_target_of_tokens_is_kept_and_needs_ids_that_tell_lengths(
     assert facts["achieved_keep"] < 0.25, "long documents are kept, so fewer of them"
     run = Run(None, roots={"calibration": tmp_path / "out"})
     assert check_calibration(run)["calibrated_keep_rate"].passed
+    summary = run.tree.calibration_summary
+    few = json.loads(summary.read_text()) | {"achieved_keep_tokens_ci95": None}
+    summary.write_text(json.dumps(sealed(few)))
+    assert not check_calibration(run)["calibrated_keep_rate"].passed, "too few for an interval"
     of_documents = said(capsys, *call.split(), "--target-keep", "0.3")["calibration"]
     assert of_documents["achieved_keep"] == pytest.approx(0.3, abs=0.04)
     assert of_documents["achieved_keep_tokens"] > 0.4
