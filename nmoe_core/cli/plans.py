@@ -13,7 +13,7 @@ from typing import Any
 from loader.config import resolve_plan
 from loader.files.addresses import path_argument
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.flags import add_run_flags, number, run_of
 from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 
@@ -71,6 +71,8 @@ def register(verbs: Any) -> None:
     verb.add_argument(
         "--source", action="append", default=[], metavar="NAME", help="under suspicion; repeatable"
     )
+    text = "runs of each replay, an odd number; the majority decides (1)"
+    verb.add_argument("--repeat", type=number(1), default=1, metavar="K", help=text)
     verb.add_argument(
         "-o", "--output", type=Path, required=True, metavar="DIR", help="of what is found"
     )
@@ -120,8 +122,8 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = resolve_plan(arguments.plan)
     steps = arguments.from_step, arguments.to_step
     suspects = suspects_of(plan, *steps, arguments.source)
-    output = arguments.output
-    with output_lock(output), Replays(arguments.command, output) as replays:
+    command, output = arguments.command, arguments.output
+    with output_lock(output), Replays(command, output, arguments.repeat) as replays:
         return write_bisection(plan, suspects, replays, arguments.above, output)
 
 

@@ -6,6 +6,7 @@ import random
 import shlex
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from loader import build_loader, load_plan, mask, resolve_plan
+from loader.errors import PlanError
 from nmoe_core.tasks.plans.bisection import bisect, find_causes, suspects_of
 from tests.project import REPOSITORY, said
 from tests.refusals import refused, refused_line
@@ -61,17 +63,18 @@ def causes_of(tree, num_tokens: int, seed: int, num_causes: int = 1) -> tuple[se
 def test_planted_documents_are_found(tree, num_causes):
     planted, found, suspects, replays = causes_of(tree, 16_000, 0, num_causes)
     assert found == planted
-    assert replays <= num_causes * (math.ceil(math.log2(suspects)) + 1)
+    # Each halving, the mask of all of them, and each alone unmasked; no mask.
+    assert replays <= num_causes * (math.ceil(math.log2(suspects)) + 2) + 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_one_document_of_ten_thousand_is_found_within_fourteen_replays_and_confirmed_by_one(tree):
+def test_one_document_of_ten_thousand_is_found_within_fourteen_replays_and_confirmed_by_two(tree):
     for seed in range(50):
         planted, found, suspects, replays = causes_of(tree, 213_000, seed)
         assert 9_900 < suspects <= 2**14
         assert found == planted
-        assert replays <= 14 + 1
+        assert replays <= 14 + 2
 
 
 def test_causes_are_a_smallest_set_whatever_their_number_and_places():
@@ -86,7 +89,65 @@ def test_causes_are_a_smallest_set_whatever_their_number_and_places():
             return set(causes) <= set(masked)
 
         assert find_causes(suspects, is_gone) == sorted(causes)
-        assert len(asked) <= len(causes) * (math.ceil(math.log2(suspects)) + 1) + 2
+        assert len(asked) <= len(causes) * (math.ceil(math.log2(suspects)) + 3) + 3
+
+
+class Flaky:
+    """Answers of a command that is not reproducible, kept for each plan, and others when it is
+    asked again. The symptom shows in a share of replays; a share of answers is turned."""
+
+    def __init__(self, causes: set[int], shows: float, turns: float, repeat: int, seed: int):
+        self.causes, self.shows, self.turns, self.repeat = causes, shows, turns, repeat
+        self.rng, self.known, self.replays = random.Random(seed), {}, 0
+
+    def is_gone(self, masked: list[int], turn: int = 0) -> bool:
+        key = turn, tuple(masked)
+        if key not in self.known:
+            self.known[key] = 2 * sum(map(self.run, [masked] * self.repeat)) > self.repeat
+        return self.known[key]
+
+    def run(self, masked: list[int]) -> bool:
+        self.replays += 1
+        is_gone = self.causes <= set(masked) or self.rng.random() > self.shows
+        return is_gone != (self.rng.random() < self.turns)
+
+
+@pytest.mark.parametrize(
+    ("shows", "turns", "repeat", "most_wrong", "least_right"),
+    [
+        (1.0, 0.0, 1, 0.0, 1.0),
+        (0.9, 0.0, 1, 0.04, 0.4),
+        (0.7, 0.0, 1, 0.12, 0.05),
+        (1.0, 0.02, 1, 0.02, 0.6),
+        (0.9, 0.0, 3, 0.02, 0.7),
+    ],
+)
+def test_a_command_that_is_not_reproducible_is_refused_and_seldom_names_an_innocent_document(
+    shows: float, turns: float, repeat: int, most_wrong: float, least_right: float
+):
+    suspects, trials, wrong, right, replays = 256, 200, 0, 0, 0
+    for seed in range(trials):
+        causes = {random.Random(seed).randrange(suspects)}
+        command = Flaky(causes, shows, turns, repeat, seed)
+        try:
+            found = find_causes(suspects, command.is_gone, partial(command.is_gone, turn=1))
+        except PlanError:
+            continue
+        finally:
+            replays += command.replays
+        right, wrong = right + (set(found) == causes), wrong + (set(found) != causes)
+    assert wrong <= most_wrong * trials
+    assert right >= least_right * trials
+    assert replays / trials <= 2 * repeat * (math.log2(suspects) + 4), "a search ends soon"
+
+
+def test_answers_are_given_again_before_a_cause_counts():
+    causes = {3, 40}
+    for lie in ([], [3, 40], [3], [40]):
+        again = lambda masked, lie=lie: (causes <= set(masked)) != (masked == lie)  # noqa: E731
+        with refused("E-BISECT", naming=["contradict each other"]):
+            find_causes(64, lambda masked: causes <= set(masked), again)
+    assert find_causes(64, lambda masked: causes <= set(masked)) == [3, 40]
 
 
 def test_a_symptom_that_masks_do_not_explain_is_refused():
@@ -121,16 +182,40 @@ def test_the_verb_replays_a_trainer_and_goes_on_where_it_was_interrupted(tree, t
     facts = said(capsys, *words, command)
     assert {(Path(row["file"]).name, row["start"]) for row in facts["causes"]} == planted
     asked = (tmp_path / "asked").stat().st_size
-    assert asked == facts["replays"] <= 9
+    assert asked == facts["replays"] <= 12
     causes = [tuple(row.values()) for row in facts["causes"]]
     assert load_plan(facts["plan"]).masked == mask(plan, causes, replace_text=True).masked
     lines = (output / "replays.jsonl").read_bytes().splitlines(keepends=True)
     (output / "replays.jsonl").write_bytes(b"".join(lines[:-1]) + b'{"torn')
     assert said(capsys, *words, command) == facts
     assert (tmp_path / "asked").stat().st_size == asked + 1
+    assert said(capsys, *words, command, "--repeat", 3)["causes"] == facts["causes"]
+    assert "no majority" in refused_line(capsys, *map(str, words), command, "--repeat", "2")
     for damaged in (b"\0\0\n", b"[]\n", b'{"command": "a", "plan_hash": "b"}\n'):
         (output / "replays.jsonl").write_bytes(damaged)
         assert "not a log of replays" in refused_line(capsys, *map(str, words), command)
+
+
+def test_answers_that_the_command_does_not_give_twice_are_refused_and_nothing_is_committed(
+    tree, tmp_path, capsys
+):
+    tree.add("web", 1000)
+    path, output = tmp_path / "plan.json", tmp_path / "found"
+    path.write_text(resolve_plan(tree.one(batch_size=8)).placed_in(tmp_path).to_json())
+    command = tmp_path / "command.py"
+    command.write_text(  # Masks help, but not the second time.
+        "import hashlib, json, pathlib, sys\n"
+        "plan = pathlib.Path(sys.argv[1]).read_bytes()\n"
+        "seen = pathlib.Path(__file__).with_name(hashlib.sha256(plan).hexdigest())\n"
+        "print(0 if json.loads(plan).get('masked') and not seen.exists() else 1)\n"
+        "seen.touch()\n"
+    )
+    words = ["bisect", path, "--from-step", 1, "--to-step", 7, "--above", "0.5", "-o", output]
+    words += ["--command", f"{sys.executable} {command} {{plan}}"]
+    assert "contradict each other" in refused_line(capsys, *map(str, words), code="E-BISECT")
+    assert not (output / "causes.json").exists()
+    rows = [json.loads(line) for line in (output / "replays.jsonl").read_text().splitlines()]
+    assert len({row["plan_hash"] for row in rows}) < len(rows), "some are asked twice"
 
 
 def test_steps_and_sources_that_the_plan_does_not_have_are_refused(tree):

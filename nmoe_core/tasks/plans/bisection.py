@@ -6,6 +6,10 @@ threshold or not a number. Suspects stand in the order in which the run reads th
 head of them that must be masked for the symptom to go ends with a cause, which halving finds in
 log2(n) replays, and one more tells whether it is the only one. If not, it stays masked, and the
 head before it is searched. More masked documents must not bring the symptom back.
+
+One wrong answer makes halving name an innocent document, so what decides is replayed again: the two
+plans around each cause before the search goes on behind it, and at the end the plan without a mask,
+the plan without the causes, and the plans that unmask each cause in turn.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ import json
 import math
 import re
 import shlex
+import statistics
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,13 +65,21 @@ def suspects_of(
         stream.close()
 
 
-def find_causes(num_suspects: int, is_gone: Callable[[list[int]], bool]) -> list[int]:
-    """Suspects, by number, whose masking removes the symptom; none of them can be left out. Raises
-    PlanError if the symptom is missing without a mask, is still there when all suspects are masked,
-    or comes and goes (E-BISECT)."""
+def find_causes(
+    num_suspects: int,
+    is_gone: Callable[[list[int]], bool],
+    again: Callable[[list[int]], bool] | None = None,
+) -> list[int]:
+    """Suspects, by number, whose masking removes the symptom; none of them can be left out. `again`
+    answers as `is_gone` (the default) from new replays. Raises PlanError if the symptom is missing
+    without a mask, is still there when all suspects are masked, or answers contradict each other
+    (E-BISECT)."""
+    again = again or is_gone
     causes: list[int] = []
     high, was_gone, was_there = num_suspects, False, False
     while not causes or not is_gone(causes):
+        if causes:  # a wrong answer would have the search go on from document to document
+            _agree([*range(high), *causes[1:]], [*range(high), *causes], again)
         low = 0  # masking this many of the head before `high` is not enough
         while high - low > 1:
             middle = (low + high) // 2
@@ -84,23 +98,42 @@ def find_causes(num_suspects: int, is_gone: Callable[[list[int]], bool]) -> list
                 "the symptom is not there without a mask", do="lower --above", code="E-BISECT"
             )
         if not high:
-            raise PlanError(
-                "replays contradict each other",
-                do="make the command give the same number twice",
-                code="E-BISECT",
-            )
+            raise _contradiction()
         was_gone = was_there = True
         high -= 1
         causes.insert(0, high)
+    _agree([], causes, again)
+    for cause in causes[1:] and causes:
+        _agree([other for other in causes if other != cause], None, again)
     return causes
+
+
+def _agree(there: list[int], gone: list[int] | None, again: Callable[[list[int]], bool]) -> None:
+    """Refuse answers that new replays do not give: the symptom is there under one mask, and gone
+    under the other."""
+    if again(there) or (gone is not None and not again(gone)):
+        raise _contradiction()
+
+
+def _contradiction() -> PlanError:
+    return PlanError(
+        "replays contradict each other",
+        do="make the command give the same number twice, or take a majority with --repeat 3; "
+        "replays.jsonl keeps the answers, delete it to ask all again",
+        code="E-BISECT",
+    )
 
 
 class Replays:
     """Runs a command over masked plans, and keeps what it gave in `directory`, so that a search
-    that was interrupted goes on. `{plan}` in the command stands for the plan's file."""
+    that was interrupted goes on. `{plan}` in the command stands for the plan's file. A plan is
+    answered by the median of `repeat` runs, an odd number, so on either side of any threshold by
+    their majority."""
 
-    def __init__(self, command: str, directory: Path) -> None:
-        self._command, self._directory = command, directory
+    def __init__(self, command: str, directory: Path, repeat: int = 1) -> None:
+        self._command, self._directory, self._repeat = command, directory, repeat
+        if repeat % 2 == 0:
+            raise ConfigError("no majority", where="--repeat", found=repeat, expected="odd")
         if "{plan}" not in command:
             raise ConfigError("the command takes no plan", where="--command", expected="{plan}")
         self._log = AppendLog(directory / "replays.jsonl")
@@ -117,8 +150,11 @@ class Replays:
                 code="E-BISECT",
             ) from None
         self._log.cut()
-        self._known = {plan_hash: value for of, plan_hash, value in known if of == command}
-        self.asked: set[str] = set()
+        self._known: dict[str, list[float]] = {}
+        for of, plan_hash, value in known:
+            if of == command:
+                self._known.setdefault(plan_hash, []).append(value)
+        self.asked: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -127,10 +163,22 @@ class Replays:
         self._log.close()
 
     def value(self, plan: LoaderPlan) -> float:
-        """The last number that the command prints. Raises PlanError where it fails or prints none
-        (E-BISECT)."""
-        self.asked.add(plan.plan_hash)
-        if plan.plan_hash not in self._known:
+        """The last number that the command prints, or infinity where it is not a number. Raises
+        PlanError where it fails or prints none (E-BISECT)."""
+        return self._median(plan, 0)
+
+    def value_again(self, plan: LoaderPlan) -> float:
+        """As `value`, by runs that no answer was taken from yet."""
+        return self._median(plan, self._repeat * ((plan.plan_hash, 0) in self.asked))
+
+    def _median(self, plan: LoaderPlan, first: int) -> float:
+        numbers = range(first, first + self._repeat)
+        self.asked |= {(plan.plan_hash, number) for number in numbers}
+        return statistics.median(self._run(plan, number) for number in numbers)
+
+    def _run(self, plan: LoaderPlan, number: int) -> float:
+        known = self._known.setdefault(plan.plan_hash, [])
+        while len(known) <= number:
             path = self._directory / "plan.json"
             write_bytes(path, plan.placed_in(self._directory).to_json().encode())
             words = [part.replace("{plan}", str(path)) for part in shlex.split(self._command)]
@@ -146,28 +194,33 @@ class Replays:
                 )
             row = {"plan_hash": plan.plan_hash, "command": self._command, "value": numbers[-1]}
             self._log.append(json.dumps(row).encode() + b"\n")
-            self._known[plan.plan_hash] = float(numbers[-1])
-        return self._known[plan.plan_hash]
+            known.append(float(numbers[-1]))
+        return math.inf if math.isnan(known[number]) else known[number]
 
 
 def bisect(
-    plan: LoaderPlan, suspects: Sequence[Document], value: Value, above: float
+    plan: LoaderPlan,
+    suspects: Sequence[Document],
+    value: Value,
+    above: float,
+    again: Value | None = None,
 ) -> list[Document]:
-    """The suspects that cause the symptom: `value` of a plan is above a threshold or NaN.
-    Raises PlanError as `find_causes` does."""
+    """The suspects that cause the symptom: `value` of a plan is above a threshold or NaN. `again`
+    is the value from new replays. Raises PlanError as `find_causes` does."""
 
-    def is_gone(masked: list[int]) -> bool:
+    def is_gone(masked: list[int], value: Value = value) -> bool:
         found = value(mask(plan, [suspects[i] for i in masked], replace_text=True))
         return not math.isnan(found) and found <= above
 
-    return [suspects[i] for i in find_causes(len(suspects), is_gone)]
+    causes = find_causes(len(suspects), is_gone, partial(is_gone, value=again or value))
+    return [suspects[i] for i in causes]
 
 
 def write_bisection(
     plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
 ) -> dict[str, Any]:
     """Search, and commit the plan without the causes and, last, what was found."""
-    causes = bisect(plan, suspects, replays.value, above)
+    causes = bisect(plan, suspects, replays.value, above, replays.value_again)
     masked = mask(plan, causes, replace_text=True)
     write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())
     rows = [dict(zip(("source", "file", "start", "end"), row)) for row in causes]
