@@ -95,8 +95,7 @@ def _show(facts: dict[str, Any]) -> None:
         _more(near)
     _show_rebuild(facts)
     _show_copies(facts)
-    if facts["labelled"]:
-        print(f"labels: {facts['labelled']:,} with the beginning of a text; heads learned from it")
+    _show_labels(facts)
     if facts["readings"]:
         print(
             "a run under way: --mask PLAN -o PLAN masks them; the shards of its plan must stay as "
@@ -122,12 +121,18 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
 
 
 def _show_copies(facts: dict[str, Any]) -> None:
-    """What the run cannot search: only the store of `[publish]` is known to it."""
+    """What no step searches: copies may be in these places."""
     store, send = facts["published"], "nmoe publish"
     if store:
         send += f" {facts['run_plan']} {store}"
-    stores = f"{store} and other stores" if store else "stores"
-    print(f"not covered: exports, {stores}; when the plan is made again: nmoe export, {send}")
+    places = ", ".join(facts["not_covered"])
+    print(f"not covered: {places}; when the plan is made again: nmoe export, {send}")
+
+
+def _show_labels(facts: dict[str, Any]) -> None:
+    if files := facts["labels"]:
+        number = f"{sum(files.values()):,} records with the beginning of a text"
+        print(f"labels: {number} in {_names([*files])}; heads learned from them")
 
 
 def _show_record(facts: dict[str, Any]) -> None:
@@ -155,8 +160,13 @@ def _show_proof(facts: dict[str, Any]) -> None:
         f"{facts['grams']:,} grams of {facts['texts']:,} texts, looked for in "
         f"{facts['documents']:,} documents of {where}, {facts['tokens']:,} tokens"
     )
+    _show_labels(facts)
     _show_copies(facts)
-    print(f"{'nothing is left' if facts['holds'] else 'not proved'}: {facts['proof']}")
+    said = f"no 50-gram of these texts is left in {where}"
+    if facts["shared"]:
+        number = f"{len(facts['shared']):,} others share passages, which --allow-shared lets stay"
+        said = f"no document with one of these texts is left in {where}; {number}"
+    print(f"{said if facts['holds'] else 'not proved'}: {facts['proof']}")
 
 
 def _left(facts: dict[str, Any]) -> CurationError:

@@ -28,12 +28,18 @@ PROOF_FORMAT = "nmoe-takedown-proof/1"
 
 
 def prove(
-    tree: Tree, roots: Sequence[Path], unrecorded: Sequence[str], *, allow_shared: bool
+    tree: Tree,
+    roots: Sequence[Path],
+    unrecorded: Sequence[str],
+    elsewhere: Mapping[str, Any],
+    *,
+    allow_shared: bool,
 ) -> dict[str, Any]:
     """Scan all shards below the roots for the grams of the run's record; the proof, sealed.
 
-    It says whether it `holds`, and names documents that are `unrecorded` or `remaining`, those with
-    `shared` passages, `unnamed` files, and the digests of what was `scanned`.
+    It says whether it `holds`, which is of the `roots` alone, and names documents that are
+    `unrecorded` or `remaining`, those with `shared` passages, `unnamed` files, and the digests of
+    what was `scanned`. `elsewhere` is sealed with it: what is known of other places.
 
     Raises:
         CurationError: No shard lies below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
@@ -72,6 +78,8 @@ def prove(
             "format": PROOF_FORMAT,
             "holds": not is_bad,
             "allow_shared": allow_shared,
+            "roots": [str(root) for root in roots],
+            **elsewhere,
             "gram_tokens": GRAM_TOKENS,
             "record": record,
             "record_grams": record_grams,

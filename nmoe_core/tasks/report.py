@@ -211,8 +211,8 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
-    """The first parsed labels of a slice: the start of the text, and the scores, which are one
-    column in the order of the rubric."""
+    """The first parsed labels of a slice: the scores, which are one column in the order of the
+    rubric, and the document's id. No text: what is shown here stays in a log of events."""
     from nmoe_core.labels.files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
@@ -222,7 +222,7 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
         {
             "aggregated": round(record["aggregated"], 3),
             "scores": ",".join(str(record["scores"][name]) for name in run.rubric.dimensions),
-            "text": _start(record["snippet"]),
+            "doc_id": record["doc_id"],
         }
         for record in islice(parsed, count)
     ]

@@ -111,9 +111,16 @@ def test_no_asset_is_stale_after_a_run_and_no_run_warned(project: Path) -> None:
 
 def test_materialisations_show_pictures_samples_rates_and_times(project: Path) -> None:
     pictures, seen = set(), {}
+    files = (project / "out" / "labels").rglob("scores.jsonl")
+    texts = {row["snippet"][:24] for path in files for row in read_rows(path)}
+    assert len(texts) > 100
     for _, data in _events(project, "ASSET_MATERIALIZATION"):
         made = data.materialization
         seen.setdefault(made.asset_key.path[-1], set()).update(made.metadata)
+        if made.asset_key.path[-1] == "oracle_labels":
+            shown = str(made.metadata)
+            assert "doc_id" in shown
+            assert not [text for text in texts if text in shown], "the log of events keeps no text"
         for value in made.metadata.values():
             text = getattr(value, "md_str", "") or ""
             if text.startswith("![") and "](data:image/png;base64," in text:

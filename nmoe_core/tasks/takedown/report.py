@@ -18,14 +18,16 @@ from loader.state import resume
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
+from nmoe_core.labels.files import SCORES_NAME
+from nmoe_core.labels.known import KNOWN_NAME
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.slices import SPLITS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import created_at
-from nmoe_core.takedown.find import Found, find, no_urls
+from nmoe_core.takedown.find import Found, files_below, find, no_urls
 from nmoe_core.takedown.items import Item, read_items
 from nmoe_core.takedown.proof import prove
-from nmoe_core.takedown.record import add_rows, read_rows, taken_down
+from nmoe_core.takedown.record import Row, add_rows, read_rows, taken_down
 from nmoe_core.tasks.curate_settings import curate_settings
 from nmoe_core.tasks.takedown.near import near_copies
 from nmoe_core.tasks.takedown.readings import Readings, readings_of
@@ -63,7 +65,7 @@ def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path])
         "recorded": sum(one.text_sha256 in recorded for one in found),
         **_of_plan(run, found, plan_path, states),
         "near_copies": near_copies(run, found),
-        "labelled": _labelled(run, {one.doc_id for one in found if one.tree == "data"}),
+        **_labels(run, found, _rows_of(items, read_rows(run.tree))),
         "rebuild": _rebuild(run, found),
         **_copies(run),
     }
@@ -107,7 +109,9 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     recorded = taken_down(run.tree)
     unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
     roots = [run.tree.curated, *([run.tree.data] if raw else [])]
-    proof = prove(run.tree, roots, unrecorded, allow_shared=allow_shared)
+    labels = _labels(run, found, read_rows(run.tree))
+    elsewhere = {"labels": labels["labels"], **_copies(run, scans_data=raw)}
+    proof = prove(run.tree, roots, unrecorded, elsewhere, allow_shared=allow_shared)
     with replacing(run.tree.takedown_proof):
         write_json(run.tree.takedown_proof, proof)
     names = {row.item for row in read_rows(run.tree)}
@@ -115,7 +119,7 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     facts["unmatched"] = [
         item for item in _of_items(items, found)["unmatched"] if item not in names
     ]
-    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof), **_copies(run)}
+    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
 
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
@@ -140,10 +144,20 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
 
 
-def _copies(run: Run) -> Facts:
-    """The store of the run, which no step of a takedown searches, and the plan to send there."""
-    url = run.config.publish.url
-    return {"published": without_credentials(url) if url else None, "run_plan": str(run.tree.plan)}
+def _copies(run: Run, *, scans_data: bool = True) -> Facts:
+    """The places that no step of a takedown searches, the store of the run among them, and the plan
+    to send there."""
+    url, tree = run.config.publish.url, run.tree
+    store = without_credentials(url) if url else None
+    places = [] if scans_data else [f"data shards and their kept versions ({tree.data})"]
+    places += ["input files of the sources"]
+    places += [f"texts in labels, which are only looked up by hash and id ({tree.labels})"]
+    places += [f"attributes ({tree.attributes})", f"the index of nmoe seen ({tree.seen})"]
+    places += [f"pictures ({tree.picture('').parent})", "pages of nmoe report", "loader caches"]
+    places += ["Dagster's event log and run databases, with samples of texts ($DAGSTER_HOME)"]
+    places += ["heads, topics and models that learned from them", "exports"]
+    places += [f"{store} and other stores" if store else "stores"]
+    return {"not_covered": places, "published": store, "run_plan": str(tree.plan)}
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
@@ -216,11 +230,29 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
     return n
 
 
-def _labelled(run: Run, doc_ids: set[str]) -> int:
-    """Merged labels of documents: they hold the beginning of the text, and heads learned it."""
-    paths = (run.tree.merged_labels(split) for split in SPLITS)
-    records = (record for path in paths if path.is_file() for record in read_records(path))
-    return sum(record["doc_id"] in doc_ids for record in records)
+def _rows_of(items: Iterable[Item], rows: Iterable[Row]) -> list[Row]:
+    """The rows of a record that a list names, by the item that they were recorded for or now."""
+    named = {str(item) for item in items}
+    keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
+    return [row for row in rows if any(key.format(row) in named for key in keys)]
+
+
+def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
+    """Records of labels of these documents, which hold the beginning of the text: `labels` is their
+    number by file below the labels, `labelled` those that heads learned from. The record finds them
+    when no shard has the document any more; by its id too, as a label's hash is of the text that
+    the oracle was shown, which may be cut."""
+    known = [*found, *rows]
+    texts, doc_ids = {one.text_sha256 for one in known}, {one.doc_id for one in known}
+    root, counts = run.tree.labels, {}
+    merged = {run.tree.merged_labels(split) for split in SPLITS}
+    for path in files_below(root) if root.exists() else ():
+        if path in merged or path.name in (SCORES_NAME, KNOWN_NAME):
+            records = read_records(path)
+            count = sum(r["doc_id"] in doc_ids or r.get("text_sha256") in texts for r in records)
+            counts[path] = count
+    by_file = {path.relative_to(root).as_posix(): n for path, n in counts.items() if n}
+    return {"labels": by_file, "labelled": sum(counts.get(path, 0) for path in merged)}
 
 
 def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:

@@ -317,9 +317,93 @@ def test_every_step_says_that_stores_and_exports_are_not_covered_and_what_to_do(
         main(_command(run, path, *flags))
         (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("not covered")]
         assert line.endswith(named)
-        assert "exports" in line
         facts = said(capsys, *_command(run, path, *flags), status=int("--verify" in flags))
         assert facts["published"] == store
+        assert ", ".join(facts["not_covered"]) in line
+        for place in ("exports", "input files", "labels", "loader caches", "pictures", "event log"):
+            assert place in line
+        assert str(run.tree.seen) in line
+        assert ("data shards and their kept versions" in line) == ("--verify" in flags)
+
+
+def _label(run: Run, name: str, corpus: Corpus, texts: Texts, *, is_cut: bool) -> list[Path]:
+    """Labels of a document as the oracle's, merged and kept ones: its hash is of the text that the
+    oracle was shown, which may be the beginning alone."""
+    shard = corpus.shard(bucket_of(name, BUCKETS))
+    number = corpus.ingest_ids(shard.bucket).index(name)
+    record = {"doc_id": corpus.doc_ids(shard.bucket)[number], "source": "web", "ok": True}
+    record |= {"snippet": "its text", "text_sha256": "f" * 64 if is_cut else _digest(texts[name])}
+    # The document lay elsewhere when its label was kept, which its text tells alone.
+    kept = record if is_cut else record | {"doc_id": "web//elsewhere"}
+    other = record | {"doc_id": "web//another", "text_sha256": "e" * 64}
+    directory = run.tree.label_shard("train", 3)
+    paths = [run.tree.merged_labels("train"), directory / "scores.jsonl"]
+    paths += [directory / "relabelled" / "scores.jsonl", directory / "known.jsonl"]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [kept if path.name == "known.jsonl" else record, other]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.tree.labels / "corrections.jsonl").write_text('{"doc_id": "web//another"}\n')
+    return paths
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_labels_are_named_by_the_record_when_no_shard_holds_the_document_any_more(
+    made: tuple[Corpus, Run, Texts],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_cut: bool,
+) -> None:
+    corpus, run, texts = made
+    gone = _copies(texts, ["doc-0001"])
+    files = _label(run, "doc-0001", corpus, texts, is_cut=is_cut)
+    expected = {path.relative_to(run.tree.labels).as_posix(): 1 for path in files}
+    path = _list(corpus, "id:doc-0001")
+    assert said(capsys, *_command(run, path))["labels"] == expected
+    said(capsys, *_command(run, path, "--apply"))
+    _curate(run)
+    less = _write(tmp_path / "less", {name: texts[name] for name in texts.keys() - gone})
+    corpus.data.rename(tmp_path / "before")
+    less.data.rename(corpus.data)
+    by_hash = _list(corpus, f"sha256:{_digest(texts['doc-0001'])}")
+    for flags in (["--verify", "--allow-shared"], []):
+        facts = said(capsys, *_command(run, by_hash, *flags))
+        assert facts["labels"] == expected
+        assert main(_command(run, by_hash, *flags)) == 0
+        line = f"labels: {len(files)} records with the beginning of a text in "
+        assert line in capsys.readouterr().out
+    assert facts["labelled"] == 1
+    assert facts["documents"] == []
+    assert read_summary(run.tree.takedown_proof)["labels"] == expected
+    others = said(capsys, *_command(run, _list(corpus, "id:doc-0100")))
+    assert others["labels"] == {}
+
+
+def test_the_sentence_of_a_proof_is_as_narrow_as_its_scan_and_the_proof_says_what_was_looked_at(
+    made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, texts = made
+    # One whose passage others share, and one whose text is its own.
+    of = {bool(_sharing(texts, _copies(texts, [n]))): n for n in texts if len(texts[n]) > GRAM}
+    path = Path()
+    for shares, name in sorted(of.items()):
+        path = _list(corpus, f"id:{name}")
+        said(capsys, *_command(run, path, "--apply"))
+        _curate(run)
+        assert main(_command(run, path, "--verify", "--allow-shared")) == 0
+        out = capsys.readouterr().out
+        assert "nothing is left" not in out
+        assert ("no 50-gram of these texts is left in curated shards: " in out) == (not shares)
+        said_of_shared = "texts is left in curated shards; {} others share passages"
+        number = len(_sharing(texts, {n for m in of.values() for n in _copies(texts, [m])}))
+        assert (said_of_shared.format(f"{number:,}") in out) == shares
+    sealed = read_summary(run.tree.takedown_proof)
+    assert sealed["roots"] == [str(run.tree.curated)]
+    assert f"data shards and their kept versions ({run.tree.data})" in sealed["not_covered"]
+    said(capsys, *_command(run, path, "--verify", "--allow-shared", "--raw"), status=1)
+    sealed = read_summary(run.tree.takedown_proof)
+    assert sealed["roots"] == [str(run.tree.curated), str(run.tree.data)]
+    assert not [place for place in sealed["not_covered"] if "data shards" in place]
 
 
 def test_a_reason_says_takedown_and_curated_shards_verify(
