@@ -1,12 +1,14 @@
 """Twin plans: one corpus in two tokenizers, read in the same order by two runs, step by step."""
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from loader.errors import ConfigError, PlanError
+from loader.files.format import Manifest, check_digest, resolve_inside
 from loader.plan import check as preflight
 from loader.plan.build import source_data
 from loader.plan.datasets import locate, split_dirs, valid_manifests
@@ -28,8 +30,9 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     Raises:
         ConfigError: Sources are not those of the plan, or the plan packs, masks, follows another
             run, or wraps in the middle of a window.
-        PlanError: The documents are others (E-PLAN-DATA), or `seq_len` is too small (E-PLAN-TWIN).
-        FormatError: A source has no index.
+        PlanError: The documents are others (E-PLAN-DATA): in number, or, where both manifests name
+            files of ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
+        FormatError: A source has no index, or a file of ids is damaged.
     """
     where = f"twin of {plan.plan_id}"
     names = [source.name for source in plan.sources]
@@ -78,4 +81,60 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     with closing(Stream(after, "train")) as stream, closing(Stream(plan, "train")) as other:
         if stream.capacities != other.capacities:
             raise PlanError("the twin has other windows", where=where, code="E-PLAN-DATA")
+    for name, one, two in _pairs(after):
+        if (own := _ids_files(one)) is not None and (theirs := _ids_files(two)) is not None:
+            _compare(name, own, theirs)
     return after
+
+
+def uncompared(plan: LoaderPlan) -> list[str]:
+    """Sources of a twin plan of which only the number of documents was compared: on one side the
+    files of ids are not named by the manifest, or not there. Raises as `open_data`."""
+    return [name for name, *both in _pairs(plan) if None in map(_ids_files, both)]
+
+
+def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
+    """Each source of a twin plan, its manifest, and that of the corpus that it is a twin of."""
+    for source, (other, _, _) in zip(plan.sources, preflight.open_twins(plan)):
+        yield source.name, preflight.open_data(plan, source), other
+
+
+def _ids_files(manifest: Manifest) -> list[tuple[Path, object]] | None:
+    """The files of ids with their digests, in the order in which a run reads; None if one lacks."""
+    root, found = manifest.path.parent, []
+    for entry in manifest.shards:
+        name = entry.extra.get("ids_path")
+        if not isinstance(name, str) or not (path := resolve_inside(root, name)).is_file():
+            return None
+        found.append((path, entry.extra.get("ids_checksum")))
+    return found
+
+
+def _lines(files: list[tuple[Path, object]]) -> Iterator[tuple[Path, bytes]]:
+    for path, digest in files:
+        if isinstance(digest, str):
+            check_digest(path, digest, "E-SHARD-CHECKSUM")
+        with open(path, "rb") as file:
+            yield from ((path, line) for line in file)
+
+
+def _compare(name: str, own: list[tuple[Path, object]], theirs: list[tuple[Path, object]]) -> None:
+    for number, ((path, ours), (_, other)) in enumerate(zip(_lines(own), _lines(theirs))):
+        if ours != other and (found := _document(ours)) != (expected := _document(other)):
+            raise PlanError(
+                f"document {number} of source {name!r} is not the one of the plan",
+                where=path,
+                found="id {!r}, text {}".format(*found),
+                expected="id {!r}, text {}".format(*expected),
+                do="prepare the same input with the same settings but the tokenizer",
+                code="E-PLAN-DATA",
+            )
+
+
+def _document(line: bytes) -> tuple[object, object]:
+    """Id and SHA-256 of the text that a line names; the line itself if it names none."""
+    try:
+        row = json.loads(line)
+        return row["id"], row["text_sha256"]
+    except (ValueError, KeyError, TypeError):
+        return line[:80], "unknown"

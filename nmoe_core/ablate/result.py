@@ -124,8 +124,7 @@ def _says(name: str, found: dict[str, Any]) -> str:
     one = found["kept_saves"]
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
     if not intervals:
-        worth = f"{one['share']:.2%} of random text's loss at equal tokens"
-        return f"On {_SETS[name]}, kept text is worth {worth}: too few documents for an interval."
+        return f"On {_SETS[name]}, there are too few documents to say what kept text is worth."
     low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
     verdict = "it lowers the loss" if low > 0 else "it raises the loss"
     if low <= 0 <= high:

@@ -165,6 +165,9 @@ def _show(facts: dict[str, Any]) -> None:
 
 def _show_twin(facts: dict[str, Any]) -> None:
     print(f"{facts['plan']}: {facts['sequences']:,} sequences in {facts['steps']:,} steps")
+    if names := facts["not_compared"]:
+        why = "no ids on both sides, so the number of documents alone was"
+        print(f"not compared: the documents of {', '.join(names)} ({why})")
 
 
 def _weights(text: str) -> dict[str, float]:

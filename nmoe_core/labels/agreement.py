@@ -104,14 +104,12 @@ def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
     area = auc(scores, positive)
     if area is None or len(positive) < MIN_ITEMS:
         return None
-    num_positive, num_pairs = int(positive.sum()), int(positive.sum()) * int((~positive).sum())
-    # The larger of both orders of the classes: scores of either may be the more spread ones.
-    others = (num_positive, len(positive) - num_positive)
-    factor = max(
-        1 + (a - 1) * (1 - area) / (2 - area) + (b - 1) * area / (1 + area)
-        for a, b in (others, others[::-1])
-    )
-    low, high = wilson(area * num_pairs / factor, num_pairs / factor)
+    m, n = int(positive.sum()), int((~positive).sum())
+    # Either class may have the more spread scores, so the larger variance of both orders counts.
+    first, second = (1 - area) / (2 - area), area / (1 + area)
+    more, fewer = max(first, second), min(first, second)
+    num_trials = m * n / (1 + (max(m, n) - 1) * more + (min(m, n) - 1) * fewer)
+    low, high = wilson(area * num_trials, num_trials)
     return round(low, 6), round(high, 6)
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 NUM_RESAMPLES = 200
-MIN_ITEMS = 10
-"""Below this, percentiles of draws cover far less than they say, so no interval is given."""
+MIN_ITEMS = 10  # below, percentiles of draws cover far less than they say: no interval is given
 Interval = tuple[float, float]
 
 
@@ -33,11 +32,8 @@ def bootstrap(
         return None
     low, high = np.quantile(values, [0.025, 0.975]).round(6).tolist()
     unseen = 1 - 0.025 ** (1 / num_items)
-    least, most = low, high
-    if low == high or high >= edges[1]:
-        least = max(edges[0], min(low, high - unseen))
-    if low == high or low <= edges[0]:
-        most = min(edges[1], max(high, low + unseen))
+    least = max(edges[0], min(low, high - unseen)) if low == high or high >= edges[1] else low
+    most = min(edges[1], max(high, low + unseen)) if low == high or low <= edges[0] else high
     return round(least, 6), round(most, 6)
 
 

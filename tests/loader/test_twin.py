@@ -1,5 +1,7 @@
 """Two plans of one corpus in two tokenizers: rows of one number hold the same text."""
 
+import hashlib
+import json
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from loader import IGNORE_INDEX, load_plan, remix, resolve_plan, twin
 from loader.__main__ import main as look
 from loader.rows.origins import Place, origins, readings
 from loader.rows.stream import Stream
+from nmoe_core.cli import main
 from tests.loader.conftest import EOS, write_manifest, write_shard
 from tests.loader.shared import open_loader
 from tests.project import said
@@ -258,3 +261,68 @@ def test_the_command_writes_the_twin_of_a_plan(corpora, tmp_path, capsys):
     refused_line(capsys, *verb, *named, *flags, str(SEQ_LEN), code="E-PLAN-TWIN")
     refused_line(capsys, *verb, *named[:1], *flags, str(OWN_LEN), code="E-CONFIG")
     assert not output.exists()
+
+
+def name_documents(manifest: Path, ids: list[str], texts: list[str]) -> None:
+    """Give each file of a manifest its `.ids.jsonl`, as prep does."""
+    value, first = json.loads(manifest.read_text()), 0
+    for row in value["shards"]:
+        stop = first + row["num_documents"]
+        lines = [{"id": i, "text_sha256": t} for i, t in zip(ids[first:stop], texts[first:stop])]
+        path = manifest.parent / row["path"].replace(".npy", ".ids.jsonl")
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        row |= {"ids_path": str(path.relative_to(manifest.parent)), "ids_checksum": digest}
+        first = stop
+    assert first == len(ids)
+    manifest.write_text(json.dumps(value))
+
+
+def test_documents_are_compared_by_id_and_text_where_both_sides_name_them(
+    corpora: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = tmp_path / "plan.json", tmp_path / "twin.json"
+    named = [f"--source={name}={tmp_path / 'two' / name}" for name in NAMES]
+    verb = ("twin", str(path), *named, "-o", str(output), "--seq-len", str(OWN_LEN))
+    manifests = {(side, n): tmp_path / side / n / "train" / "manifest.json"
+                 for side in ("one", "two") for n in NAMES}  # fmt: skip
+    ids, texts = [f"d{i}" for i in range(120)], [f"{i:064x}" for i in range(120)]
+
+    def write_plan() -> None:
+        path.write_text(plans(tmp_path)[0].placed_in(tmp_path).to_json())
+
+    def shown() -> tuple[list[str], str]:
+        assert main([*verb]) == 0
+        out = capsys.readouterr().out
+        return said(capsys, *verb)["not_compared"], out
+
+    write_plan()
+    not_compared, out = shown()
+    assert not_compared == [*NAMES]
+    assert "not compared: the documents of web, code" in out
+    for manifest in manifests.values():
+        name_documents(manifest, ids, texts)
+    write_plan()
+    not_compared, out = shown()
+    assert not_compared == []
+    assert "not compared" not in out
+    output.unlink()
+    swapped = [1, 0, *range(2, 120)]
+    at_the_end = [*range(118), 119, 118]
+    for order, number in ((swapped, 0), (at_the_end, 118)):
+        for other_ids, other_texts in (
+            ([ids[i] for i in order], [texts[i] for i in order]),
+            (ids, [texts[i] for i in order]),
+            ([ids[i] for i in order], texts),
+        ):
+            name_documents(manifests["two", "code"], other_ids, other_texts)
+            line = refused_line(capsys, *verb, code="E-PLAN-DATA")
+            assert f"document {number} of source 'code'" in line
+            assert not output.exists()
+    name_documents(manifests["two", "code"], ids, texts)
+    (damaged,) = [*manifests["two", "code"].parent.rglob("*0000*.ids.jsonl")][:1]
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole.replace(b"d1", b"e1", 1))
+    refused_line(capsys, *verb, code="E-SHARD-CHECKSUM")
+    damaged.unlink()
+    assert shown()[0] == ["code"], "the file is not there"

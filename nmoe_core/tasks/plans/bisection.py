@@ -7,9 +7,8 @@ head of them that must be masked for the symptom to go ends with a cause, which 
 log2(n) replays, and one more tells whether it is the only one. If not, it stays masked, and the
 head before it is searched. More masked documents must not bring the symptom back.
 
-One wrong answer makes halving name an innocent document, so what decides is replayed again: the two
-plans around each cause before the search goes on behind it, and at the end the plan without a mask,
-the plan without the causes, and the plans that unmask each cause in turn.
+One wrong answer makes halving name an innocent document, so what decides is replayed again, on each
+cause before the search goes on behind it, and on all of them at the end.
 """
 
 from __future__ import annotations
@@ -79,7 +78,8 @@ def find_causes(
     high, was_gone, was_there = num_suspects, False, False
     while not causes or not is_gone(causes):
         if causes:  # a wrong answer would have the search go on from document to document
-            _agree([*range(high), *causes[1:]], [*range(high), *causes], again)
+            _require_agreement(not again([*range(high), *causes[1:]]))
+            _require_agreement(again([*range(high), *causes]))
         low = 0  # masking this many of the head before `high` is not enough
         while high - low > 1:
             middle = (low + high) // 2
@@ -97,31 +97,24 @@ def find_causes(
             raise PlanError(
                 "the symptom is not there without a mask", do="lower --above", code="E-BISECT"
             )
-        if not high:
-            raise _contradiction()
+        _require_agreement(high > 0)
         was_gone = was_there = True
         high -= 1
         causes.insert(0, high)
-    _agree([], causes, again)
-    for cause in causes[1:] and causes:
-        _agree([other for other in causes if other != cause], None, again)
+    _require_agreement(not again([]) and again(causes))
+    for cause in causes[1:] and causes:  # one cause alone is unmasked without a mask
+        _require_agreement(not again([other for other in causes if other != cause]))
     return causes
 
 
-def _agree(there: list[int], gone: list[int] | None, again: Callable[[list[int]], bool]) -> None:
-    """Refuse answers that new replays do not give: the symptom is there under one mask, and gone
-    under the other."""
-    if again(there) or (gone is not None and not again(gone)):
-        raise _contradiction()
-
-
-def _contradiction() -> PlanError:
-    return PlanError(
-        "replays contradict each other",
-        do="make the command give the same number twice, or take a majority with --repeat 3; "
-        "replays.jsonl keeps the answers, delete it to ask all again",
-        code="E-BISECT",
-    )
+def _require_agreement(agrees: bool) -> None:
+    if not agrees:
+        raise PlanError(
+            "replays contradict each other",
+            do="make the command give the same number twice, or take a majority with --repeat 3; "
+            "replays.jsonl keeps the answers, delete it to ask all again",
+            code="E-BISECT",
+        )
 
 
 class Replays:
@@ -162,16 +155,11 @@ class Replays:
     def __exit__(self, *_: object) -> None:
         self._log.close()
 
-    def value(self, plan: LoaderPlan) -> float:
-        """The last number that the command prints, or infinity where it is not a number. Raises
-        PlanError where it fails or prints none (E-BISECT)."""
-        return self._median(plan, 0)
-
-    def value_again(self, plan: LoaderPlan) -> float:
-        """As `value`, by runs that no answer was taken from yet."""
-        return self._median(plan, self._repeat * ((plan.plan_hash, 0) in self.asked))
-
-    def _median(self, plan: LoaderPlan, first: int) -> float:
+    def value(self, plan: LoaderPlan, *, again: bool = False) -> float:
+        """The last number that the command prints, or infinity where it is not a number; `again`
+        takes none of the runs that gave the answer before. Raises PlanError where the command fails
+        or prints no number (E-BISECT)."""
+        first = self._repeat if again and (plan.plan_hash, 0) in self.asked else 0
         numbers = range(first, first + self._repeat)
         self.asked |= {(plan.plan_hash, number) for number in numbers}
         return statistics.median(self._run(plan, number) for number in numbers)
@@ -220,7 +208,7 @@ def write_bisection(
     plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
 ) -> dict[str, Any]:
     """Search, and commit the plan without the causes and, last, what was found."""
-    causes = bisect(plan, suspects, replays.value, above, replays.value_again)
+    causes = bisect(plan, suspects, replays.value, above, partial(replays.value, again=True))
     masked = mask(plan, causes, replace_text=True)
     write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())
     rows = [dict(zip(("source", "file", "start", "end"), row)) for row in causes]

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from loader.plan.records import LoaderPlan
-from loader.twin import twin
+from loader.twin import twin, uncompared
 from nmoe_core.base.atomic import replacing, write_bytes
 
 
 def write_twin(
     plan: LoaderPlan, sources: Mapping[str, Path], seq_len: int, output: Path
 ) -> dict[str, Any]:
-    """Commit the twin of a plan; returns `plan`, its path, `plan_id`, `sequences` and `steps`.
-    Raises as `loader.twin`."""
+    """Commit the twin of a plan; returns `plan`, its path, `plan_id`, `sequences`, `steps` and the
+    sources whose documents were `not_compared`, but for their number. Raises as `loader.twin`."""
     output = output.absolute()
     other = twin(plan, sources, seq_len).placed_in(output.parent)
     with replacing(output):
@@ -23,4 +23,5 @@ def write_twin(
         "plan_id": other.plan_id,
         "sequences": other.num_sequences,
         "steps": other.num_sequences // other.batch_size,
+        "not_compared": uncompared(other),
     }

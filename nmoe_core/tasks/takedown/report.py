@@ -145,13 +145,11 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
 
 
 def _copies(run: Run, *, scans_data: bool = True) -> Facts:
-    """The places that no step of a takedown searches, the store of the run among them, and the plan
-    to send there."""
+    """The places that no step searches, the store of the run, and the plan to send there."""
     url, tree = run.config.publish.url, run.tree
     store = without_credentials(url) if url else None
     places = [] if scans_data else [f"data shards and their kept versions ({tree.data})"]
-    places += ["input files of the sources"]
-    places += [f"texts in labels, which are only looked up by hash and id ({tree.labels})"]
+    places += ["input files", f"texts in labels, looked up by hash and id alone ({tree.labels})"]
     places += [f"attributes ({tree.attributes})", f"the index of nmoe seen ({tree.seen})"]
     places += [f"pictures ({tree.picture('').parent})", "pages of nmoe report", "loader caches"]
     places += ["Dagster's event log and run databases, with samples of texts ($DAGSTER_HOME)"]
@@ -230,11 +228,12 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
     return n
 
 
-def _rows_of(items: Iterable[Item], rows: Iterable[Row]) -> list[Row]:
-    """The rows of a record that a list names, by the item that they were recorded for or now."""
+def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
+    """The rows of a record that a list names, by the item of then or of now, and their copies."""
     named = {str(item) for item in items}
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
-    return [row for row in rows if any(key.format(row) in named for key in keys)]
+    texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
+    return [row for row in rows if row.text_sha256 in texts]
 
 
 def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
@@ -248,9 +247,10 @@ def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
     merged = {run.tree.merged_labels(split) for split in SPLITS}
     for path in files_below(root) if root.exists() else ():
         if path in merged or path.name in (SCORES_NAME, KNOWN_NAME):
-            records = read_records(path)
-            count = sum(r["doc_id"] in doc_ids or r.get("text_sha256") in texts for r in records)
-            counts[path] = count
+            counts[path] = sum(
+                record["doc_id"] in doc_ids or record.get("text_sha256") in texts
+                for record in read_records(path)
+            )
     by_file = {path.relative_to(root).as_posix(): n for path, n in counts.items() if n}
     return {"labels": by_file, "labelled": sum(counts.get(path, 0) for path in merged)}
 
