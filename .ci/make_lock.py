@@ -17,7 +17,7 @@ LOCK, CONSTRAINTS = REPOSITORY / "requirements.lock", REPOSITORY / "constraints.
 OF_THE_DEVICE = ("torch", "triton")
 _HEADER = """\
 # The wheels of constraints.txt for Linux on x86-64 with Python 3.11, made by .ci/make_lock.py.
-# torch, whose build belongs to a machine's devices, and its triton are left out. To install them all:
+# torch, built for a machine's devices, and its triton are left out. To install them all:
 #     pip install --no-deps --require-hashes -r requirements.lock
 #     pip install -c constraints.txt torch triton
 #     pip install --no-deps ./loader .
