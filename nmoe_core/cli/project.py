@@ -219,12 +219,16 @@ def run_tasks(arguments: argparse.Namespace) -> int:
     status, made = _of_dagster("run")(run, arguments.tasks, show)
     left = not_current(run) if status == 0 else []
     if arguments.json:
-        stale = [{"output": s.key, "partition": s.partition, "why": s.reason} for s in left]
-        print_json({"tasks": made, "status": status, "not_current": stale})
+        print_json({"tasks": made, "status": status, "not_current": [*map(_why, left)]})
     elif status == 0:
         total = duration(sum(task["seconds"] for task in made))
         _show_end(arguments.tasks, total, left)
     return status
+
+
+def _why(state: State) -> dict[str, str]:
+    """An output that is not current, for JSON."""
+    return {"output": state.key, "partition": state.partition, "why": state.reason}
 
 
 def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
@@ -255,11 +259,13 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def find_report(arguments: argparse.Namespace) -> dict[str, Any]:
+    from nmoe_core.tasks.preview import not_current
     from nmoe_core.tasks.report import run_report
 
     run = run_of(arguments)
     if arguments.html is None:
         report = run_report(run)
+        report["not_current"] = [_why(state) for state in not_current(run)]
         if arguments.sample:
             from nmoe_core.report.samples import samples_of_all
 
@@ -281,7 +287,8 @@ def _show_report(report: dict[str, Any]) -> None:
     rows = [[source[key] for key in columns] for source in report["sources"]]
     summed = columns[1 : columns.index("sequences") + 1]
     totals = [sum(source[key] for source in report["sources"]) for key in summed]
-    print_table(columns, [*rows, ["total", *totals, None, None, None]])
+    others = [None] * (len(columns) - 1 - len(summed))
+    print_table(columns, [*rows, ["total", *totals, *others]])
     if report["oracle"] is not None:
         print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
@@ -294,6 +301,10 @@ def _show_report(report: dict[str, Any]) -> None:
         f"first {plan['digest_steps']} batches {plan['digest'][:16]}"
     )
     print(f"plan:   {plan['path']}\nfiles:  {report['root']}")
+    if count := len(report["not_current"]):
+        first = report["not_current"][0]
+        print(f"{count} outputs are not current, such as {first['output']} ({first['why']}):")
+        print("these figures are of before; nmoe plan shows what nmoe run would make")
 
 
 def _show_graders(report: dict[str, Any]) -> None:

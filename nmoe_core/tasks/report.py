@@ -98,10 +98,16 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
         "curated": curated.total_documents,
         "curated_tokens": curated.total_tokens,
         "sequences": sum(quotas),
+        "epochs": _epochs(sum(quotas) * plan.seq_len, curated.total_tokens),
         "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
         "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
         "topics_ceiling": diversity["after"]["ceiling"] if diversity["after"] else None,
     }
+
+
+def _epochs(read_tokens: int, tokens: int) -> float | None:
+    """How often training reads a source's curated tokens; None if it has none."""
+    return round(read_tokens / tokens, 2) if tokens else None
 
 
 def head_headers(run: Run) -> dict[str, dict[str, Any]]:
