@@ -12,8 +12,11 @@
 
 import re
 
-_LOGIN = re.compile(r"(?<=://)(?:[^\s'\"/@:]*:[^\s'\"]*|[^\s'\"/]+)@")
-_SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)\?[^\s'\"?]*=[^\s'\";,]*")
+# Texts of others come here. So each pattern takes what it has looked at, found or not: none looks
+# at a character again for every place where an address may begin.
+_AFTER_SCHEME = re.compile(r"://[^\s'\"]+")
+_LOGIN = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/]+(?=@|$))")
+_SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)(\?[^\s'\"?]*=[^\s'\";,]*)?")
 # Controls but TAB and LF, and marks of direction: a terminal obeys them, or shows lines disordered.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -27,8 +30,9 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another package's error as one line, cut to 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """The message of another package's error as one line, cut to 300 characters when its
+    credentials are hidden: half a login would not be recognised."""
+    return " ".join(without_credentials(str(error)).split())[:300] or type(error).__name__
 
 
 def without_credentials(text: str) -> str:
@@ -37,7 +41,16 @@ def without_credentials(text: str) -> str:
     >>> without_credentials("cannot reach https://me:secret@host/v1?sig=abc")
     'cannot reach https://[hidden]@host/v1?[hidden]'
     """
-    return _SIGNATURE.sub(r"\1?[hidden]", _LOGIN.sub("[hidden]@", text))
+    return _SIGNATURE.sub(_without_signature, _AFTER_SCHEME.sub(_without_login, text))
+
+
+def _without_login(word: re.Match[str]) -> str:
+    before, at, after = word[0].rpartition("@")
+    return _LOGIN.sub("[hidden]", before) + at + after
+
+
+def _without_signature(address: re.Match[str]) -> str:
+    return f"{address[1]}?[hidden]" if address[2] else address[0]
 
 
 class NmoeError(Exception):

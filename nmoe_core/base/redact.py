@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from urllib.parse import quote
 
 from loader.errors import without_credentials
@@ -10,6 +11,7 @@ HIDDEN = "[hidden]"
 _AUTHORIZATION = re.compile(
     r"(authorization\\?[\"']?\s*[:=]\s*\\?[\"']?)(?:[a-z]+\s+)?[^\s\"',;}\]\\]+", re.IGNORECASE
 )
+_MARGIN_CHARS = 2**16
 
 
 class Redactor:
@@ -23,9 +25,12 @@ class Redactor:
             spellings |= {repr(secret)[1:-1], quote(secret)}
         self._spellings = sorted(spellings, key=len, reverse=True)
 
-    def clean(self, text: str) -> str:
-        """The text without the secret. Clean first and cut afterwards: half a key would not be
-        recognised."""
+    def clean(self, text: str, max_chars: int = sys.maxsize) -> str:
+        """The first `max_chars` characters of the text without the secret. Little more of a long
+        text is looked at, and where that ends, what may be half a secret is left out."""
+        kept = text[: max_chars + _MARGIN_CHARS]
         for spelling in self._spellings:
-            text = text.replace(spelling, HIDDEN)
-        return without_credentials(_AUTHORIZATION.sub(rf"\1{HIDDEN}", text))
+            kept = kept.replace(spelling, HIDDEN)
+        if len(text) > max_chars + _MARGIN_CHARS and self._spellings:
+            kept = kept[: -len(self._spellings[0])]
+        return without_credentials(_AUTHORIZATION.sub(rf"\1{HIDDEN}", kept))[:max_chars]

@@ -28,7 +28,8 @@ _MESSAGE = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>(?P<channel>[a-z]+)(?: to=[^\s<]+)?"
     r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
 )
-_BETWEEN, _ENDS = "<|end|>", ("", "<|end|>", "<|return|>", "<|call|>")
+_BETWEEN = "<|end|>"
+_REST = re.compile(r"(?:<\|(?:end|return|call)\|>\s*)?\Z")
 
 
 def response_format(scale: Scale) -> orjson.Fragment:
@@ -183,7 +184,7 @@ def final_text(text: str) -> str | None:
         channel, at = message["channel"], message.end()
         if channel == "final":
             finals.append(message["text"])
-        if text[at:].strip() in _ENDS:
+        if _REST.match(text, at):
             return "".join(finals) if channel == "final" else None
         if not text.startswith(_BETWEEN, at):
             return None

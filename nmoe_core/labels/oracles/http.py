@@ -117,12 +117,12 @@ class HttpOracle(MeasuredOracle):
             if reply.kind == "answer":
                 self._check_model(reply.value)
                 result = self._dialect.read_reply(reply.value)
-                raw, reason = self._clean(result.raw), self._clean(result.finish_reason)
-                reason = reason[:REASON_CHARS]
-                return replace(result, raw=raw[:RAW_CHARS], finish_reason=reason), False
+                raw = self._clean(result.raw, RAW_CHARS)
+                reason = self._clean(result.finish_reason, REASON_CHARS)
+                return replace(result, raw=raw, finish_reason=reason), False
             tries += 1
             if reply.kind == "document" or tries == self._table.max_attempts:
-                raw = self._clean(reply.text)[:RAW_CHARS]
+                raw = self._clean(reply.text, RAW_CHARS)
                 return OracleResult(None, raw, reply.reason), reply.kind == "failure"
             await asyncio.sleep(backoff_s(tries, self._rng))
 
@@ -136,7 +136,7 @@ class HttpOracle(MeasuredOracle):
         raise LabelError(
             "another model answered",
             where=self._url,
-            found=self._clean(str(named))[:200],
+            found=self._clean(str(named), 200),
             expected=asked,
             do="set the name that the server gives its model; where this is only another name of "
             "it, list it in [oracle.http] accept_model (--accept-model)",
@@ -151,7 +151,7 @@ class HttpOracle(MeasuredOracle):
         return LabelError(
             "the oracle's server refuses",
             where=self._url,
-            found=f"{reply.reason}: {self._clean(reply.text)[:200]!r}",
+            found=f"{reply.reason}: {self._clean(reply.text, 200)!r}",
             expected="200",
             do=do,
             code="E-LABEL-ORACLE",

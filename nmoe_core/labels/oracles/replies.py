@@ -105,7 +105,7 @@ def retry_after_s(value: str, date: str = "") -> float:
 def _moment(date: str) -> datetime | None:
     try:
         when = parsedate_to_datetime(date)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return when.replace(tzinfo=when.tzinfo or UTC)
 

@@ -34,6 +34,7 @@ from tests.core.labels.oracles.server import (
     grades_of,
     text_completion,
 )
+from tests.growth import growth
 from tests.project import json_lines
 from tests.refusals import refused
 
@@ -135,6 +136,8 @@ def test_retry_after_is_read_as_seconds_or_a_date() -> None:
     assert {header: retry_after_s(header) for header in seconds} == seconds
     assert 1e9 <= retry_after_s("Fri, 31 Dec 2199 23:59:59 GMT") <= 1e11
     assert retry_after_s("Fri, 31 Dec 1999 23:59:59 GMT") == 0
+    for year, zone in (("9" * 10, "GMT"), ("9" * 30, "GMT"), ("1999", "-" + "9" * 30)):
+        assert retry_after_s(f"Fri, 31 Dec {year} 23:59:59 {zone}") == 0
 
 
 @pytest.mark.parametrize("ahead", [-1, 1])
@@ -294,6 +297,15 @@ def test_a_refused_document_gets_no_label(server: JudgeServer, tmp_path: Path, s
     # What was refused is not asked about again.
     assert label(server.url, tmp_path, 60) == 0
     assert server.asked.total() == 60
+
+
+def test_a_long_refusal_costs_what_its_length_says(server: JudgeServer) -> None:
+    def ask(num_bytes: int) -> None:
+        server.always(Reply(b"://a:" * (num_bytes // 5), 400))
+        result = server.ask_one()
+        assert (result.scores, result.raw) == (None, ("://a:" * RAW_CHARS)[:RAW_CHARS])
+
+    assert growth(ask, 2**16, 2**19) < 24
 
 
 @pytest.mark.parametrize("status", [200, 301, 302, 303, 307, 308])
