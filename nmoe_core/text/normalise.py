@@ -9,7 +9,9 @@ The name enters every shard's fingerprints.
 all texts at once, and only texts that may change take the exact way.
 """
 
+import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -20,6 +22,8 @@ NORMALIZER = "nfc-ctl-v1"
 _PIECE_BYTES = 2**18
 _PIECE_CHARS = 2**16
 _LONG_CHARS = 2**20
+_LONG_RUN = 64
+_MARKS = range(0x300, 0x20000)
 _DROPPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 
 
@@ -49,7 +53,40 @@ def _normalized(text: str) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if _DROPPED.search(text):
         text = _DROPPED.sub("", text)
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    return text if text.isascii() else unicodedata.normalize("NFC", _with_sorted_marks(text))
+
+
+def _with_sorted_marks(text: str) -> str:
+    """The text with long runs of marks in canonical order: `unicodedata` sorts them by insertion,
+    which takes quadratic time."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    edges = np.flatnonzero(np.diff(_mark_classes()[points] > 0, prepend=False, append=False))
+    runs, parts, last = edges.reshape(-1, 2), [], 0
+    for start, end in runs[runs[:, 1] - runs[:, 0] > _LONG_RUN].tolist():
+        parts += [text[last:start], _sorted_marks(text[start:end])]
+        last = end
+    return "".join([*parts, text[last:]])
+
+
+def _sorted_marks(marks: str) -> str:
+    for mark in set(marks):
+        spelled = unicodedata.normalize("NFD", mark)
+        if spelled != mark:
+            marks = marks.replace(mark, spelled)
+    points = np.frombuffer(marks.encode("utf-32-le"), "<u4")
+    classes = _mark_classes()[points]
+    by_class = [points[classes == one] for one in np.unique(classes)]
+    return np.concatenate(by_class).tobytes().decode("utf-32-le")
+
+
+@functools.cache
+def _mark_classes() -> np.ndarray:
+    """The class that marks are sorted by, 0 for other characters: uint8 `[code points]`."""
+    classes = np.zeros(sys.maxunicode + 1, np.uint8)
+    # A mark that stands for two may have no class of its own, but the first of the two has.
+    spelled = (unicodedata.normalize("NFD", chr(point)) for point in _MARKS)
+    classes[_MARKS.start : _MARKS.stop] = [unicodedata.combining(one[0]) for one in spelled]
+    return classes
 
 
 def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
