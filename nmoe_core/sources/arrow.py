@@ -7,7 +7,7 @@ without reading what is before it. A file that cannot be read to its end is an e
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from nmoe_core.sources.columns import (
     column_blocks,
     cut_batch,
     find_field,
+    longest_shared,
 )
 from nmoe_core.sources.files import FileSource
 from nmoe_core.sources.records import SAMPLED_RECORDS, Position, Reading, Sample
@@ -30,6 +31,8 @@ from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
+_MANY_BATCHES = 1000  # that a row group is not read by if a look at its dictionary can say more
+_MAX_GROWTH = 1000  # bytes of rows for each of their file; gzip reaches as much
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -69,7 +72,17 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
         """`Position.offset` counts row groups or record batches, `line` the rows of the file."""
         place = Place(file.where, f"{self.reading.source}/{file.name}")
-        return column_blocks(self.reading, place, self._groups(file, start.offset), start)
+        most = _MAX_GROWTH * file.size_bytes() + 4 * self.reading.max_record_bytes
+        for block in column_blocks(self.reading, place, self._groups(file, start.offset), start):
+            most -= block.columns.nbytes
+            if most < 0:
+                raise SourceError(
+                    f"rows are over {_MAX_GROWTH} times as large as their file",
+                    where=f"{file.where}: row {block.start.line}",
+                    do="leave the file out with `exclude`, or write it without a dictionary",
+                    code="E-SOURCE-RECORD",
+                )
+            yield block
 
     def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
         """The groups of a file from number `first` on."""
@@ -125,17 +138,17 @@ class ParquetSource(_ColumnsSource):
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
             check_fields(parquet.schema_arrow, self.reading, file.where)
+            probe = pq.ParquetFile(
+                stream,
+                metadata=parquet.metadata,
+                read_dictionary=self.reading.columns,
+                buffer_size=BLOCK_BYTES,
+            )
             line, file_bytes = sum(counts[:first]), file.size_bytes()
             for number, group in enumerate(groups[first:], first):
-                batches = parquet.iter_batches(
-                    _batch_rows(group),
-                    row_groups=[number],
-                    columns=self.reading.columns,
-                    use_threads=False,
-                )
                 lines = range(line, line + group.num_rows)
                 share = file_bytes * group.num_rows // max(total, 1)
-                pieces = self._pieces(file, lines, batches)
+                pieces = self._pieces(file, lines, self._batches(parquet, probe, number))
                 yield Group(number, number + 1, line, group.num_rows, share, pieces)
                 line = lines.stop
 
@@ -145,6 +158,20 @@ class ParquetSource(_ColumnsSource):
         with file.open() as stream:
             yield from pq.ParquetFile(stream).iter_batches(SAMPLED_RECORDS, use_threads=False)
 
+    def _batches(self, parquet: Any, probe: Any, number: int) -> Iterator[Any]:
+        """The batches of a row group. So many rows are read at a time as cannot pass the limit of
+        one record together, since all of them may name one value that is stored once."""
+        group, limit = parquet.metadata.row_group(number), self.reading.max_record_bytes
+        which = {"row_groups": [number], "columns": self.reading.columns, "use_threads": False}
+        rows, longest = _batch_rows(group), group.total_byte_size
+        if group.num_rows * longest > _MANY_BATCHES * limit:
+            with suppress(OSError):  # texts that begin with the text before have no dictionary
+                for row in probe.iter_batches(1, **which):
+                    longest = longest_shared(row, self.reading.columns) or longest
+                    break
+        at_a_time = max(1, min(rows, limit // max(longest, 1)))
+        yield from _joined(parquet.iter_batches(at_a_time, **which), rows)
+
 
 def _batch_rows(group: Any) -> int:
     """Rows of a row group that make a few blocks where texts are most of the row.
@@ -153,6 +180,22 @@ def _batch_rows(group: Any) -> int:
     """
     rows = 4 * BLOCK_BYTES * group.num_rows // max(group.total_byte_size, 1)
     return max(1, min(rows, MAX_BLOCK_ROWS))
+
+
+def _joined(batches: Iterable[Any], most_rows: int) -> Iterator[Any]:
+    """Small batches joined into ones that make a few blocks."""
+    import pyarrow as pa
+
+    held, num_rows, num_bytes = [], 0, 0
+    for batch in batches:
+        held.append(batch)
+        num_rows += len(batch)
+        num_bytes += batch.nbytes
+        if num_rows >= most_rows or num_bytes >= 4 * BLOCK_BYTES:
+            yield pa.concat_batches(held) if len(held) > 1 else batch
+            held, num_rows, num_bytes = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 class ArrowSource(_ColumnsSource):

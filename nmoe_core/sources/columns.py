@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
 from nmoe_core.sources.kept import Kept, arrow_columns
@@ -202,36 +204,96 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
         arrays.append(_as_bytes(pa, array) if i < num_first else array)
         names.append(str(i) if i < num_first else name)
         arrays[-1].validate(full=True)
-    columns = pa.RecordBatch.from_arrays(arrays, names)
-    first = 0
-    while first < len(columns):
-        num_rows = min(len(columns) - first, MAX_BLOCK_ROWS)
-        while num_rows > 1 and columns.slice(first, num_rows).nbytes > BLOCK_BYTES:
-            num_rows //= 2
-        piece = columns.slice(first, num_rows)
-        # A slice would go to a worker with the buffers of the whole batch.
-        yield pa.ipc.read_record_batch(piece.serialize(), piece.schema)
-        first += num_rows
+    for part in _unshared(pa, pa.RecordBatch.from_arrays(arrays, names)):
+        first = 0
+        while first < len(part):
+            num_rows = min(len(part) - first, MAX_BLOCK_ROWS)
+            while num_rows > 1 and part.slice(first, num_rows).nbytes > BLOCK_BYTES:
+                num_rows //= 2
+            piece = part.slice(first, num_rows)
+            # A slice would go to a worker with the buffers of the whole batch.
+            yield pa.ipc.read_record_batch(piece.serialize(), piece.schema)
+            first += num_rows
+
+
+def longest_shared(row: Any, names: Sequence[str]) -> int | None:
+    """Bytes of the longest value in the dictionaries of columns, each read for one row. None: the
+    dictionary of one holds no more than the row, so that it need not be whole."""
+    import pyarrow as pa
+
+    longest = 0
+    for name in names:
+        if (field := find_field(row.schema, name)) is None:
+            continue
+        array = _values(pa, row.column(field.column), field.path)
+        if pa.types.is_dictionary(array.type):
+            if len(array.dictionary) < 2:
+                return None
+            longest = max(longest, int(_lengths(pa, array.dictionary).max()))
+    return longest
 
 
 def _values(pa: Any, array: Any, path: list[str]) -> Any:
-    """The values of a column, or of a field of the structs in it, without a dictionary."""
+    """The values of a column, or of a field of the structs in it."""
     if path:
         array.validate(full=True)
     for key in path:
         array = array.flatten()[array.type.get_field_index(key)]
-    if isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array.validate(full=True)
-        array = array.dictionary_decode()
-    return array
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+
+
+def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
+    """The rows without dictionaries and views, as many at a time as take about 8 MiB then: a file
+    of a few bytes may name one long value in every row."""
+    sizes = np.zeros(len(columns), np.int64)
+    for array in columns.columns:
+        sizes += _shared_bytes(pa, array)
+    ends, first = np.cumsum(sizes), 0
+    while first < len(columns):
+        most = ends[first] - sizes[first] + 4 * BLOCK_BYTES
+        stop = max(first + 1, int(np.searchsorted(ends, most, side="right")))
+        part = columns.slice(first, stop - first)
+        yield pa.RecordBatch.from_arrays([_own(pa, a) for a in part.columns], columns.schema.names)
+        first = stop
+
+
+def _shared_bytes(pa: Any, array: Any) -> np.ndarray | int:
+    """Bytes of each row's value, where rows may share one: int64 `[rows]`, else 0."""
+    if array.type == pa.binary_view():
+        return _lengths(pa, array)
+    if not pa.types.is_dictionary(array.type):
+        return 0
+    lengths = np.append(_lengths(pa, array.dictionary), 0)  # the last is that of a null
+    return lengths[array.indices.cast(pa.int64()).fill_null(-1)]
+
+
+def _lengths(pa: Any, array: Any) -> np.ndarray:
+    """Bytes of each value, at most: int64 `[values]`."""
+    import pyarrow.compute as pc
+
+    if array.type in (pa.binary_view(), pa.string_view()):
+        # A view begins with its length; that of a null may be anything.
+        views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
+        return np.maximum(views[array.offset : array.offset + len(array), 0], 0).astype(np.int64)
+    if not _holds_text(pa, array.type) or pa.types.is_null(array.type):
+        return np.full(len(array), array.nbytes)
+    found = pc.call_function("binary_length", [array]).fill_null(0)
+    return found.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _own(pa: Any, array: Any) -> Any:
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return array.cast(pa.large_binary()) if array.type == pa.binary_view() else array
 
 
 def _as_bytes(pa: Any, array: Any) -> Any:
     kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, _as_bytes(pa, array.dictionary))
     if pa.types.is_integer(kind):
         return array
+    if pa.types.is_string_view(kind):
+        return array.cast(pa.binary_view())
     # A cast from text to bytes does not validate UTF-8; a record whose text is not valid reports
     # that itself.
     is_small = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)

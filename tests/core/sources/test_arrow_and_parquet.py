@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -243,3 +245,72 @@ def test_damaged_files_give_records_or_one_error(
         except SourceError as error:
             num_refused += str(tmp_path / "a") in str(error)
     assert num_refused > least
+
+
+_LONG = random.Random(5).randbytes(2**14).hex()
+"""32 KiB that do not compress, so that they are about all of a file."""
+
+
+_POOLS: list[Any] = []  # a pool must outlive its buffers
+
+
+def _naming(of: str, count: int) -> Any:
+    """A column of which many rows name one long value that is stored once."""
+    values = pa.array([_LONG, "short"])
+    if of == "view":
+        view = values.cast(pa.string_view()).buffers()
+        rows = np.tile(np.frombuffer(view[1], np.uint8)[:16], count)
+        return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(rows), view[2]])
+    if of == "text":  # the format finds out
+        return pa.array([_LONG] * count)
+    values = values if of == "words" else values[:1]
+    places = pa.array([0, None, *([0] * (count - 2))], pa.int32())
+    return pa.DictionaryArray.from_arrays(places, values)
+
+
+@pytest.mark.parametrize("field", ["text", "kept", "deep.text"])
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        *((kind, of) for kind in KINDS for of in ("words", "word")),
+        *(("file", "view"), ("stream", "view"), ("parquet", "text")),
+    ],
+)
+def test_rows_that_name_one_long_value_take_the_memory_of_a_few(
+    tmp_path: Path, kind: str, of: str, field: str
+) -> None:
+    if (field, of) == ("kept", "view"):
+        pytest.skip("kept columns keep their type")
+    naming, count = _naming(of, 4000), 4000
+    columns = {"text": ["a"] * count, "kept": naming}
+    if field != "kept":
+        columns = {"text": naming, "deep": pa.StructArray.from_arrays([naming], ["text"])}
+    table = pa.table(columns).select(["text", "kept"] if field == "kept" else [field[:4]])
+    if kind == "parquet" and of == "text":
+        encodings = {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}
+        pq.write_table(table, tmp_path / "a", **encodings)
+    else:
+        _write(tmp_path / "a", table, kind, count)
+    options = {"kept": ("kept",)} if field == "kept" else {"text_field": field}
+    pool, before = pa.proxy_memory_pool(pa.system_memory_pool()), pa.default_memory_pool()
+    _POOLS.append(pool)
+    pa.set_memory_pool(pool)
+    try:
+        source, found = _source(kind, tmp_path / "a", max_record_bytes=2**22, **options), []
+        with refused("E-SOURCE-RECORD", "row [0-9]+: rows are over 1000 times"):
+            for block in source.blocks():
+                found += [len(record.text) for record in block.records()]
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 48 * 2**20
+    assert len(found) > 1000
+
+
+def test_many_short_values_of_one_dictionary_are_no_fault(tmp_path: Path) -> None:
+    texts = [f"{i % 7} short" for i in range(30_000)]
+    table = pa.table({"text": pa.array(texts).dictionary_encode()})
+    for kind in KINDS:
+        _write(tmp_path / "a", table, kind, len(texts))
+        source = _source(kind, tmp_path / "a", max_record_bytes=2**22)
+        assert [record.text for record in good(source)] == texts
+        assert len(list(source.blocks())) < 20
