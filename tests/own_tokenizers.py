@@ -1,5 +1,6 @@
 """Tokenizers that tests train on their own texts."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,3 +34,19 @@ def pieces(directory: Path, texts: Sequence[str]) -> None:
         byte_fallback=True,
         minloglevel=2,
     )
+
+
+def giving_up(directory: Path) -> Path:
+    """A byte-level BPE whose expression gives up on a text of many `a` before a `b`."""
+    byte_level(directory, ["a few words"])
+    path = directory / "tokenizer.json"
+    data = json.loads(path.read_text())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    steps = [split | {"pattern": {"Regex": "(a+)+$"}}, data["pre_tokenizer"]]
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    path.write_text(json.dumps(data))
+    return path
+
+
+HOPELESS = "a" * 30 + "b"
+"""Such a text."""

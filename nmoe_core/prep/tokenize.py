@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from nmoe_core.base.docid import buckets_of
-from nmoe_core.base.errors import FormatError
+from nmoe_core.base.errors import FormatError, TokenizerError
 from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
 from nmoe_core.prep.read import read_block
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
 from nmoe_core.shards.shard_file import id_lines
 from nmoe_core.sources.kept import Kept
-from nmoe_core.sources.records import Block, Position, RecordColumns, Rows
+from nmoe_core.sources.records import BadRecord, Block, Position, RecordColumns, Rows
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
@@ -94,6 +94,8 @@ class _Stored:
     """Their ids without BOS and EOS, in the integers of the shards."""
     lines: list[bytes] = field(default_factory=list)
     """Their lines of ids."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """By record, why its text has no ids."""
 
 
 class BlockTokenizer(NamedTuple):
@@ -146,6 +148,8 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         part = slice(start, start := start + len(batch))
         counts = _tokenize(worker, batch, names[part], wanted[part], columns, stored)
         num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
+    for i, reason in stored.failed.items():
+        records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
     tokens, ids, lines = _by_shard(worker, stored, read.keys)
     if match is not None:
         whole = _whole(worker, block, match)
@@ -168,7 +172,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()) - num_known,
         num_known=num_known,
         num_text_bytes=num_text_bytes,
-        bad=[*map(str, records.bad.values())],
+        bad=[*map(str, sorted(records.bad.values()))],
         kept=kept,
     )
 
@@ -256,13 +260,21 @@ def _tokenize(
     if known:
         new = [place for place in range(len(normal)) if place not in known]
         normal, encoded = [normal[place] for place in new], [encoded[place] for place in new]
-    new_ids = iter(_encode(worker, normal, encoded))
-    ids = [known[k] if k in known else next(new_ids) for k in range(len(names))]
+    new_ids, ids = iter(_encode(worker, normal, encoded)), []
+    for k, number in enumerate(numbers.tolist()):
+        found = known[k] if k in known else next(new_ids)
+        if isinstance(found, str):
+            stored.failed[number] = found
+            found = memoryview(b"")
+        ids.append(found)
+    is_failed = np.isin(numbers, list(stored.failed))
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
     outcomes[lengths < least] = FILTERED
     outcomes[text_bytes == 0] = EMPTY
+    outcomes[is_failed] = BAD
+    columns.buckets[numbers[is_failed]] = -1
     columns.outcomes[numbers] = outcomes
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
     is_kept, buckets = outcomes <= TRUNCATED, columns.buckets[numbers]
@@ -286,8 +298,23 @@ def _known(worker: BlockTokenizer, digests: Sequence[str]) -> dict[int, memoryvi
     return {place: ids.astype(worker.integers, copy=False).data for place, ids in found.items()}
 
 
-def _encode(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> list[memoryview]:
-    """The ids of each text; of a long one as many as decide what is stored of it."""
+def _encode(
+    worker: BlockTokenizer, texts: list[str], encoded: list[bytes]
+) -> list[memoryview | str]:
+    """The ids of each text, of a long one as many as decide what is stored of it; or why a text has
+    none."""
+    try:
+        return [*_ids(worker, texts, encoded)]
+    except TokenizerError as error:
+        if error.code != "E-TOKENIZER-TEXT":
+            raise
+        if len(texts) == 1:
+            return [str(error)]
+        pairs = zip(texts, encoded)
+        return [found for text, payload in pairs for found in _encode(worker, [text], [payload])]
+
+
+def _ids(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> list[memoryview]:
     tokenizer = worker.tokenizer
     if not texts:
         return []

@@ -138,12 +138,8 @@ class ParquetSource(_ColumnsSource):
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
             check_fields(parquet.schema_arrow, self.reading, file.where)
-            probe = pq.ParquetFile(
-                stream,
-                metadata=parquet.metadata,
-                read_dictionary=self.reading.columns,
-                buffer_size=BLOCK_BYTES,
-            )
+            names = self.reading.columns
+            probe = pq.ParquetFile(stream, read_dictionary=names, buffer_size=BLOCK_BYTES)
             line, file_bytes = sum(counts[:first]), file.size_bytes()
             for number, group in enumerate(groups[first:], first):
                 lines = range(line, line + group.num_rows)

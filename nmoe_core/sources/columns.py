@@ -63,6 +63,9 @@ class ColumnsBlock(Block):
         for i, (text, id_) in enumerate(zip(texts, ids)):
             yield self._record(i, text, id_)
 
+    def where(self, row: int) -> str:
+        return f"{self.place.where}: row {self.start.line + row - self.start.row}"
+
     def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
         """Rows of the kept columns."""
         places = range(1 + (self.reading.id_field is not None), self.columns.num_columns)
@@ -76,8 +79,7 @@ class ColumnsBlock(Block):
             id_ = id_.decode() if isinstance(id_, bytes) else id_
             decoded, is_replaced = self.reading.decode(text or b"")
         except UnicodeDecodeError as error:
-            where = f"{self.place.where}: row {line}"
-            return BadRecord(row, where, f"not UTF-8 at byte {error.start}")
+            return BadRecord(row, self.where(row), f"not UTF-8 at byte {error.start}")
         default_id = f"{self.place.id_prefix}:{line}"
         id_ = checked_id(id_, self.reading.id_field or "id", default_id)
         return Record(row, id_, decoded, is_replaced)

@@ -86,6 +86,9 @@ class FilesBlock(Block):
         for row, file in enumerate(self.files, self.start.row):
             yield self._record(row, file)
 
+    def where(self, row: int) -> str:
+        return self.files[row - self.start.row].where
+
     def _record(self, row: int, file: SourceFile) -> Record | BadRecord:
         limit = self.reading.max_record_bytes
         try:

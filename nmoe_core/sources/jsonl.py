@@ -105,6 +105,9 @@ class LinesBlock(Block):
             ):
                 yield _split(self._unmarked(part))
 
+    def where(self, row: int) -> str:
+        return f"{self.file.where}:{self.start.line + row - self.start.row + 1}"
+
     def lines(self) -> list[bytes] | None:
         """The lines as they are; None for a long one."""
         first, last = self.start.offset, self.end.offset
@@ -166,8 +169,8 @@ class LinesBlock(Block):
             except ValueError as error:
                 if not bytes(raw).strip():
                     continue
-                where = f"{self.file.where}:{start.line + i + 1}"
-                found.bad[len(rows)] = BadRecord(start.row + i, where, str(error))
+                row = start.row + i
+                found.bad[len(rows)] = BadRecord(row, self.where(row), str(error))
                 id_ = text = ""
                 if kept_fields:
                     found.kept.append(())

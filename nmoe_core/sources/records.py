@@ -169,6 +169,10 @@ class Block(ABC):
     def records(self) -> Iterator[Record | BadRecord]:
         """Read and parse the block; a record that cannot be read is a `BadRecord`."""
 
+    @abstractmethod
+    def where(self, row: int) -> str:
+        """File and line, or row, of a record, as errors name it."""
+
     def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
         """The kept columns of its records, one row per record."""
         names = self.reading.kept

@@ -7,9 +7,10 @@ that can be; the library is loaded when text is encoded or decoded.
 import base64
 import hashlib
 import itertools
+import re
 import struct
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +24,7 @@ from nmoe_core.text.vocabulary import keep, kept, load_tiktoken
 
 # Each byte takes 16 more on its way, which a long document must not take at once.
 _IDS_AT_A_TIME = 2**16
+_MANY_BLANKS = 2**16
 Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
 
 
@@ -158,7 +160,25 @@ class TiktokenReference(Reference):
 
     def row(self, text: str) -> Sequence[int]:
         # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
-        return self.library.encode_to_numpy(text, disallowed_special=())
+        encode = partial(self.library.encode_to_numpy, disallowed_special=())
+        try:
+            return encode(text)
+        except ValueError:  # its expression gives up on a million blanks
+            parts, start = [], 0
+            for run in self._blanks.finditer(text):
+                last = run.end() - 1
+                blanks = self.library._encode_single_piece(text[run.start() : last])
+                parts += [encode(text[start : run.start()]), np.array(blanks, np.uint32)]
+                start = last
+            ids: Any = np.concatenate([*parts, encode(text[start:])])
+            return ids
+
+    @cached_property
+    def _blanks(self) -> re.Pattern[str]:
+        """A long run of blanks before another character. Every encoding takes all of it but the
+        last blank as one piece; line ends are such blanks if they are not split off."""
+        line_ends = "\\r\\n" if "[\\r\\n" in self.library._pat_str else ""
+        return re.compile(f"[^\\S{line_ends}\x1c-\x1f]{{{_MANY_BLANKS},}}(?=\\S)")
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.token_bytes.of(np.asarray(ids, np.int64)).decode("utf-8", "replace")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nmoe_core.base.errors import TokenizerError
+from nmoe_core.base.errors import NmoeError, TokenizerError, one_line
 from nmoe_core.base.settings import Engine, TokenizerSettings
 from nmoe_core.text.engines import PACKAGES, Unfit
 from nmoe_core.text.files import BESIDE, JsonReference, PieceReference, find_file
 from nmoe_core.text.long_text import AFTER_LETTERS, PIECE_CHARS, CutRule, proven_rule, safe_pieces
 from nmoe_core.text.proof import Proven, disprove
-from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, joined
+from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_failure, joined
 
 SAMPLE_SHARE = 0.03
 _SAMPLE_CHARS = 4000
@@ -88,7 +88,24 @@ class Tokenizer:
         self, texts: Sequence[str], payloads: Sequence[bytes] | None = None
     ) -> Encoded:
         """Token ids of the texts, whose UTF-8 is `payloads`; special tokens are not recognised.
-        Raises TokenizerError: the engine differs from the reference (E-TOKENIZER-DRIFT)."""
+        Raises TokenizerError: the engine differs from the reference (E-TOKENIZER-DRIFT), or fails
+        on a text (E-TOKENIZER-TEXT)."""
+        try:
+            return self._encoded(texts, payloads)
+        except BaseException as error:
+            if isinstance(error, NmoeError | MemoryError) or not is_failure(error):
+                raise
+            if len(texts) > 1:
+                return joined([self.encode_batch([text]).ids for text in texts])
+            raise TokenizerError(
+                f"the tokenizer cannot encode a text that begins with {texts[0][:40]!r}",
+                where=self.name,
+                found=one_line(error),
+                do="leave the text out, or break up what it repeats",
+                code="E-TOKENIZER-TEXT",
+            ) from error
+
+    def _encoded(self, texts: Sequence[str], payloads: Sequence[bytes] | None) -> Encoded:
         if self._fast is None:
             return self._reference.encode(texts)
         payloads = [text.encode() for text in texts] if payloads is None else payloads
