@@ -127,7 +127,8 @@ class OracleTable(StrictModel):
     max_doc_tokens: int = Field(default=2048, ge=16)
     """Maximum tokens of a document that the oracle reads."""
     replace: bool = False
-    """Start over where another scorer's labels lie."""
+    """Start over where another scorer's labels lie: a file can say so of heuristic labels alone,
+    the command line of all."""
     retry_failed: int = Field(default=0, ge=0)
     """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)

@@ -138,6 +138,10 @@ class Run:
         path, before, roots = self._built_with
         return Run(path, before | dict(settings), roots)
 
+    def is_given(self, key: str) -> bool:
+        """Whether a dotted key was set over the file: on the command line, or by the caller."""
+        return key in self._built_with[1]
+
     @property
     def tokenizer(self) -> TokenizerSettings:
         """The tokenizer of its shards. A file is looked for where the configuration's paths start,

@@ -3,11 +3,11 @@
 Prompts are counted by the run's tokenizer, and the template and schema that a server adds by a
 fixed number. An answer counts as the mean of those that the oracle has given here, or else as the
 most tokens that it may have. Failed requests that are sent again come on top. The estimate reads
-only the index of the documents, and their texts where the oracle has answered before.
+the texts: each is one question, however many documents have it, and an empty one is none.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,8 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
     prompt = run.rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
+    # Texts to ask about, of the jobs that find each other's answers.
+    seen: dict[tuple[str, tuple[Path, ...]], set[bytes]] = {}
     with ExitStack() as stack:
 
         @functools.cache
@@ -52,7 +54,9 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
             num = tokens_in = tokens_out = 0
             for documents, out_dir, oracle in label_parts(run, job, oracles):
                 known = known_of(oracle, *sorted({out_dir, *documents.labelled}))
-                asked = _unasked(documents, known, table.retry_failed)
+                where = documents.labelled or (out_dir,)
+                texts = seen.setdefault((oracle.fingerprint, where), set())
+                asked = list(_unasked(documents, known, table.retry_failed, texts))
                 num += len(asked)
                 tokens_in += sum(map(documents.num_tokens, asked)) + len(asked) * prompt_tokens
                 tokens_out += round(len(asked) * _tokens_of_an_answer(known, table))
@@ -84,18 +88,18 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
         )
 
 
-def _unasked(documents: Documents, known: KnownAnswers, retry_failed: int) -> list[str]:
-    """Ids of documents that labelling would ask about."""
-    doc_ids = [doc_id for doc_id, _ in documents.rows]
-    return [d for d in doc_ids if _is_asked(documents, d, known, retry_failed)]
-
-
-def _is_asked(documents: Documents, doc_id: str, known: KnownAnswers, retry_failed: int) -> bool:
-    if not len(known):
-        return True
-    text, is_cut = documents.text(doc_id)
-    record = known.find(sha256_of(text), is_cut)
-    return record is None or (not record["ok"] and record["attempts"] <= retry_failed)
+def _unasked(
+    documents: Documents, known: KnownAnswers, retry_failed: int, seen: set[bytes]
+) -> Iterator[str]:
+    """Ids of documents that labelling would ask about; their texts are added to those `seen`."""
+    for doc_id, _ in documents.rows:
+        text, is_cut = documents.text(doc_id)
+        digest = sha256_of(text)
+        key, record = bytes.fromhex(digest), known.find(digest, is_cut)
+        is_open = record is None or (not record["ok"] and record["attempts"] <= retry_failed)
+        if is_open and text.strip() and key not in seen:
+            seen.add(key)
+            yield doc_id
 
 
 def _tokens_of_an_answer(known: KnownAnswers, table: OracleTable) -> float:

@@ -60,18 +60,18 @@ def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJ
 
 
 class Sampled:
-    """An oracle whose answers are drawn where its own are the likeliest ones."""
+    """An oracle whose answers are drawn where its own are the likeliest ones, independently of each
+    other and of all answers that it draws itself."""
 
     def __init__(self, oracle: Oracle) -> None:
         version = f"{oracle.scorer.scorer_version}/sampled"
         self.scorer = oracle.scorer._replace(scorer_version=version)
-        self.fingerprint = sha256_json([oracle.fingerprint, "sampled", RETRY_TEMPERATURE])
-        self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE}
+        self.fingerprint = sha256_json([oracle.fingerprint, "sampled/2", RETRY_TEMPERATURE])
+        self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE, "seed": "by text"}
         self.scale, self._oracle = oracle.scale, oracle
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        again = (Question(text, attempt + 1) for text, attempt in questions)
-        return self._oracle.label(again)
+        return self._oracle.label(question._replace(is_redrawn=True) for question in questions)
 
 
 def label_parts(
@@ -118,9 +118,13 @@ def label_documents(
     """Label documents, and `job.relabel` of them again for the noise; as `label_shard`, but the
     facts also name the `scorer` and count those `relabelled`."""
     table, (first, *again) = run.config.oracle, label_parts(run, job, oracles)
-    options = {"replace": table.replace, "retry_failed": table.retry_failed}
+    # What a file says outlives a change of the oracle; labels that cost are dropped on request.
+    replace = table.replace and (run.is_given("oracle.replace") or "free")
+    options = {"replace": replace, "retry_failed": table.retry_failed}
     made = label_shard(*first, progress=progress, **options)
     facts = made.facts | {"scorer": first[2].scorer.name}
     for part in again:
+        # Draws follow the labels that they are compared with, which were just found to be current.
+        options["replace"] = isinstance(part[2], Sampled) or replace
         facts["relabelled"] = label_shard(*part, **options).facts["total"]
     return Result(made.digest, facts)

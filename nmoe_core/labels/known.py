@@ -16,7 +16,7 @@ from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.fingerprint import recorded
 from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME
-from nmoe_core.labels.oracle import Oracle, Record, scorer_of
+from nmoe_core.labels.oracle import Oracle, Record, is_server_failure, scorer_of
 
 KNOWN_NAME = "known.jsonl"
 
@@ -87,7 +87,7 @@ class KnownAnswers(ExitStack):
 
 
 def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
-    """The records of an oracle that name their text.
+    """The records of an oracle that name their text, without failures of its server.
 
     Other lines are skipped: another process may just be rewriting the file, and broken lines are
     refused when their own shard is labelled.
@@ -95,16 +95,17 @@ def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
     for line in whole_lines(file):
         try:
             record = json_value(line.payload)
-            if scorer_of(record) == oracle.scorer and _has_types(record):
+            if scorer_of(record) == oracle.scorer and _is_known(record):
                 yield line, record
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
 
 
-def _has_types(record: Record) -> bool:
+def _is_known(record: Record) -> bool:
     values = record["ok"], record["truncated"], record["attempts"]
     is_digest = len(bytes.fromhex(record["text_sha256"])) == 32
-    return is_digest and tuple(map(type, values)) == (bool, bool, int)
+    has_types = is_digest and tuple(map(type, values)) == (bool, bool, int)
+    return has_types and not is_server_failure(record)
 
 
 def is_of_oracle(directory: Path, oracle: Oracle) -> bool:

@@ -3,15 +3,15 @@
 Records are appended and flushed as answers come; a killed run loses at most the record it was
 writing. The next run cuts the torn line and asks only about documents that have no record. At the
 end the file is put in the order of the documents, so its bytes depend neither on kills nor on which
-answer came first. When documents or settings changed, labelling starts over. Memory does not grow
-with the documents' text.
+answer came first. When documents or settings changed, labelling starts over. Documents of one text
+are one question; an empty text is none. Memory does not grow with the documents' text.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, write_json
@@ -32,22 +32,29 @@ from nmoe_core.labels.files import (
 from nmoe_core.labels.known import KnownAnswers, keep_answers, sha256_of
 from nmoe_core.labels.marks import Marks
 from nmoe_core.labels.oracle import (
+    EMPTY_TEXT,
     Oracle,
+    OracleResult,
     Question,
     Record,
     Scorer,
     Shown,
     coverage,
+    is_server_failure,
     label_record,
     parse_record,
+    read_records,
     scorer_of,
     weighted_again,
 )
+from nmoe_core.labels.oracles.heuristic import SCORER_MODEL as HEURISTIC
+from nmoe_core.shards.documents import Text
 
 LABEL_CODE = "labels/2"
 SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
+Row = tuple[str, str]
 # Made once: `json.dumps` with an option makes an encoder each time.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -57,7 +64,7 @@ def label_shard(
     out_dir: Path,
     oracle: Oracle,
     *,
-    replace: bool = False,
+    replace: bool | Literal["free"] = False,
     retry_failed: int = 0,
     progress: Progress | None = None,
 ) -> Result:
@@ -67,14 +74,15 @@ def label_shard(
         documents: What to label.
         out_dir: Directory of these labels.
         oracle: Scores texts; its scorer goes into every record.
-        replace: Start over where another scorer's or rubric's labels lie.
+        replace: Start over where another scorer's or rubric's labels lie; `free`: where they are
+            the heuristic oracle's, which cost nothing.
         retry_failed: How many more times to ask about a document whose answer was not accepted.
         progress: Called with (documents done, documents to do) after each record.
 
     Returns:
         The digest of the labels; facts: `total`, `parsed`, `salvaged` (among the parsed ones),
-        `num_new` answers asked for by this call, `num_reused` answers that the oracle had given
-        about equal texts, and `resumed_from` records that were there before.
+        `num_new` questions asked by this call, `num_reused` documents that took over the answer
+        about an equal text, and `resumed_from` records that were there before.
 
     Raises:
         LabelError: There are labels of another scorer or rubric (E-LABEL-MIXED) or a broken file
@@ -82,17 +90,20 @@ def label_shard(
         NmoeError: As the oracle, and as `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
-    if retry_failed == 0 and (result := run.finished()) is not None:
-        return result
+    if retry_failed == 0 and (done := run.finished()) is not None:
+        counts = {key: done[1].get(key, 0) for key in ("parsed", "total")}
+        is_parsed = counts["parsed"] == counts["total"]
+        if is_parsed or not any(map(is_server_failure, read_records(run.scores))):
+            return _result(*done, 0, 0, counts["total"])
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
         resumed_from, num_reused, num_new = run.marks.num_marked, run.reuse(log), 0
         while pending := run.pending(retry_failed):
-            num_new += run.append(log, pending)
-        if num_new == 0 and (result := run.finished()) is not None:
-            return result
-        digest, summary = run.finish()
-        return _result(digest, summary, num_new, num_reused, resumed_from)
+            num_asked, num_copied = run.append(log, pending)
+            num_new += num_asked
+            num_reused += num_copied
+        done = run.finished() or run.finish()
+        return _result(*done, num_new, num_reused, resumed_from)
 
 
 def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
@@ -113,32 +124,34 @@ class _Labelling:
         self.scores, self.started = out_dir / SCORES_NAME, out_dir / STARTED_NAME
         self.summary, self.partial = out_dir / SUMMARY_NAME, out_dir / PARTIAL_NAME
         self.marks = Marks(documents.rows)
+        self.given_up: set[str] = set()  # documents that the server failed on in this run
         self.fingerprints = label_fingerprints(documents, oracle)
         if documents.former_data is not None:
             former = self.fingerprints | {"data": documents.former_data}
             if recorded(self.started) == former:
                 self.fingerprints = former
 
-    def finished(self) -> Result | None:
-        """The labels that are there, if they are finished and current."""
+    def finished(self) -> tuple[str, dict[str, Any]] | None:
+        """Digest and summary of the labels that are there, if they are finished and current."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
         clear_left(self.scores.parent, PARTIAL_NAME)
-        summary = read_summary(self.summary)
-        return _result(checked_digest(self.scores), summary, 0, 0, summary.get("total", 0))
+        return checked_digest(self.scores), read_summary(self.summary)
 
-    def open_existing(self, log: AppendLog, replace: bool) -> None:
+    def open_existing(self, log: AppendLog, replace: bool | str) -> None:
         """Mark the records that count, and cut a torn tail; start over when none can."""
         began, foreign = recorded(self.started), None
+        is_free = True
         for line in log.lines():
             record = parse_record(line, log.path)
             self.marks.add(record, line.offset, len(line.payload))
+            is_free &= scorer_of(record).scorer_model == HEURISTIC
             if foreign is None and scorer_of(record) != self.oracle.scorer:
                 foreign = scorer_of(record)
         if began == self.fingerprints and foreign is None:
             log.cut()
             return
-        if self.marks.num_records and not replace:
+        if self.marks.num_records and not (is_free if replace == "free" else replace):
             self._refuse_to_drop(began, foreign)
         keep_answers(self.scores.parent, self.oracle)
         self.summary.unlink(missing_ok=True)
@@ -167,46 +180,48 @@ class _Labelling:
             where=self.scores,
             found=found,
             expected=expected,
-            do="label into another directory, or set [oracle] replace = true to drop them",
+            do="label into another directory; or drop them with --replace (nmoe run: --set "
+            "oracle.replace=true), which a file may say of heuristic labels alone",
             code="E-LABEL-MIXED",
         )
 
     def reuse(self, log: AppendLog) -> int:
         """Append a record for each document whose text was answered before; return how many."""
-        unasked = [row for row in self.documents.rows if row[0] not in self.marks]
+        marks, rows = self.marks, self.documents.rows
+        unasked = [row for row in rows if row[0] not in marks or marks.is_unanswered(row[0])]
         directories = {self.scores.parent: None, **dict.fromkeys(self.documents.labelled)}
-        num_before = self.marks.num_marked
+        num_reused = 0
         with KnownAnswers(directories if unasked else (), self.oracle) as known:
             for doc_id, source in unasked if len(known) else ():
                 text, is_cut = self.documents.text(doc_id)
                 if (record := known.find(sha256_of(text), is_cut)) is not None:
-                    self.summary.unlink(missing_ok=True)
                     again = weighted_again(record, self.oracle.scale)
                     self._append(log, again | {"doc_id": doc_id, "source": source})
+                    num_reused += 1
         log.sync()
-        return self.marks.num_marked - num_before
+        return num_reused
 
-    def pending(self, retry_failed: int) -> list[tuple[str, str]]:
-        """Documents to ask about: those never asked, then those refused and allowed once more."""
-        rows = self.documents.rows
-        return [row for row in rows if row[0] not in self.marks] or [
-            (doc_id, source)
-            for doc_id, source in rows
-            if not self.marks[doc_id].is_ok and self.marks.attempts(doc_id) <= retry_failed
-        ]
+    def pending(self, retry_failed: int) -> list[Row]:
+        """Documents to ask about: those never asked; then those that the server failed on in an
+        earlier run; then those refused and allowed once more."""
+        marks = self.marks
+        rows = [row for row in self.documents.rows if row[0] not in self.given_up]
+        new = [row for row in rows if row[0] not in marks]
+        if again := new or [row for row in rows if marks.is_unanswered(row[0])]:
+            return again
+        failed = (row for row in rows if not marks[row[0]].is_ok)
+        return [row for row in failed if marks.attempts(row[0]) <= retry_failed]
 
-    def append(self, log: AppendLog, pending: list[tuple[str, str]]) -> int:
-        """Ask the oracle and append one flushed record per document; return their number."""
-        self.summary.unlink(missing_ok=True)
-        shown: dict[int, Shown] = {}
-        num_done, meter = 0, Meter(f"label {self.summary.parent.name}", len(pending))
-        for i, result in self.oracle.label(self._questions(pending, shown)):
-            if i not in shown:
-                raise self._wrong_count(f"question {i} twice, or never asked", len(pending))
-            attempts = self.marks.attempts(pending[i][0]) + 1
-            record = label_record(pending[i], shown.pop(i), result, self.oracle, attempts)
-            self._append(log, record)
-            num_done += 1
+    def append(self, log: AppendLog, pending: list[Row]) -> tuple[int, int]:
+        """Ask the oracle about each text once, and append one flushed record per document; return
+        the number of questions, and of documents that took over the answer to one."""
+        if pending[0][0] not in self.marks:
+            self.summary.unlink(missing_ok=True)
+        asked, copies, empty = self._by_text(pending)
+        meter = Meter(f"label {self.summary.parent.name}", len(pending))
+        answers = self._answers(asked, copies, empty)
+        for num_done, (row, shown, result) in enumerate(answers, 1):
+            self._settle(log, row, shown, result)
             if num_done % PARTIAL_EVERY == 0:
                 self._show_partial()
             if self.progress is not None:
@@ -214,22 +229,71 @@ class _Labelling:
             else:
                 meter.add()
         log.sync()
-        if num_done != len(pending):
-            raise self._wrong_count(f"{num_done} results", len(pending))
-        return num_done
+        return len(asked), len(pending) - len(asked) - len(empty)
+
+    def _by_text(self, pending: list[Row]) -> tuple[list[Row], dict[str, list[Row]], list[Row]]:
+        """The first document of each text, the others by the id of the first, and those without a
+        text. An answer that was not accepted makes another question of the same text."""
+        firsts: dict[tuple[bytes, int], str] = {}
+        asked: list[Row] = []
+        copies: dict[str, list[Row]] = {}
+        empty: list[Row] = []
+        for row in pending:
+            text = self.documents.text(row[0]).text
+            key = bytes.fromhex(sha256_of(text)), self.marks.num_refused(row[0])
+            first = firsts.setdefault(key, row[0])
+            if not text.strip():
+                empty.append(row)
+            elif first == row[0]:
+                asked.append(row)
+            else:
+                copies.setdefault(first, []).append(row)
+        return asked, copies, empty
+
+    def _answers(
+        self, asked: list[Row], copies: dict[str, list[Row]], empty: list[Row]
+    ) -> Iterator[tuple[Row, Shown, OracleResult]]:
+        """Each document with what the oracle was shown of it, and the result."""
+        for row in empty:
+            shown = _shown(self.documents.text(row[0]))
+            yield row, shown, OracleResult(None, "", EMPTY_TEXT, is_answer=False)
+        under_way: dict[int, Shown] = {}
+        num_results = 0
+        for i, result in self.oracle.label(self._questions(asked, under_way)):
+            if i not in under_way:
+                raise self._wrong_count(f"question {i} twice, or never asked", len(asked))
+            shown = under_way.pop(i)
+            yield asked[i], shown, result
+            num_results += 1
+            for row in copies.get(asked[i][0], ()):
+                is_cut = self.documents.text(row[0]).is_truncated
+                yield row, Shown(shown.snippet, shown.sha256, is_cut), result
+        if num_results != len(asked):
+            raise self._wrong_count(f"{num_results} results", len(asked))
+
+    def _settle(self, log: AppendLog, row: Row, shown: Shown, result: OracleResult) -> None:
+        """Append the record of a result. A failure of the server is no attempt, and takes the place
+        of no other record."""
+        attempts = self.marks.attempts(row[0]) + 1
+        record = label_record(row, shown, result, self.oracle, attempts)
+        if is_server_failure(record):
+            self.given_up.add(row[0])
+            if row[0] in self.marks:
+                return
+            record["attempts"] = attempts - 1
+        self._append(log, record)
 
     def _append(self, log: AppendLog, record: Record) -> None:
+        self.summary.unlink(missing_ok=True)  # from here on the labels are not finished
         line = _encode(record).encode("utf-8", "replace") + b"\n"
         self.marks.add(record, log.append(line), len(line))
 
-    def _questions(
-        self, pending: list[tuple[str, str]], shown: dict[int, Shown]
-    ) -> Iterator[Question]:
-        for i, (doc_id, _) in enumerate(pending):
-            text, is_truncated = self.documents.text(doc_id)
-            snippet = text[:SNIPPET_CHARS].replace("\n", " ")
-            shown[i] = Shown(snippet, sha256_of(text), is_truncated)
-            yield Question(text, self.marks.attempts(doc_id))
+    def _questions(self, asked: list[Row], under_way: dict[int, Shown]) -> Iterator[Question]:
+        marks = self.marks
+        for i, (doc_id, _) in enumerate(asked):
+            text = self.documents.text(doc_id)
+            under_way[i] = _shown(text)
+            yield Question(text.text, marks.num_refused(doc_id), marks.is_unanswered(doc_id))
 
     def _show_partial(self) -> None:
         """Write the counts so far, for people who watch; an fsync would take milliseconds."""
@@ -273,6 +337,11 @@ class _Labelling:
         write_summary(self.summary, summary)
         self.partial.unlink(missing_ok=True)
         return digest, summary
+
+
+def _shown(text: Text) -> Shown:
+    snippet = text.text[:SNIPPET_CHARS].replace("\n", " ")
+    return Shown(snippet, sha256_of(text.text), text.is_truncated)
 
 
 def _result(

@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nmoe_core.labels.oracle import Record, is_salvaged
+from nmoe_core.labels.oracle import Record, is_answered, is_salvaged, is_server_failure
 
-_NO_RECORD, _REFUSED, _OK, _SALVAGED = range(4)
+# A server's failure counts least: any other record of the document takes its place.
+_NO_RECORD, _SERVER_FAILED, _NO_ANSWER, _REFUSED, _OK, _SALVAGED = range(6)
 _MAX_ATTEMPTS = 2**31  # a damaged file may name any number
 
 
@@ -51,13 +52,14 @@ class Marks:
         row = self._rows.get(record["doc_id"])
         if row is None or self._outcomes[row] >= _OK:
             return
+        outcome = _outcome(record)
+        if outcome == _SERVER_FAILED < self._outcomes[row]:
+            return
         self.num_marked += self._outcomes[row] == _NO_RECORD
         self.num_parsed += record["ok"]
         self._offsets[row], self._sizes[row] = offset, size
         self._attempts[row] = min(record.get("attempts", 1), _MAX_ATTEMPTS)
-        self._outcomes[row] = (
-            _SALVAGED if is_salvaged(record) else _OK if record["ok"] else _REFUSED
-        )
+        self._outcomes[row] = outcome
 
     def __contains__(self, doc_id: str) -> bool:
         return self._outcomes[self._rows[doc_id]] != _NO_RECORD
@@ -68,5 +70,23 @@ class Marks:
         return Mark(self._offsets[row], self._sizes[row], outcome >= _OK, outcome == _SALVAGED)
 
     def attempts(self, doc_id: str) -> int:
-        """Number of requests about a document."""
-        return self._attempts[self._rows[doc_id]]
+        """Number of questions about a document that the server did not fail on."""
+        row = self._rows[doc_id]
+        return self._attempts[row] if self._outcomes[row] > _SERVER_FAILED else 0
+
+    def num_refused(self, doc_id: str) -> int:
+        """Number of answers about a document that were not accepted."""
+        row = self._rows[doc_id]
+        return self._attempts[row] if self._outcomes[row] == _REFUSED else 0
+
+    def is_unanswered(self, doc_id: str) -> bool:
+        """Whether the server failed on a document."""
+        return self._outcomes[self._rows[doc_id]] == _SERVER_FAILED
+
+
+def _outcome(record: Record) -> int:
+    if record["ok"]:
+        return _SALVAGED if is_salvaged(record) else _OK
+    if is_server_failure(record):
+        return _SERVER_FAILED
+    return _REFUSED if is_answered(record) else _NO_ANSWER

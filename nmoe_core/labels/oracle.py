@@ -7,7 +7,9 @@ measured:
 weights, prompt, decoding settings.
 """
 
+import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +28,11 @@ SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 RETRY_TEMPERATURE = 1.0
 # Answers for texts that an oracle does not claim to judge: no failures of it.
 UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE = "unsupported_script", "unsupported_language"
+EMPTY_TEXT = "empty_text"  # of a text that is not asked about
+# What a server's failure is called. Other statuses of 400 to 499 are its refusals of a document.
+_SERVER_FAILED = re.compile(
+    r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large"
+)
 
 
 class Scorer(NamedTuple):
@@ -42,10 +49,28 @@ class Scorer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A text to score; `attempt` counts the times that the oracle was asked for it before."""
+    """A text to score."""
 
     text: str
     attempt: int = 0
+    """How many answers to it were not accepted."""
+    is_again: bool = False
+    """Whether a server failed on it in an earlier run: it is tried once, and nothing waits."""
+    is_redrawn: bool = False
+    """Whether the answer is drawn to be compared with the first one."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the answer is sampled, and not the likeliest one."""
+        return self.attempt > 0 or self.is_redrawn
+
+    def seed(self, first: int = 0) -> int:
+        """Seed of the answer: `first` and the attempt. A redrawn answer has 31 bits of a hash of
+        text and attempt: with one seed for all documents, all would get the same random numbers."""
+        if not self.is_redrawn:
+            return first + self.attempt
+        key = f"redrawn/{first}/{self.attempt}/{self.text}".encode("utf-8", "replace")
+        return int.from_bytes(hashlib.sha256(key).digest()[:4], "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +79,7 @@ class OracleResult:
 
     `finish_reason` says how the answer ended, in the oracle's own fixed words. `is_salvaged` marks
     scores taken out of other words, `is_truncated` that the oracle saw only the text's beginning.
+    `is_answer` is false where the oracle said nothing of the text: its server failed or refused.
     """
 
     scores: dict[str, int] | None
@@ -62,6 +88,7 @@ class OracleResult:
     num_new_tokens: int | None = None
     is_salvaged: bool = False
     is_truncated: bool = False
+    is_answer: bool = True
 
 
 class Oracle(Protocol):
@@ -112,7 +139,7 @@ def label_record(
     `row` is its id and source.
     """
     if result.scores is None:
-        answer: Record = {"raw": result.raw}
+        answer: Record = {"raw": result.raw, "answered": result.is_answer}
     else:
         answer = oracle.scale.label(parse_scores(result.scores, oracle.scale))
     return {
@@ -152,6 +179,22 @@ def is_unsupported(record: Record) -> bool:
     """Whether the oracle does not judge documents such as this one."""
     reason = record.get("finish_reason")
     return not record["ok"] and reason in (UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE)
+
+
+def is_answered(record: Record) -> bool:
+    """Whether the oracle gave an answer, accepted or not. Labels of earlier versions do not say so
+    of failures, but only answers have a number of tokens or other reasons than these."""
+    if record["ok"] or "answered" in record:
+        return record["ok"] or bool(record["answered"])
+    reason = str(record.get("finish_reason"))
+    is_named = reason.startswith("http_4") or _SERVER_FAILED.fullmatch(reason)
+    return record.get("num_new_tokens") is not None or not is_named
+
+
+def is_server_failure(record: Record) -> bool:
+    """Whether a label failed because the server did, which says nothing about the document."""
+    reason = str(record.get("finish_reason"))
+    return not is_answered(record) and _SERVER_FAILED.fullmatch(reason) is not None
 
 
 def read_records(path: Path) -> Iterator[Record]:

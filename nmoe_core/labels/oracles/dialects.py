@@ -66,8 +66,8 @@ class Dialect:
         settings = {
             "model": self._table.model,
             "max_tokens": self._table.max_new,
-            "temperature": RETRY_TEMPERATURE if question.attempt else 0,
-            "seed": self._table.seed + question.attempt,
+            "temperature": RETRY_TEMPERATURE if question.is_drawn else 0,
+            "seed": question.seed(self._table.seed),
         }
         # Chat servers hand message text to tokenizers that may read a spelling such as `<|end|>` as
         # the token; a space after the bracket keeps it readable and makes it text everywhere.

@@ -141,8 +141,8 @@ class EngineOracle(MeasuredOracle):
         likeliest = logits.argmax(-1).tolist()
         for row, seq_id in enumerate(seq_ids):
             answer, token = running[seq_id], likeliest[row]
-            if attempt := answer.question.attempt:
-                sampling = Sampling(RETRY_TEMPERATURE, seed=attempt)
+            if answer.question.is_drawn:
+                sampling = Sampling(RETRY_TEMPERATURE, seed=answer.question.seed())
                 token = sample(logits[row], sampling, len(answer.tokens))
             token = answer.take(token)
             is_last = token in STOP_IDS or len(answer.tokens) == self._table.max_new

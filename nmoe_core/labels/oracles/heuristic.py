@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.oracle import (
+    EMPTY_TEXT,
     UNSUPPORTED_LANGUAGE,
     UNSUPPORTED_SCRIPT,
     OracleResult,
@@ -113,7 +114,7 @@ class HeuristicOracle:
 def refusal(text: str) -> str | None:
     """Why a text gets no scores; None where it gets some."""
     if not text.strip():
-        return "empty_text"
+        return EMPTY_TEXT
     if text_statistics.latin_share(text) < MIN_LATIN_SHARE:
         return UNSUPPORTED_SCRIPT
     is_other = text_statistics.other_language_share(text) > MAX_OTHER_SHARE

@@ -3,13 +3,15 @@
 A connection sends its next request when it has the last answer; answers come in any order. The
 server is asked to keep the answer's JSON schema, and the answer is always checked here, since
 servers ignore schemas silently. `replies` says what each reply leads to. No message and no record
-holds the key. Cost beside the server's time: a quarter of a millisecond of one core per document.
+holds the key. Before an error ends a run, the requests under way are awaited: they are paid. Cost
+beside the server's time: a quarter of a millisecond of one core per document.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 MAX_FAILED_IN_A_ROW = 16
 RAW_CHARS, REASON_CHARS = 16_000, 64
 Result = tuple[int, OracleResult]
+# The result for a text; if the server failed on it, the error if it answers no other document.
+Outcome = tuple[OracleResult, LabelError | None]
 
 
 class HttpOracle(MeasuredOracle):
@@ -73,9 +77,9 @@ class HttpOracle(MeasuredOracle):
         (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
         table = self._table
-        flow = Flow(table.concurrency, table.max_outage_s, self._url, self._rng)
+        flow = Flow(table.concurrency, table.max_outage_s, self._rng)
         ask = functools.partial(self._ask, flow)
-        requests = _Requests(ask, self._connections(), enumerate(questions), table.model)
+        requests = _Requests(ask, flow, self._connections(), enumerate(questions))
         loop = asyncio.new_event_loop()
         try:
             while batch := loop.run_until_complete(requests.next_results()):
@@ -96,35 +100,67 @@ class HttpOracle(MeasuredOracle):
         limits = table.timeout_s, table.max_reply_bytes
         return [Connection(address, *limits) for _ in range(table.concurrency)]
 
-    async def _ask(
-        self, flow: Flow, connection: Connection, question: Question
-    ) -> tuple[OracleResult, bool]:
-        """The result for one text, after the tries it is allowed; and whether the server failed."""
-        body, tries = self._dialect.payload(question), 0
+    async def _ask(self, flow: Flow, connection: Connection, question: Question) -> Outcome:
+        """The outcome for one text, after the tries that it is allowed."""
+        table = self._table
+        body = self._dialect.payload(question)
+        tries = 0
+        seen = math.inf, 0
         while True:
             await flow.enter()
             try:
                 reply = await post(connection, body)
             finally:
                 flow.leave()
-            if reply.kind == "overloaded":
-                flow.refused(self._clean(reply.reason), reply.retry_after_s)
-                continue
-            if reply.kind == "refused":
-                raise self._refused(reply)
-            if reply.kind != "failure":
+            if reply.kind in ("answer", "document"):
                 flow.answered()
-            if reply.kind == "answer":
-                self._check_model(reply.value)
-                result = self._dialect.read_reply(reply.value)
-                raw = self._clean(result.raw, RAW_CHARS)
-                reason = self._clean(result.finish_reason, REASON_CHARS)
-                return replace(result, raw=raw, finish_reason=reason), False
-            tries += 1
-            if reply.kind == "document" or tries == self._table.max_attempts:
-                raw = self._clean(reply.text, RAW_CHARS)
-                return OracleResult(None, raw, reply.reason), reply.kind == "failure"
-            await asyncio.sleep(backoff_s(tries, self._rng))
+                return self._result(reply), None
+            if reply.kind == "refused":
+                if reply.status != 403:
+                    raise self._refused(reply)
+                return self._result(reply), self._refused(reply)
+            if flow.is_closed:
+                raise asyncio.CancelledError
+            is_over = False
+            if reply.kind == "failure":
+                tries += 1
+                if reply.reason == "timeout":
+                    is_over = flow.timed_out(hash(body)) >= MAX_FAILED_IN_A_ROW
+            else:
+                is_over = flow.refused(reply.retry_after_s)
+                # Others were answered meanwhile and none was refused: it is about this document.
+                tries += flow.num_answered > seen[0] and flow.num_refused == seen[1] + 1
+                seen = flow.num_answered, flow.num_refused
+            if question.is_again:
+                return self._result(reply), None
+            if is_over and not (reply.status == 429 and flow.num_answered):
+                raise self._down(flow, reply, f"an answer within {table.max_outage_s:g} s")
+            if is_over or tries == table.max_attempts:
+                expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
+                return self._result(reply), self._down(flow, reply, expected)
+            if reply.kind == "failure":
+                await asyncio.sleep(backoff_s(tries, self._rng))
+
+    def _result(self, reply: Reply) -> OracleResult:
+        if reply.kind != "answer":
+            reason = reply.reason if reply.status or reply.kind == "failure" else "connection_lost"
+            raw = self._clean(reply.text, RAW_CHARS)
+            return OracleResult(None, raw, reason, is_answer=False)
+        self._check_model(reply.value)
+        result = self._dialect.read_reply(reply.value)
+        raw = self._clean(result.raw, RAW_CHARS)
+        reason = self._clean(result.finish_reason, REASON_CHARS)
+        return replace(result, raw=raw, finish_reason=reason)
+
+    def _down(self, flow: Flow, reply: Reply, expected: str) -> LabelError:
+        found = reply.reason
+        if reply.text:
+            found += f": {self._clean(reply.text, 200)!r}"
+        do = "run again when it is up"
+        if reply.reason == "timeout":
+            found = f"timeout ({self._table.timeout_s:g} s, {flow.most_at_once} requests at once)"
+            do = "lower concurrency (--concurrency), or raise [oracle.http] timeout_s"
+        return down(self._url, found, expected, do)
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
@@ -163,23 +199,24 @@ class _Requests:
 
     def __init__(
         self,
-        ask: Callable[[Connection, Question], Awaitable[tuple[OracleResult, bool]]],
+        ask: Callable[[Connection, Question], Awaitable[Outcome]],
+        flow: Flow,
         connections: list[Connection],
         questions: Iterator[tuple[int, Question]],
-        model: str,
     ) -> None:
-        self._ask, self._idle, self._questions, self._model = ask, connections, questions, model
+        self._ask, self._flow, self._idle, self._questions = ask, flow, connections, questions
         self._workers: set[asyncio.Task[None]] = set()
         self._results: list[Result] = []
         self._failed: list[Result] = []
         self._error: BaseException | None = None
+        self._refusal: LabelError | None = None
         self._has_news = asyncio.Event()
 
     async def next_results(self) -> list[Result]:
         """Results that came since the last call, at least one; an empty list at the end.
 
-        Raises a worker's error, or that of too many failures in a row, when the results that came
-        before it have been returned.
+        Raises a worker's error, or that of too many failures in a row, when the requests under way
+        have come in, and the results that came before it have been returned.
         """
         while self._idle:
             worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
@@ -188,42 +225,55 @@ class _Requests:
         while not self._results and self._workers and self._error is None:
             self._has_news.clear()
             await self._has_news.wait()
+        if self._error is not None:
+            await self._drain()
         if not self._results:
+            if self._refusal is not None and not self._flow.num_answered:
+                self._error = self._error or self._refusal
             if self._error is not None:
                 raise self._error
             self._results, self._failed = self._failed, []
         results, self._results = self._results, []
         return results
 
+    async def _drain(self) -> None:
+        """Send no further request, and wait for those under way, which `timeout_s` bounds."""
+        self._flow.is_closed = True
+        for worker in self._workers - self._flow.sending:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
     async def _work(self, connection: Connection) -> None:
         try:
             for i, question in self._questions:
                 self._settle(i, *await self._ask(connection, question))
+                if self._error is not None:
+                    return
         finally:
             connection.close()
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         if not worker.cancelled():
-            self._error = self._error or worker.exception()
+            error = worker.exception()
+            self._error = self._error or error
         self._has_news.set()
 
-    def _settle(self, i: int, result: OracleResult, is_failure: bool) -> None:
+    def _settle(self, i: int, result: OracleResult, fault: LabelError | None) -> None:
         """Hold a failure back until the server has answered another document.
 
         Too many failures in a row end the run, and none of them becomes a label.
         """
-        if not is_failure:
+        if fault is None:
             if self._error is None:
                 self._results += self._failed
                 self._failed = []
             self._results.append((i, result))
         else:
             self._failed.append((i, result))
-            if len(self._failed) >= MAX_FAILED_IN_A_ROW and self._error is None:
-                reason = f"{result.finish_reason}: {result.raw[:200]!r}"
-                expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-                self._error = down(self._model, reason, expected)
+            self._refusal = fault if result.finish_reason == "http_403" else self._refusal
+            if len(self._failed) >= MAX_FAILED_IN_A_ROW:
+                self._error = self._error or fault
         self._has_news.set()
 
     async def close(self) -> None:

@@ -5,13 +5,15 @@
 | 200 with a JSON object that is not an error | `answer` |
 | 400, 413, 422 and any other 4xx not named below | `document`: its failed label |
 | 429, 503, no connection | `overloaded` or away: the run waits |
-| 401, 402, 403, 404, 405, 407, 410, a redirect | `refused`: the run ends for all documents |
+| 401, 402, 404, 405, 407, 410, a redirect | `refused`: the run ends for all documents |
+| 403 | `refused`, but the failed label of one document where others are answered (moderation) |
 | all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after more tries |
 
 When the server is overloaded or gone, the limit of requests is halved and all sending stops for a
 while, longer each time (full jitter; Retry-After is a lower bound). Sending begins again with one
 request, and each success lets one more go out. When the server has not answered for `max_outage_s`,
-the run ends: documents are not marked failed for an outage.
+the run ends: documents are not marked failed for an outage. Timeouts halve the limit too: a server
+goes on with a request that was given up, so each one that is sent again adds to its load.
 """
 
 from __future__ import annotations
@@ -116,25 +118,30 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
 
 
 class Flow:
-    """Admission of at most `concurrency` requests to the server `where`."""
+    """Admission of at most `concurrency` requests, those of the tasks in `sending`; of none when
+    `is_closed`. `most_at_once` counts those that were under way when one timed out."""
 
-    def __init__(
-        self, concurrency: int, max_outage_s: float, where: str, rng: random.Random
-    ) -> None:
+    def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
         self._limit = self._concurrency = concurrency
-        self._max_outage_s, self._where, self._rng = max_outage_s, where, rng
+        self._max_outage_s, self._rng = max_outage_s, rng
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._in_flight, self._open_at = 0, 0.0
+        self._open_at = 0.0
         self._down_since: float | None = None
         self._num_pauses = 0
+        self._slow: dict[int, float] = {}  # when documents timed out first, since the last answer
+        # Below it the limit grows by one with each answer, above it by one with as many answers.
+        self._safe: float = concurrency
+        self.sending: set[asyncio.Task[Any] | None] = set()
+        self.num_answered = self.num_refused = self.most_at_once = 0
+        self.is_closed = False
 
     async def enter(self) -> None:
         while True:
             pause_s = self._open_at - time.monotonic()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
-            elif self._in_flight < self._limit:
-                self._in_flight += 1
+            elif len(self.sending) + 1 <= self._limit:
+                self.sending.add(asyncio.current_task())
                 return
             else:
                 place = asyncio.get_running_loop().create_future()
@@ -142,8 +149,8 @@ class Flow:
                 await place
 
     def leave(self) -> None:
-        self._in_flight -= 1
-        room = self._limit - self._in_flight
+        self.sending.discard(asyncio.current_task())
+        room = int(self._limit) - len(self.sending)
         while self._waiting and room > 0:
             place = self._waiting.popleft()
             if not place.done():
@@ -151,18 +158,23 @@ class Flow:
                 room -= 1
 
     def answered(self) -> None:
-        self._down_since, self._num_pauses = None, 0
-        self._limit = min(self._concurrency, self._limit + 1)
+        self.num_answered += 1
+        self._down_since = None
+        self._num_pauses = 0
+        self._slow.clear()
+        step = 1 if self._limit < self._safe else 1 / self._limit
+        self._limit = min(self._concurrency, self._limit + step)
 
-    def refused(self, reason: str, retry_after_s: float = 0.0) -> None:
+    def refused(self, retry_after_s: float = 0.0) -> bool:
         """The server did not take a request: stop sending for a while.
 
-        E-LABEL-ORACLE-DOWN: it has not answered for `max_outage_s`, or asks to wait for longer.
+        Returns whether it has not answered for `max_outage_s`, or asks to wait for longer.
         """
         now = time.monotonic()
+        self.num_refused += 1
         self._down_since = now if self._down_since is None else self._down_since
         if max(now - self._down_since, retry_after_s) > self._max_outage_s:
-            raise down(self._where, reason, f"an answer within {self._max_outage_s:g} s")
+            return True
         if now >= self._open_at:
             # Others that were under way meet the same refusal: one pause for all of them.
             self._num_pauses += 1
@@ -170,14 +182,29 @@ class Flow:
             self._limit = 1 if self._num_pauses > 1 else max(1, self._limit // 2)
         jitter = 1 + 0.1 * self._rng.random()
         self._open_at = max(self._open_at, now + retry_after_s * jitter)
+        return False
+
+    def timed_out(self, document: int) -> int:
+        """A request was given up: the limit is halved, and grows slowly where many were. Returns
+        how many documents were since the last answer, once `max_outage_s` have gone by; else 0."""
+        now = time.monotonic()
+        since = next(iter(self._slow.values()), now)
+        self._slow.setdefault(document, now)
+        self.most_at_once = max(self.most_at_once, len(self.sending) + 1)
+        if now >= self._open_at:
+            self._open_at = now + backoff_s(1, self._rng)
+            self._limit = max(1, self._limit // 2)
+        if 4 * len(self._slow) > self._limit:
+            self._safe = self._limit
+        return len(self._slow) if now - since > self._max_outage_s else 0
 
 
-def down(where: str, reason: str, expected: str) -> LabelError:
+def down(where: str, reason: str, expected: str, do: str = "run again when it is up") -> LabelError:
     return LabelError(
         "the oracle's server does not answer",
         where=where,
         found=reason,
         expected=expected,
-        do="labels made so far are kept; run again when it is up",
+        do=f"{do}; labels made so far are kept",
         code="E-LABEL-ORACLE-DOWN",
     )

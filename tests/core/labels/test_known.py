@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import Record, read_records
+from nmoe_core.labels.oracle import OracleResult, Record, read_records
 from nmoe_core.labels.slices import LABEL_SHARDS
 from tests.core.labels.labelling import Labelling
 from tests.core.quality import FakeOracle, FakeTokenizer, random_documents, slice_all, write_source
@@ -147,3 +147,43 @@ def test_failed_answers_keep_their_number_of_attempts(
     _label(labelling, again := FakeOracle(fails_on=lambda text: "w7 " in text), retry_failed=1)
     assert set(again.attempts) == {1}
     assert len(again.asked) == num_failed
+
+
+def test_a_failure_of_the_server_is_no_answer_for_other_documents_of_the_text(
+    labelling: Labelling,
+) -> None:
+    """And once there is an answer, it is taken over by those that failed."""
+    words = [7, 8, 9, 10]
+    write_source(labelling.tree.data, "web", [words] * 200)
+    slice_all(labelling.tree.data, labelling.tree.slices)
+    labelled = tuple(labelling.tree.label_shard(*shard) for shard in LABEL_SHARDS)
+
+    def fail(results: Any) -> Any:
+        return ((i, OracleResult(None, "OOM", "http_500", is_answer=False)) for i, _ in results)
+
+    def label(i: int, oracle: FakeOracle) -> dict[str, Any]:
+        made = dataclasses.replace(labelling.documents(i), labelled=labelled)
+        return label_shard(made, labelling.shard(i), oracle).facts
+
+    failing, oracle = FakeOracle(change=fail), FakeOracle()
+    assert label(0, failing)["parsed"] == 0
+    text = FakeTokenizer().decode(np.array(words))
+    assert failing.asked.count(text) == 1
+    for i in (1, 2, 0):
+        facts = label(i, oracle)
+        assert facts["parsed"] == facts["total"]
+    assert oracle.asked.count(text) == 1
+    assert set(oracle.attempts) == {0}
+
+
+def test_what_was_not_written_of_copies_before_a_kill_is_taken_over(labelling: Labelling) -> None:
+    write_source(labelling.tree.data, "web", [[7, 8, 9, 10]] * 100)
+    slice_all(labelling.tree.data, labelling.tree.slices)
+    labelling.run()
+    whole, lines = labelling.files(), labelling.lines()
+    copies = [line for line in lines if b"w7 w8" in line]
+    assert len(copies) > 2
+    labelling.break_off(copies[0], *(line for line in lines if b"w7 w8" not in line))
+    labelling.run(oracle := FakeOracle())
+    assert oracle.asked == []
+    assert labelling.files() == whole

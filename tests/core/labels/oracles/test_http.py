@@ -90,7 +90,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_fault_costs_a_try_and_one_that_stays_a_label(server: JudgeServer, fault: str) -> None:
     reply, reason = FAULTS[fault]
     documents, rng = documents_of(30), random.Random(0)
-    hit, poison = set(documents[::3]), {documents[4], documents[29]} if reason else set()
+    # Timeouts lower concurrency, so each of them takes its time.
+    every = 10 if fault == "slow" else 3
+    hit, poison = set(documents[::every]), {documents[4], documents[29]} if reason else set()
 
     def behave(document: str, nth: int) -> Reply:
         is_hit = document in poison or (document in hit and nth < 2)
@@ -348,7 +350,8 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
     assert "ERROR [E-LABEL-ORACLE]" in line
     assert advice in line
     assert (tmp_path / "out" / "scores.jsonl").read_bytes() == b""
-    assert server.asked.total() <= 4
+    # With 403 the server may mean the document: others are asked, but not all.
+    assert server.asked.total() <= (4 if status != 403 else 16 + 4)
 
 
 @pytest.mark.parametrize("reason", ["http_error", "http_500", "timeout", "x" * 5000])

@@ -3,9 +3,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.cost import estimate_labels
@@ -15,7 +17,8 @@ from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import read_slice, write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, completion, tokens_of
-from tests.project import said
+from tests.core.quality import FakeTokenizer, write_source
+from tests.project import contents, said
 from tests.refusals import refused
 
 
@@ -65,6 +68,93 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
 
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
+
+
+def model_of(server: JudgeServer) -> str:
+    return HTTP.format(server.url).replace('"m"', f'"{MODEL}"')
+
+
+def test_a_file_may_drop_heuristic_labels_alone_and_the_command_line_all(
+    project: Path, server: JudgeServer
+) -> None:
+    def label(oracle: str, **settings: Any) -> int:
+        """The number of requests."""
+        before, run = (
+            server.asked.total(),
+            run_of(project, f"replace = true\nrelabel = 1\n{oracle}"),
+        )
+        given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+        label_slices(run.with_settings(given), ["web"], ["val-00"])
+        return server.asked.total() - before
+
+    heuristic, model = 'kind = "heuristic"', model_of(server)
+    assert label(heuristic) == 0
+    count = label(model)
+    assert count > 3
+    files = contents(project / "labels")
+    for other in (f"{model}\nmax_new = 1024", heuristic, f"salvage = true\n{model}"):
+        with refused("E-LABEL-MIXED", naming=["--replace", "--set oracle.replace=true"]):
+            label(other)
+        assert contents(project / "labels") == files
+    assert label(model) == 0
+    assert label(f"{model}\nmax_new = 1024", oracle_replace=True) == count
+    with refused("E-LABEL-MIXED"):
+        label(model, oracle_replace=False)
+    assert label(heuristic, oracle_replace=True) == 0
+
+
+def test_the_noise_of_sampling_is_measured_with_draws_of_their_own(
+    project: Path, server: JudgeServer
+) -> None:
+    """No draw repeats another document's random numbers, or a request that a retry sent."""
+    server.behave = lambda d, nth: completion(GOOD) if nth else completion("no scores")
+    run = run_of(project, f"relabel = 9\nretry_failed = 2\n{model_of(server)}")
+    label_slices(run, ["web"], [f"val-0{i}" for i in range(8)])
+    sent = [json.dumps(r | {"model": ""}, sort_keys=True) for r in server.requests]
+    assert len(set(sent)) == len(sent)
+    drawn = list((project / "labels/val").glob("shard_*/resampled/scores.jsonl"))
+    texts = {record["text_sha256"] for path in drawn for record in read_records(path)}
+    seeds = [r["seed"] for r in server.requests if r["temperature"] == 1 and r["seed"] > 2]
+    assert len(set(seeds)) == len(seeds) == len(texts) > 3
+
+
+def test_draws_with_one_seed_for_all_documents_are_drawn_anew_and_no_label_is(
+    project: Path, server: JudgeServer
+) -> None:
+    run = run_of(project, f"relabel = 3\n{model_of(server)}")
+    made = label_slices(run, ["web"], ["val-00"])["val-00"]
+    resampled = project / "labels/val/shard_0/resampled"
+    started = json.loads((resampled / "started.json").read_text())
+    oracle = oracles_of(run)(run.rubric)
+    former = sha256_json([oracle.fingerprint, "sampled", 1.0])  # as an earlier version wrote it
+    started["fingerprints"]["oracle"] = former
+    (resampled / "started.json").write_text(json.dumps(started))
+    (resampled / "summary.json").unlink()
+    server.asked.clear()
+    again = label_slices(run, ["web"], ["val-00"])["val-00"]
+    assert (again.digest, again.facts["oracle_calls"]) == (made.digest, 0)
+    assert server.asked.total() == len(list(read_records(resampled / "scores.jsonl"))) > 0
+
+
+def test_a_text_in_several_slices_is_estimated_and_asked_once(
+    tmp_path: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Words(FakeTokenizer):
+        def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
+            return np.zeros(len(text.split()), np.uint32)
+
+    for module in ("jobs", "cost"):
+        monkeypatch.setattr(f"nmoe_core.labels.{module}.load_tokenizer", lambda _: Words())
+    documents = [[i % 40 + 1, 2, 3] for i in range(600)]
+    write_source(tmp_path / "data", "web", documents)
+    write_source_slices(Tree.below(tmp_path, data=tmp_path / "data"), "web")
+    run = run_of(tmp_path, f"relabel = 2\n{model_of(server)}")
+    estimate = estimate_labels(run, slice_jobs(run, ["web"]), oracles_of(run))["all"]
+    label_slices(run, ["web"])
+    assert server.asked.total() == estimate.questions
+    assert len(server.asked) == 40
+    again = [r for r in server.requests if r["temperature"] == 0]
+    assert len({json.dumps(r["messages"]) for r in again}) == len(again)
 
 
 def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
