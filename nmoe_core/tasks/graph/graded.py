@@ -50,7 +50,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
     """At the labels of each slice, and at those that measure the oracle's noise."""
     from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
     from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
-    from nmoe_core.labels.label import label_fingerprints
+    from nmoe_core.labels.label import is_answered, label_fingerprints
 
     oracles = nameless_oracles(run)
     for job in planned_jobs(run):
@@ -63,6 +63,9 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
                 now = former
             is_whole = then is None or is_current(summary, then)
             is_whole = is_whole and (then is None or (directory / SCORES_NAME).is_file())
+            damage = "" if is_whole else "its files are damaged"
+            if then is not None and is_whole and not is_answered(directory):
+                damage = "the server failed on some documents, which are asked again"
             looks.append(
                 Look(
                     then,
@@ -70,7 +73,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
                     made_with.labels(summary),
                     made_with.asked(oracle.facts, oracle.scorer._asdict(), now),
                     {"slice": "docid_slices", "data": "shards"},
-                    damage="" if is_whole else "its files are damaged",
+                    damage=damage,
                 )
             )
         yield job.name, looks
