@@ -82,8 +82,10 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
         if stream.capacities != other.capacities:
             raise PlanError("the twin has other windows", where=where, code="E-PLAN-DATA")
     for name, one, two in _pairs(after):
-        if (own := _ids_files(one)) is not None and (theirs := _ids_files(two)) is not None:
-            _compare(name, own, theirs)
+        ours = _ids_files(one)
+        theirs = _ids_files(two)
+        if ours is not None and theirs is not None:
+            _compare(name, ours, theirs)
     return after
 
 

@@ -91,10 +91,8 @@ def label_shard(
     """
     run = _Labelling(documents, out_dir, oracle, progress)
     if retry_failed == 0 and (done := run.finished()) is not None:
-        counts = {key: done[1].get(key, 0) for key in ("parsed", "total")}
-        is_parsed = counts["parsed"] == counts["total"]
-        if is_parsed or not any(map(is_server_failure, read_records(run.scores))):
-            return _result(*done, 0, 0, counts["total"])
+        if is_answered(out_dir):
+            return _result(*done, 0, 0, done[1].get("total", 0))
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
         resumed_from, num_reused, num_new = run.marks.num_marked, run.reuse(log), 0
@@ -112,6 +110,13 @@ def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
     scale = oracle.scale.in_file()
     asked |= {"scale": sha256_json(scale)} if scale else {}
     return {"code": LABEL_CODE, **documents.fingerprints, **asked}
+
+
+def is_answered(directory: Path) -> bool:
+    """Whether the server failed on none of the documents of finished labels."""
+    summary = read_summary(directory / SUMMARY_NAME)
+    is_parsed = summary.get("parsed") == summary.get("total")
+    return is_parsed or not any(map(is_server_failure, read_records(directory / SCORES_NAME)))
 
 
 class _Labelling:
