@@ -30,7 +30,7 @@ def shard(tmp_path) -> Path:
 
 
 def test_shard_is_mapped_as_its_tokens(shard):
-    tokens = open_shard(shard)
+    tokens = open_shard(str(shard))
     assert type(tokens) is np.ndarray
     assert tokens.dtype == np.uint32
     np.testing.assert_array_equal(tokens, np.arange(100))

@@ -38,7 +38,7 @@ def test_a_live_run_goes_on_under_other_shares(live, tmp_path, capsys):
     loader, after = build_loader(output, 1, 2, backend="numpy")
     loader.load_state_dict(json.loads(live[1].read_text()))
     assert loader.step == 5
-    certificate = verify_certificate(output.with_suffix(".certificate.json"))
+    certificate = verify_certificate(str(output.with_suffix(".certificate.json")))
     assert certificate.after.plan_hash == after.plan_hash == facts["plan_hash_after"]
     assert (
         main(

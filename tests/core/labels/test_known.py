@@ -171,7 +171,7 @@ def test_a_failure_of_the_server_is_no_answer_for_other_documents_of_the_text(
     assert failing.asked.count(text) == 1
     for i in (1, 2, 0):
         facts = label(i, oracle)
-        assert facts["parsed"] == facts["total"]
+        assert facts["parsed"] == facts["total"] == facts["num_new"] + facts["num_reused"]
     assert oracle.asked.count(text) == 1
     assert set(oracle.attempts) == {0}
 

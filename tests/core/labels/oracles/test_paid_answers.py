@@ -108,19 +108,20 @@ def test_timeouts_lower_concurrency_until_the_server_keeps_up(server: JudgeServe
     free_at = 0.0
 
     def behave(document: str, nth: int) -> Reply:
-        """One after the other, 20 per second, whether the client is there still or not."""
+        """One after the other, 33 per second, whether the client is there still or not."""
         nonlocal free_at
         now = time.monotonic()
-        free_at = max(free_at, now) + 0.05
+        free_at = max(free_at, now) + 0.03
         reply = answers(document, nth)
         reply.after_s = free_at - now
         return reply
 
     server.behave = behave
-    documents = documents_of(150)
-    found = server.ask(documents, concurrency=64, timeout_s=1.5)
+    documents = documents_of(300)
+    found = server.ask(documents, concurrency=64, timeout_s=1.0)
     assert {d: r.scores for d, r in found.items()} == {d: grades_of(d) for d in documents}
-    assert server.asked.total() < 2 * len(documents)
+    # Without a lasting lower limit it is 1.9 for each.
+    assert server.asked.total() < 1.6 * len(documents)
 
 
 def test_the_error_after_timeouts_says_how_many_requests_were_under_way(
@@ -260,6 +261,22 @@ def test_one_document_that_is_always_too_much_fails_alone(server: JudgeServer) -
         found = server.ask(alone, max_outage_s=1.0)
         failed = {d: r.finish_reason for d, r in found.items() if r.scores is None}
         assert failed == dict.fromkeys(set(alone) & set(documents[3:5]), "http_429")
+
+
+def test_one_document_that_is_always_too_much_does_not_hold_up_the_others(
+    server: JudgeServer,
+) -> None:
+    documents = documents_of(200)
+
+    def behave(document: str, nth: int) -> Reply:
+        reply = answers(document, nth)
+        reply.after_s = 0.05
+        return Reply(b"request too large", 429) if document == documents[3] else reply
+
+    server.behave = behave
+    found = server.ask(documents, max_outage_s=20.0)
+    assert [d for d, r in found.items() if r.scores is None] == [documents[3]]
+    assert server.asked[documents[3]] < 20
 
 
 def test_a_server_that_is_busy_for_all_is_waited_for(server: JudgeServer) -> None:
