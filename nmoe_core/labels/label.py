@@ -90,9 +90,8 @@ def label_shard(
         NmoeError: As the oracle, and as `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
-    if retry_failed == 0 and (done := run.finished()) is not None:
-        if is_answered(out_dir):
-            return _result(*done, 0, 0, done[1].get("total", 0))
+    if retry_failed == 0 and (done := run.finished()) is not None and is_answered(out_dir):
+        return _result(*done, 0, 0, done[1].get("total", 0))
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
         resumed_from, num_reused, num_new = run.marks.num_marked, run.reuse(log), 0

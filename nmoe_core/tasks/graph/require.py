@@ -65,7 +65,8 @@ class _Compared(NamedTuple):
 def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) -> None:
     """Refuse to work on inputs that the run's settings would make otherwise.
 
-    A run of flags alone does not say how its inputs are to be made, so it takes them as they are.
+    A run of flags alone, or of a file without a mixture, does not say how its inputs are to be
+    made, so it takes them as they are.
 
     Args:
         run: The run.
@@ -75,7 +76,7 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
     Raises:
         ConfigError: An input was made with another setting (E-INPUT-SETTINGS).
     """
-    if not run.has_file:
+    if not run.has_file or run.loader.mixture_toml is None:
         return
     plans = run_sources(run)
     names = [plan.name for plan in plans] if sources is None else list(sources)

@@ -48,6 +48,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "calibration.target_by": ("source", {"calibration", "quality_scores", "curated"}),
     "duplicates.jaccard": (0.9, {"duplicates"}),
     "duplicates.priority": (("web",), {"duplicates"}),
+    "duplicates.contained": (0.8, {"duplicates"}),
     "curation.where": ("n_words > 9", {"selection", "curated"}),
     "curation.num_topics": (5, {"topic_model", "topics", "curated"}),
     "curation.sample_documents": (200, {"topic_model", "topics", "curated"}),
