@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from loader.batches import Batch
-from loader.children import safe_children
 from loader.errors import StateError
 from loader.files.spans import IGNORE_INDEX
 from loader.loader import DeterministicLoader
 from loader.map_data import BatchDataset, RowDataset, StepDataset
 from loader.plan.tables import unknown_name
+from loader.rows.children import safe_children
 from loader.rows.stream import Split
 
 __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader"]

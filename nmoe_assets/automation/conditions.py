@@ -4,11 +4,10 @@ An asset is due when its code version or the content of an input changed, and, w
 says `make` for its kind, also when it was missing at the first look. It waits for inputs that are
 missing, due themselves, being made, about to be made, or did not pass a check that blocks. Inputs
 that are made by hand may be due for good, so they are taken as they are unless their last run
-failed; but whatever reads labels waits until those of changed documents are made. Readers of shards
-wait while a blocking check of the manifest has failed, such as one of checksums. Scores do not
-follow heads and backbone but the calibration, which names them: scores of new heads and an old
-calibration would be refused. Dagster says what may be stale; the fingerprints beside the files
-decide.
+failed. Readers of shards wait while a blocking check of the manifest has failed, such as one of
+checksums. Scores do not follow heads and backbone but the calibration, which names them: scores of
+new heads and an old calibration would be refused. Dagster says what may be stale; the fingerprints
+beside the files decide.
 """
 
 import functools
@@ -67,13 +66,9 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
         is_followed = _mode(run, dep.path[-1]) != "off"
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
-            if dep.path[-1] == "oracle_labels":
-                # A person pays for labels. Until those of changed documents are there, a task that
-                # reads them would be refused.
-                state |= _due_input(())
             holds_up |= _AC.asset_matches(dep, state)
-            if dep.path[-1] in _CHECKED_BY:
-                manifest = dg.AssetKey([*dep.path[:-1], _CHECKED_BY[dep.path[-1]]])
+            if (checked_by := _CHECKED_BY.get(dep.path[-1], key[-1])) != key[-1]:
+                manifest = dg.AssetKey([*dep.path[:-1], checked_by])
                 holds_up |= _AC.asset_matches(manifest, _damaged)
         elif is_followed:
             holds_up |= _AC.asset_matches(dep, _due_input(_unread(run, dep)))
@@ -105,6 +100,12 @@ def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
     return _code_changed | changed.since(_AC.newly_updated())
 
 
+def _any_changed(deps: Collection[dg.AssetKey]) -> Condition:
+    """True if the code of the asset or the content of one of these inputs is new."""
+    inputs = (_AC.asset_matches(dep, _AC.data_version_changed()) for dep in deps)
+    return functools.reduce(or_, inputs, _code_changed)
+
+
 def _mode(run: Run, name: str) -> str:
     kind = "curate" if name in run.config.attributes.files else _KINDS.get(name)
     if name == run.config.calibration.target_by:  # thresholds need the attribute `language`
@@ -124,9 +125,7 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     which a tag of the run says (`nmoe_assets.assets.inputs`), nor where an input changed after the
     run and before the next tick.
     """
-    reason = changed = functools.reduce(
-        or_, (_AC.asset_matches(dep, _AC.data_version_changed()) for dep in deps), _code_changed
-    )
+    reason = changed = _any_changed(deps)
     if mode == "make":
         # What is made later is new content of an input.
         reason |= _AC.initial_evaluation() & _AC.missing()

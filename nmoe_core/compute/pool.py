@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, TypeVar
 
-from loader.children import safe_children
+from loader.rows.children import safe_children
 from nmoe_core.base.errors import NmoeError, one_line
 from nmoe_core.compute import logs as worker_logs
 from nmoe_core.compute.slots import Parcel, Slots

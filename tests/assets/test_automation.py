@@ -287,17 +287,6 @@ def test_no_grades_of_a_shard_or_calibration_that_a_blocking_check_did_not_pass(
     assert daemon.tick().keys() >= GRADES.keys()
 
 
-def test_what_reads_labels_waits_until_those_of_changed_documents_are_made(daemon: Daemon) -> None:
-    daemon.report("docs", "docid_slices", version="2")
-    daemon.report("hydra", "probe_head", version="2")
-    assert "hydra/calibration" not in daemon.tick()
-    for key in label_partitions.get_partition_keys():
-        daemon.report("hydra", "oracle_labels", version="2", partition=key)
-    requested = daemon.tick()
-    assert requested.keys() >= {"hydra/student"}
-    assert not requested.keys() & GRADES.keys()
-
-
 def test_no_reader_of_shards_is_requested_while_their_checksums_fail(daemon: Daemon) -> None:
     daemon.check("docs", "manifest", name="checksums", passed=False)
     daemon.report("hydra", "calibration", version="2")
@@ -454,7 +443,7 @@ PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
         # What is made by hand is marked and not requested.
         ("curation", {"num_topics": 6}, {"curation/topic_model"}),
         ("prep", {"min_doc_tokens": 20}, PREPARED),
-        ("oracle", {"max_doc_tokens": 64}, {"hydra/oracle_labels", "hydra/student"}),
+        ("oracle", {"max_doc_tokens": 64}, {"hydra/oracle_labels"}),
         ("backbone", {"seed": 1}, {"hydra/backbone"}),
         # What reaches no output marks nothing.
         ("checks", {"min_spearman": 0.4}, {}),

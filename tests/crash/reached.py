@@ -31,10 +31,10 @@ _BY_WRITER = {
     "hydra oracle-label": (
         "nmoe_core.labels.files:write_summary",
         "nmoe_core.labels.known:keep_answers",
+        "nmoe_core.labels.label:_Labelling._append",
         "nmoe_core.labels.label:_Labelling.append",
         "nmoe_core.labels.label:_Labelling.finish",
         "nmoe_core.labels.label:_Labelling.open_existing",
-        "nmoe_core.labels.label:_Labelling.reuse",
         "nmoe_core.labels.label:label_shard",
     ),
     "hydra merge-labels": (
@@ -48,6 +48,7 @@ _BY_WRITER = {
     "hydra calibrate": (
         "nmoe_core.calibration.calibrate:_committed",
         "nmoe_core.calibration.calibrate:calibrate",
+        "nmoe_core.calibration.kept_scores:keep_scores",
     ),
     "hydra grade": (
         "nmoe_core.calibration.graded:PartialRows.__init__",
@@ -115,7 +116,7 @@ _BY_WRITER = {
     "bisect": (
         "nmoe_core.cli.plans:search",
         "nmoe_core.tasks.plans.bisection:Replays.__init__",
-        "nmoe_core.tasks.plans.bisection:Replays.value",
+        "nmoe_core.tasks.plans.bisection:Replays._run",
         "nmoe_core.tasks.plans.bisection:write_bisection",
     ),
     "train import-pt": ("nmoe_core.heads.convert:import_pickle",),
@@ -140,10 +141,16 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.curate.topics.assign:fit_topic_model",
         "nmoe_core.heads.files:current_header",
         "nmoe_core.shards.shard_file:IndexWriter.finalize",
+        "nmoe_core.project.ledger:commit_ledger",
+        "nmoe_core.project.update:add_sources",
+        "nmoe_core.tasks.prep:make_shards",
         "nmoe_core.project.write_docstrings:write_docstrings",
         "nmoe_core.text.harmony:encoding",
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",
+    ),
+    "test_a_partition_is_rebuilt_to_the_same_bytes_without_touching_its_directory_by_hand": (
+        "nmoe_core.tasks.graph.records:forget",
     ),
     "test_torn_tail_is_cut_and_writing_goes_on": ("nmoe_core.labels.corrections:correct_label",),
     "test_kills_at_random_moments_lose_no_byte": (

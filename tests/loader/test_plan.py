@@ -145,7 +145,7 @@ def test_files_that_are_no_plan_are_refused(tmp_path, text):
     with refused("E-PLAN-FORMAT", naming=[str(path)]):
         load_plan(path)
     path.unlink()
-    with pytest.raises(PlanError, match="missing"):
+    with pytest.raises(PlanError, match="no such file"):
         load_plan(path)
 
 

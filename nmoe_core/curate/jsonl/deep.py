@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.children import safe_children
+from loader.rows.children import safe_children
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json

@@ -134,7 +134,8 @@ class ModelLooks:
         header, damage = _header(path)
         corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
         now = student_fingerprints(self.labelled, corpus, load_tokenizer(run.tokenizer))
-        wanted = settings.student(run).settings
+        most = {"oracle.max_doc_tokens": run.config.oracle.max_doc_tokens}
+        wanted = {**settings.student(run).settings, **most}
         return _head_look(header, now, made_with.student(header or {}), wanted, damage)
 
     def head(self, kind: Literal["probe", "judge"]) -> Look:

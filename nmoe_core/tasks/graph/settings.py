@@ -106,14 +106,8 @@ def labels(run: Run) -> MadeWith:
 
 
 def student(run: Run) -> MadeWith:
-    """Of the student, which reads as much of a document as the oracle of its labels."""
-    return MadeWith(
-        STUDENT_CODE,
-        {
-            "heads.use_salvaged": run.config.heads.use_salvaged,
-            "oracle.max_doc_tokens": run.config.oracle.max_doc_tokens,
-        },
-    )
+    """Of the student, which reads what the oracle of its labels read: those change with it."""
+    return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:

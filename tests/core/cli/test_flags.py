@@ -48,6 +48,8 @@ VALUES = {
     "checks.ranges": "0,1",
     "automation.verify_cron": "0 4 * * *",
     "publish.url": "s3://bucket/corpus",
+    "duplicates.jaccard": "0.5",
+    "duplicates.contained": "0.75",
 }
 
 
@@ -209,9 +211,10 @@ TEXTS = {
     *("device", "devices", "sources", "source", "slices", "shard", "order", "document"),
     *("base_url", "model", "accept_model", "api_key_env"),
     *("only", "where", "query", "columns", "family", "old", "new", "url", "remove", "command"),
-    *("tasks", "correct", "scores", "by", "note", "why", "sentence"),
+    *("tasks", "rebuild", "correct", "scores", "by", "note", "why", "sentence"),
 }
 TAKES_URLS = {("verify", "manifest"), ("info", "manifest"), ("explain", "plan")}
+IS_A_HASH = {("run", "plan")}
 
 
 def path_arguments() -> Iterator[list[str]]:
@@ -219,7 +222,7 @@ def path_arguments() -> Iterator[list[str]]:
     for words, parser in commands(build_parser()):
         for action in parser._actions:
             is_text = action.nargs == 0 or action.choices or action.dest in TEXTS
-            is_text = is_text or (*words, action.dest) in TAKES_URLS
+            is_text = is_text or (*words, action.dest) in TAKES_URLS | IS_A_HASH
             if action.type is Path or (action.type in (None, str) and not is_text):
                 yield [*words, *needed(parser, action, URL)]
             elif action.metavar == "NAME=PATH":

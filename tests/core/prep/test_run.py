@@ -299,7 +299,7 @@ def test_other_policies_leave_out_what_cannot_be_read_and_count_it(
 
 def test_a_file_that_is_no_text_is_named(web: Web, tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("ten words of plain text make one document here, yes")
-    (tmp_path / "b.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "b.md").write_bytes(b"\xff\xff")
     source = FilesSource(web.source.reading, find_files(["*.md"], tmp_path))
     with refused("E-SOURCE-RECORD", r"b\.md: not UTF-8 at byte 0"):
         prep_shards(Split(source), web.settings, web.out)

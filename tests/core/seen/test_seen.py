@@ -22,7 +22,7 @@ from nmoe_core.seen.files import index_shard
 from nmoe_core.seen.places import Spans, occurrences
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.checks import check_seen
-from nmoe_core.tasks.curate import make_plan
+from nmoe_core.tasks.curate import curate_shards, make_plan
 from nmoe_core.tasks.shards import each_shard, outputs_of
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.curate.corpus import Corpus
@@ -75,6 +75,7 @@ def _made(directory: Path, train: Callable[[Path, list[str]], None], dtype: str)
         "batch_size": 4,
         "on_exhaust": "wrap",
         "seen": {"part_tokens": 5000},
+        "curation": {"order": "golden"},
     }
     source = jsonl_source("web", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
     project = write_project(directory, [source], settings)
@@ -84,7 +85,7 @@ def _made(directory: Path, train: Callable[[Path, list[str]], None], dtype: str)
     for bucket in range(2):
         corpus.assign(bucket)
         corpus.grade(bucket, lambda number: "keep")
-        corpus.curate(bucket, seq_len=64, tokens_per_shard=12_000)
+    curate_shards(run, "web", range(2), picture=False)
     corpus.combine(64)
     make_plan(run, ["web"], [])
     return run
@@ -251,7 +252,7 @@ def test_an_index_of_another_version_of_the_shard_is_refused_until_it_is_made_ag
     config, sentence = ("--config", str(run.path)), sentences(6, 1)[0]
     corpus = Corpus(run.tree.root)
     corpus.grade(1, lambda number: "keep" if number % 2 else "drop")
-    corpus.curate(1, seq_len=64, tokens_per_shard=12_000)
+    curate_shards(run, "web", [1], picture=False)
     assert "shard_0001" in refused_line(capsys, "seen", sentence, *config, code="E-SEEN-STALE")
     assert not check_seen(run, "web", [1])["suffixes"].passed
     rows = said(capsys, "seen", "--index", *config)

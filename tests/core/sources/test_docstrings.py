@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nmoe_core.project import write_docstrings as module
 from nmoe_core.project.write_docstrings import docstrings, write_docstrings
-from nmoe_core.sources import write_docstrings as module
 
 
 class _ParsesWhenItIsFreed:
