@@ -138,7 +138,8 @@ class ParquetSource(_ColumnsSource):
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
             check_fields(parquet.schema_arrow, self.reading, file.where)
-            names = self.reading.columns
+            leaves = (parquet.schema.column(i).path for i in range(len(parquet.schema)))
+            names = [path for path in leaves if path in self.reading.columns]
             probe = pq.ParquetFile(stream, read_dictionary=names, buffer_size=BLOCK_BYTES)
             line, file_bytes = sum(counts[:first]), file.size_bytes()
             for number, group in enumerate(groups[first:], first):

@@ -314,3 +314,12 @@ def test_many_short_values_of_one_dictionary_are_no_fault(tmp_path: Path) -> Non
         source = _source(kind, tmp_path / "a", max_record_bytes=2**22)
         assert [record.text for record in good(source)] == texts
         assert len(list(source.blocks())) < 20
+
+
+def test_a_kept_column_may_be_a_list_a_struct_or_missing(tmp_path: Path) -> None:
+    columns = {"text": ["a", "b"], "tags": [["x", "y"], None], "deep": [{"n": 1}, None]}
+    pq.write_table(pa.table(columns), tmp_path / "a", row_group_size=1)
+    source = _source("parquet", tmp_path / "a", kept=("tags", "deep", "none"))
+    found = [block.columns.to_pydict() for block in source.blocks()]
+    assert [one["tags"] for one in found] == [[["x", "y"]], [None]]
+    assert [one["deep"] for one in found] == [[{"n": 1}], [None]]
