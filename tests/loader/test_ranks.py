@@ -49,7 +49,7 @@ def plan(lib, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def read(plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
     """What each rank reads in each of these ways, which are those of `reads.Way`."""
-    with running(plan, STEPS, "accelerate") as examples:
+    with running(plan, STEPS, "accelerate", "lightning") as examples:
 
         def ranks(ways: list[dict[str, Any]], ranks: int = 2) -> list[list[Rank]]:
             place = tmp_path_factory.mktemp("ways")
