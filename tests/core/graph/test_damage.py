@@ -10,18 +10,11 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.graph.records import forget
 from nmoe_core.tasks.shards import outputs_of
-from tests.core.graph.world import copied, make_all, not_current, small_world, written_by
+from tests.core.graph.world import copied, not_current, written_by
 from tests.project import Project
 from tests.refusals import refused
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = small_world(tmp_path_factory.mktemp("damage"))
-    make_all(project.run)
-    return project
 
 
 @pytest.fixture

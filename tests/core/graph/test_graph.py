@@ -13,6 +13,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import run_keys
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.graph.records import record_of
 from nmoe_core.tasks.preview import plan_run, require_plan
 from tests.core.graph.world import (
     JOBS,
@@ -20,7 +21,6 @@ from tests.core.graph.world import (
     look,
     make_all,
     not_current,
-    record,
     small_world,
     written_by,
 )
@@ -102,14 +102,6 @@ ELSEWHERE = (
     *("oracle.salvage", "prep.dtype", "prep.eos_token", "prep.max_tokens", "prep.num_shards"),
     *("prep.num_valid_shards", "prep.tokens_per_shard"),
 )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The whole run; tests work on copies."""
-    project = small_world(tmp_path_factory.mktemp("graph"))
-    make_all(project.run)
-    return project
 
 
 @pytest.fixture
@@ -289,10 +281,10 @@ def _edit_documents(project: Project, settings: dict[str, Any], rng: random.Rand
 
 def _lose_a_record(project: Project, settings: dict[str, Any], rng: random.Random) -> None:
     run = project.run.with_settings(settings)
-    there = [place for place in look(run).states if record(run, *place).is_file()]
+    there = [place for place in look(run).states if record_of(run, *place).is_file()]
     kept = [place for place in there if not place[0].endswith(("shards", "slices", "backbone"))]
     if kept:
-        record(run, *rng.choice(kept)).unlink()
+        record_of(run, *rng.choice(kept)).unlink()
 
 
 def _run_a_part(project: Project, settings: dict[str, Any], rng: random.Random) -> None:

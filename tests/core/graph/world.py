@@ -10,6 +10,7 @@ from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, curate, hydra, prep
 from nmoe_core.tasks.backbone import make_backbone
+from nmoe_core.tasks.graph.records import record_of
 from nmoe_core.tasks.graph.walk import Graph, walk
 from nmoe_core.tasks.shards import outputs_of
 from tests.project import Project, Source, jsonl_source, write_project
@@ -123,51 +124,13 @@ def not_current(run: Run) -> dict[tuple[str, str], str]:
     return {place: state.status for place, state in states.items() if not state.is_current}
 
 
-def record(run: Run, key: str, partition: str) -> Path:
-    """The file by which an output is there."""
-    tree, (group, _, kind) = run.tree, key.partition("/")
-    fixed = {
-        "hydra/backbone": tree.checkpoint / "config.json",
-        "hydra/student": tree.student,
-        "hydra/probe_head": tree.probe,
-        "hydra/judge_head": tree.judge,
-        "hydra/calibration": tree.calibration_summary,
-        "curation/duplicates": tree.attributes / "duplicates.json",
-        "curation/topic_model": tree.topic_model,
-        "mixture/loader_plan": tree.plan,
-    }
-    if key in fixed:
-        return fixed[key]
-    if key == "hydra/oracle_labels":
-        split, _, number = partition.partition("-")
-        return tree.label_shard(split, int(number)) / "summary.json"
-    if kind in ("manifest", "valid_manifest"):
-        return tree.manifest(group, "valid" if "valid" in kind else "train")
-    if kind == "docid_slices":
-        return tree.source_slices(group) / "summary.json"
-    if kind == "curated_manifest":
-        return tree.curated_manifest(group)
-    shard = tree.shard(group, int(partition), "valid" if kind == "valid_shards" else "train")
-    if kind.startswith("attributes/"):
-        return shard.attribute(kind.removeprefix("attributes/"))
-    return {
-        "shards": shard.manifest,
-        "valid_shards": shard.manifest,
-        "quality_scores": shard.graded / "summary.json",
-        "topics": shard.with_topics / "summary.json",
-        "selection": shard.selection,
-        "curated": shard.curation,
-        "seen_index": shard.seen_index,
-    }[kind]
-
-
 def marks(run: Run) -> dict[tuple[str, str], tuple[int, int] | None]:
     """Inode and time of the record of every output."""
     found: dict[tuple[str, str], tuple[int, int] | None] = {}
     keys = list(look(run).states)
     keys += [("hydra/oracle_labels", f"{split}-{i:02d}") for split, i in LABEL_SHARDS]
     for place in keys:
-        path = record(run, *place)
+        path = record_of(run, *place)
         status = path.stat() if path.is_file() else None
         found[place] = None if status is None else (status.st_ino, status.st_mtime_ns)
     return found
