@@ -110,7 +110,7 @@ def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int =
     """Plan all; see `plan_regrade` for `sample_documents`. Raises as `require_selectable`."""
     require_selectable(run)
     graph, names = walk(run, sources), [source.name for source in sources]
-    outputs = [state for state in graph.states.values() if not state.is_current]
+    outputs = graph.not_current()
     foreseen = foresee(graph, names) if outputs else Foreseen()
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
     regrade = None
@@ -153,8 +153,7 @@ def require_plan(run: Run, digest: str) -> None:
 
 def not_current(run: Run) -> list[State]:
     """Every output that is not current, in the order in which they are made."""
-    graph = walk(run, run_sources(run))
-    return [state for state in graph.states.values() if not state.is_current]
+    return walk(run, run_sources(run)).not_current()
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:

@@ -90,6 +90,10 @@ class Graph:
         found = self.states.get((key, partition))
         return [found] if found is not None else self.keys.get(key, [])
 
+    def not_current(self) -> list[State]:
+        """What would be made, in the order in which it is made."""
+        return [state for state in self.states.values() if not state.is_current]
+
     def add(
         self,
         key: str,
