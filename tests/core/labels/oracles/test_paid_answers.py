@@ -66,6 +66,7 @@ def test_answers_under_way_are_kept_when_an_error_ends_the_run(
 
     server.behave = behave
     assert label(server, tmp_path, texts, "--concurrency", "8") == 1
+    server.settle()
     kept = records(tmp_path)
     assert len(kept) == 7 == server.answered.total() - (name == "another model")
     assert all(record["ok"] for record in kept)
