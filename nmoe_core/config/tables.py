@@ -54,7 +54,9 @@ class ShardKeys(StrictModel):
     min_doc_tokens: int = Field(default=10, ge=1)
     """Shorter documents are left out."""
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
-    """Longer documents are cut."""
+    """Longer documents are split, or cut."""
+    long_documents: Literal["split", "cut"] = "split"
+    """Longer documents: `split` at the ends of paragraphs; `cut`: the rest is left out."""
     engine: Engine = "auto"
     """Tokenizer library; the ids are the same, the speed is not."""
     eos_token: str | int = "auto"

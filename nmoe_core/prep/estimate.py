@@ -121,7 +121,9 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
         num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
     lengths = np.diff(tokenizer.encode_batch(normalize_batch(texts)[0]).offsets)
     whole = lengths[lengths >= settings.min_doc_tokens]
-    num_tokens = int(np.minimum(whole, settings.max_doc_tokens).sum()) + len(whole)
+    if settings.long_documents == "cut":
+        whole = np.minimum(whole, settings.max_doc_tokens)
+    num_tokens = int(whole.sum()) + len(whole)
     seconds = max(time.perf_counter() - started, _MIN_SECONDS)
     return _Sample(
         tokens_per_record=num_tokens / max(num_records, 1),

@@ -48,6 +48,8 @@ class Counts:
     total_tokens: int = 0
     num_text_bytes: int = 0
     num_replaced: int = 0
+    num_further_parts: int = 0
+    """Documents beyond the first of a record that was split."""
     bad_examples: list[str] = field(default_factory=list)
 
 
@@ -60,12 +62,15 @@ class Pass:
         self.totals = np.zeros(len(OUTCOMES), np.int64)
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
+        # Of each shard: records that were split, and their parts after the first.
+        self.splits = np.zeros((plan.settings.num_shards + 1, 2), np.int64)
         if entry is not None:
             self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
             self.counts.position = Position(*entry["position"])
             self.totals[:] = entry["totals"]
             for bucket, counts in entry["outcomes"].items():
                 self.outcomes[int(bucket)] = counts
+                self.splits[int(bucket)] = entry["splits"][bucket]
         self.resumed_bytes = self.counts.size_bytes
         self.writers: dict[int, ShardWriter] = {}
         state = None if entry is None else entry.get("columns")
@@ -150,6 +155,7 @@ class Pass:
             **asdict(self.counts),
             "totals": self.totals.tolist(),
             "outcomes": {str(b): self.outcomes[b].tolist() for b in self.plan.wanted},
+            "splits": {str(b): self.splits[b].tolist() for b in self.plan.wanted},
             "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
             **({"columns": self.columns.state} if self.plan.settings.columns else {}),
         }
@@ -175,6 +181,10 @@ class Pass:
             made=list(self.plan.wanted),
         )
 
+    def _num_records(self) -> int:
+        """Records that were read so far."""
+        return int(self.totals.sum()) - self.counts.num_further_parts
+
     def _num_documents(self) -> dict[int, int]:
         """How many documents each shard has so far."""
         return {b: sum(n for _, n, _ in writer.state) for b, writer in self.writers.items()}
@@ -194,16 +204,22 @@ class Pass:
             ends = counts.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
             counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
+            if stop:  # a record is taken with all its parts: a pass ends between two records
+                stop = int(np.searchsorted(columns.rows, columns.rows[stop - 1], side="right"))
         if stop:
             self.columns.see(block.kept, block.end.row)
         self.appender.add(block, stop)
         outcomes = columns.outcomes[:stop]
-        np.add.at(self.outcomes, (columns.buckets[:stop], outcomes), 1)
+        buckets = columns.buckets[:stop]
+        parts = columns.parts[:stop]
+        np.add.at(self.outcomes, (buckets, outcomes), 1)
+        np.add.at(self.splits, (buckets[parts > 0], (parts[parts > 0] > 1).astype(np.int64)), 1)
         self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))
         counts.total_tokens += int(columns.num_tokens[:stop].sum())
         if stop:
             counts.rows_read = max(counts.rows_read, int(columns.rows[stop - 1]) + 1)
         counts.num_text_bytes += block.num_text_bytes
+        counts.num_further_parts += int(np.count_nonzero(parts > 1))
         counts.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
         self.documents_tokenized += block.num_tokenized
         self.documents_reused += block.num_known
@@ -214,7 +230,8 @@ class Pass:
 
     def _judge_bad(self, at_end: bool) -> None:
         settings = self.plan.settings
-        num_bad, num_records = int(self.totals[BAD]), int(self.totals.sum())
+        num_bad = int(self.totals[BAD])
+        num_records = self._num_records()
         if settings.on_error != "fail" or num_bad <= settings.max_bad_share * num_records:
             return
         if at_end or num_records >= _MIN_JUDGED:
@@ -251,11 +268,14 @@ class Pass:
             **self.plan.split.source.provenance(),
             "normalizer": NORMALIZER,
             "rows_read": self.counts.rows_read,
+            "records_read": self._num_records(),
             "bad_records": int(self.totals[BAD]),
             "replaced_records": self.counts.num_replaced,
             "empty_documents": counts["empty"],
             "filtered_documents": counts["filtered"],
             "truncated_documents": counts["truncated"],
+            "split_records": int(self.splits[bucket, 0]),
+            "further_parts": int(self.splits[bucket, 1]),
             **self._columns_info.get(bucket, {}),
             "settings": self.plan.settings.identity(),
         }

@@ -22,7 +22,7 @@ PREP_CODE = "prep/1"
 _OWN = Vocabulary()  # the tokenizer's
 _IN_THE_BYTES = (
     *("name", "version", "tokenizer", "num_shards", "tokens_per_shard", "min_doc_tokens"),
-    *("max_doc_tokens", "max_tokens", "on_error", "reading_digest"),
+    *("max_doc_tokens", "long_documents", "max_tokens", "on_error", "reading_digest"),
 )
 
 
@@ -33,7 +33,7 @@ class PrepSettings(ShardKeys):
     """Source name: letters, digits and underscores."""
     tokenizer: str = DEFAULT_TOKENIZER
     max_tokens: int | None = Field(default=None, ge=1)
-    """Total, EOS tokens included; prep stops after the document that reaches it. None: all."""
+    """Total, EOS tokens included; prep stops after the record that reaches it. None: all."""
     on_error: OnError = "fail"
     max_bad_share: float = 0.001
     """Part of the records that `fail` leaves out and counts before it fails."""

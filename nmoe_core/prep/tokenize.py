@@ -1,28 +1,26 @@
 """The worker's part of prep: one raw block in, token ids grouped by shard out.
 
 A block is tokenised in one call. The answer is one run of bytes per shard and a few numbers per
-record, so that the writer does no work per document. Texts too long for that are tokenised by
-pieces, as far as `max_doc_tokens`.
+document, so that the writer does no work per document.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import compress, pairwise
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 
 from nmoe_core.base.docid import buckets_of
-from nmoe_core.base.errors import FormatError, TokenizerError
+from nmoe_core.base.errors import FormatError
+from nmoe_core.prep.encode import Encoded, Encoder
 from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
-from nmoe_core.prep.read import read_block
+from nmoe_core.prep.growth.new_records import read_block
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
 from nmoe_core.shards.shard_file import id_lines
 from nmoe_core.sources.kept import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, RecordColumns, Rows
-from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,10 +31,10 @@ _BATCH_CHARS = 4 * 2**20
 
 @dataclass(slots=True)
 class Columns:
-    """One entry per record, in order."""
+    """One entry per document, in order; a record that gives no document has one too."""
 
     rows: np.ndarray
-    """int64: row number."""
+    """int64: row number of the record."""
     outcomes: np.ndarray
     """uint8: index into OUTCOMES."""
     buckets: np.ndarray
@@ -49,18 +47,25 @@ class Columns:
     """bool: whether bytes of the record were replaced."""
     numbers: np.ndarray
     """int64: number of the known document that is copied whole, else -1."""
+    parts: np.ndarray
+    """int32: number of the part of its record, from 1; 0: the record is whole."""
 
-    def merged(self, others: "Columns") -> "Columns":
-        """These records and others, by row."""
-        order = np.argsort(np.concatenate([self.rows, others.rows]), kind="stable")
-        names = (one.name for one in fields(Columns))
-        pairs = ((getattr(self, name), getattr(others, name)) for name in names)
-        return Columns(*(np.concatenate(pair)[order] for pair in pairs))
+    def take(self, chosen: np.ndarray) -> "Columns":
+        """Some of the entries."""
+        return Columns(*(getattr(self, one.name)[chosen] for one in fields(Columns)))
+
+    @classmethod
+    def joined(cls, columns: Sequence["Columns"]) -> "Columns":
+        """The entries of all, by row."""
+        order = np.argsort(np.concatenate([one.rows for one in columns]), kind="stable")
+        names = [one.name for one in fields(Columns)]
+        every = (np.concatenate([getattr(one, name) for one in columns]) for name in names)
+        return cls(*(values[order] for values in every))
 
 
 @dataclass(slots=True)
 class TokenizedBlock:
-    """The records of one block."""
+    """The documents of one block."""
 
     start: Position
     end: Position
@@ -88,20 +93,25 @@ class _Stored:
 
     buckets: list[int] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
-    """Their numbers among the records."""
+    """Their numbers among the records; those of parts are -1."""
     text_bytes: list[int] = field(default_factory=list)
     tokens: list[memoryview] = field(default_factory=list)
     """Their ids without BOS and EOS, in the integers of the shards."""
     lines: list[bytes] = field(default_factory=list)
     """Their lines of ids."""
+    columns: list[Columns] = field(default_factory=list)
+    """Of all documents that were tokenised."""
     failed: dict[int, str] = field(default_factory=dict)
     """By record, why its text has no ids."""
+    num_text_bytes: int = 0
+    num_known: int = 0
 
 
 class BlockTokenizer(NamedTuple):
     """State that a worker opens once."""
 
     tokenizer: Tokenizer
+    encoder: Encoder
     settings: PrepSettings
     rows: Rows
     buckets: frozenset[int]
@@ -123,7 +133,8 @@ def open_tokenizer(
 ) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
     tokenizer, integers = load_tokenizer(settings.chosen), shard_format(settings).integers
-    return BlockTokenizer(tokenizer, settings, rows, buckets, count_all, integers, known)
+    encoder = Encoder(tokenizer, settings, integers, known)
+    return BlockTokenizer(tokenizer, encoder, settings, rows, buckets, count_all, integers, known)
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
@@ -137,30 +148,35 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         SourceError: The block cannot be read.
     """
     read = read_block(block, worker.rows, worker.known)
-    columns, match, records = _columns(worker, read.records), read.match, read.records
-    wanted = np.flatnonzero(columns.outcomes == KEPT)
+    records = read.records
+    columns = _columns(worker, records)
+    is_wanted = columns.outcomes == KEPT
+    wanted = np.flatnonzero(is_wanted)
     names = [records.ids[i] for i in wanted.tolist()]
     texts = [records.texts[i] for i in wanted.tolist()]
     records.texts.clear()
-    stored, start, num_text_bytes, num_known = _Stored(), 0, 0, 0
+    stored = _Stored(columns=[columns.take(~is_wanted)])
+    start = 0
     while texts:
         batch = _take_batch(texts)
         part = slice(start, start := start + len(batch))
-        counts = _tokenize(worker, batch, names[part], wanted[part], columns, stored)
-        num_text_bytes, num_known = num_text_bytes + counts[0], num_known + counts[1]
+        _tokenize(worker, batch, names[part], columns.take(wanted[part]), wanted[part], stored)
     for i, reason in stored.failed.items():
         records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
     tokens, ids, lines = _by_shard(worker, stored, read.keys)
-    if match is not None:
-        whole = _whole(worker, block, match)
+    if read.match is not None:
+        whole = _whole(worker, block, read.match)
         is_here = whole.outcomes == KEPT
-        num_text_bytes += int(match.text_bytes[is_here].sum())
-        num_known += int(is_here.sum())
-        columns = columns.merged(whole)
+        stored.num_text_bytes += int(read.match.text_bytes[is_here].sum())
+        stored.num_known += int(is_here.sum())
+        stored.columns.append(whole)
+    columns = Columns.joined(stored.columns)
     kept = read.kept
     if kept is not None:
+        places = np.unique(columns.rows, return_inverse=True)[1]  # of the records
         held = np.flatnonzero(columns.id_bytes)
-        kept = kept.take(held[np.argsort(columns.buckets[held], kind="stable")].tolist())
+        held = held[np.argsort(columns.buckets[held], kind="stable")]
+        kept = kept.take(places[held].tolist())
     return TokenizedBlock(
         start=block.start,
         end=block.end,
@@ -169,9 +185,10 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         tokens=tokens,
         ids=ids,
         lines=lines,
-        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum()) - num_known,
-        num_known=num_known,
-        num_text_bytes=num_text_bytes,
+        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum())
+        - stored.num_known,
+        num_known=stored.num_known,
+        num_text_bytes=stored.num_text_bytes,
         bad=[*map(str, sorted(records.bad.values()))],
         kept=kept,
     )
@@ -189,6 +206,7 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
         id_bytes=np.where(is_asked, match.id_bytes, 0),
         are_replaced=np.zeros(len(is_asked), np.bool_),
         numbers=match.numbers,
+        parts=np.zeros(len(is_asked), np.int32),
     )
 
 
@@ -199,6 +217,8 @@ def _by_shard(
     lines out of `keys`, those of the records."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
+    # A line says too little of a part: a known line is copied as one document.
+    keys = np.concatenate([keys, np.zeros((1, 2), keys.dtype)])
     rows["key"] = keys[[stored.records[i] for i in order]]
     rows["text_bytes"] = [stored.text_bytes[i] for i in order]
     ids = [stored.tokens[i] for i in order]
@@ -231,7 +251,8 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     are_replaced = np.zeros(count, np.bool_)
     are_replaced[records.replaced] = True
     rows, zeros = np.array(records.rows, np.int64), np.zeros(count, np.int64)
-    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1)
+    parts = np.zeros(count, np.int32)
+    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1, parts)
 
 
 def _take_batch(texts: list[str]) -> list[str]:
@@ -246,81 +267,51 @@ def _tokenize(
     worker: BlockTokenizer,
     texts: list[str],
     names: list[str],
-    numbers: np.ndarray,
     columns: Columns,
+    records: np.ndarray,
     stored: _Stored,
-) -> tuple[int, int]:
-    """Tokenise one batch into columns and documents; return the bytes of its texts, and how many
-    were known. `texts` is emptied: what is held twice is long."""
+) -> None:
+    """Tokenise one batch, of whose `records` these are the columns, into documents. `texts` is
+    emptied: what is held twice is long."""
     normal, encoded = normalize_batch(texts)
     texts.clear()
-    digests = [hashlib.sha256(payload).hexdigest() for payload in encoded]
-    text_bytes = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    known, num_text_bytes = _known(worker, digests), int(text_bytes.sum())
-    if known:
-        new = [place for place in range(len(normal)) if place not in known]
-        normal, encoded = [normal[place] for place in new], [encoded[place] for place in new]
-    new_ids, ids = iter(_encode(worker, normal, encoded)), []
-    for k, number in enumerate(numbers.tolist()):
-        found = known[k] if k in known else next(new_ids)
-        if isinstance(found, str):
-            stored.failed[number] = found
-            found = memoryview(b"")
-        ids.append(found)
-    is_failed = np.isin(numbers, list(stored.failed))
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    stored.num_text_bytes += sum(map(len, encoded))
+    of_texts, num_known = worker.encoder.documents(normal, encoded)
+    stored.num_known += num_known
+    documents = [document for found in of_texts for document in found]
+    places = np.repeat(np.arange(len(of_texts)), [*map(len, of_texts)])
+    columns, records = columns.take(places), records[places]
+    _fill(worker, documents, columns)
+    stored.columns.append(columns)
+    for number in np.flatnonzero(columns.outcomes == BAD).tolist():
+        stored.failed[int(records[number])] = documents[number].failure
+    is_here = (columns.outcomes <= TRUNCATED) & np.isin(columns.buckets, list(worker.buckets))
+    here = list(compress(documents, is_here))
+    lines = id_lines([names[i] for i in places[is_here].tolist()], [one.sha256 for one in here])
+    columns.id_bytes[is_here] = [len(line) for line in lines]
+    stored.buckets += columns.buckets[is_here].tolist()
+    stored.records += np.where(columns.parts[is_here] > 0, -1, records[is_here]).tolist()
+    stored.text_bytes += [one.text_bytes for one in here]
+    stored.tokens += [one.ids[: worker.settings.max_doc_tokens] for one in here]
+    stored.lines += lines
+
+
+def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns) -> None:
+    """What is known of documents once they are tokenised, but for their lines of ids."""
+    count = len(documents)
+    lengths = np.fromiter((len(one.ids) for one in documents), np.int64, count)
+    is_failed = np.fromiter((bool(one.failure) for one in documents), np.bool_, count)
+    is_empty = np.fromiter((one.text_bytes == 0 for one in documents), np.bool_, count)
+    columns.parts[:] = np.fromiter((one.part for one in documents), np.int32, count)
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
-    outcomes[lengths < least] = FILTERED
-    outcomes[text_bytes == 0] = EMPTY
+    # A part is no short document, however short it is: nothing of a long one is lost.
+    outcomes[(lengths < least) & (columns.parts == 0)] = FILTERED
+    outcomes[is_empty] = EMPTY
     outcomes[is_failed] = BAD
-    columns.buckets[numbers[is_failed]] = -1
-    columns.outcomes[numbers] = outcomes
+    columns.outcomes[:] = outcomes
+    columns.buckets[is_failed] = -1
+    columns.are_replaced &= columns.parts <= 1  # a record counts once
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
-    is_kept, buckets = outcomes <= TRUNCATED, columns.buckets[numbers]
-    columns.num_tokens[numbers] = (np.minimum(lengths, most) + num_ends) * is_kept
-    is_here = is_kept & np.isin(buckets, list(worker.buckets))
-    lines = id_lines(list(compress(names, is_here)), list(compress(digests, is_here)))
-    columns.id_bytes[numbers[is_here]] = [len(line) for line in lines]
-    stored.buckets += buckets[is_here].tolist()
-    stored.records += numbers[is_here].tolist()
-    stored.text_bytes += text_bytes[is_here].tolist()
-    stored.tokens += [one[:most] for one in compress(ids, is_here)]
-    stored.lines += lines
-    return num_text_bytes, len(known)
-
-
-def _known(worker: BlockTokenizer, digests: Sequence[str]) -> dict[int, memoryview]:
-    """Tokens of the texts that the split holds already, by their place in the batch."""
-    if worker.known is None:
-        return {}
-    found = worker.known.find_texts(digests)
-    return {place: ids.astype(worker.integers, copy=False).data for place, ids in found.items()}
-
-
-def _encode(
-    worker: BlockTokenizer, texts: list[str], encoded: list[bytes]
-) -> list[memoryview | str]:
-    """The ids of each text, of a long one as many as decide what is stored of it; or why a text has
-    none."""
-    try:
-        return [*_ids(worker, texts, encoded)]
-    except TokenizerError as error:
-        if error.code != "E-TOKENIZER-TEXT":
-            raise
-        if len(texts) == 1:
-            return [str(error)]
-        pairs = zip(texts, encoded)
-        return [found for text, payload in pairs for found in _encode(worker, [text], [payload])]
-
-
-def _ids(worker: BlockTokenizer, texts: list[str], encoded: list[bytes]) -> list[memoryview]:
-    tokenizer = worker.tokenizer
-    if not texts:
-        return []
-    if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
-        ids = tokenizer.encode_long(texts[0], worker.settings.max_doc_tokens + 1)
-        return [ids.astype(worker.integers, copy=False).data]
-    ids, offsets = tokenizer.encode_batch(texts, encoded)
-    together = ids.astype(worker.integers, copy=False).data
-    return [together[start:stop] for start, stop in pairwise(offsets.tolist())]
+    is_kept = outcomes <= TRUNCATED
+    columns.num_tokens[:] = (np.minimum(lengths, most) + num_ends) * is_kept

@@ -119,7 +119,8 @@ def shard_dirs(directory: Path) -> list[Path]:
 
 def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
     """What prep left out of the documents of a split: empty and short ones, with their share of all
-    that it read, and how many it cut; empty where its shards do not say it."""
+    that it read; how many it cut, and how many records it split; empty if its shards do not say
+    it."""
     infos = [
         load_manifest(path / MANIFEST_NAME).extra.get("source_info", {})
         for path in shard_dirs(split_dir)
@@ -131,6 +132,7 @@ def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
         "left_out": num_left_out,
         "left_out_share": round(num_left_out / max(num_left_out + num_documents, 1), 4),
         "cut": sum(info["truncated_documents"] for info in infos),
+        "split": sum(info.get("split_records", 0) for info in infos),
     }
 
 

@@ -38,6 +38,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "policy": ("least_consumed", {"loader_plan"}),
     "prep.min_doc_tokens": (9, {"shards"}),
     "prep.max_doc_tokens": (20, {"shards"}),
+    "prep.long_documents": ("cut", set()),
     "prep.version": ("v2", {"shards"}),
     "prep.bos_token": ("auto", set()),
     "oracle.max_doc_tokens": (24, {"oracle_labels", "student"}),

@@ -283,7 +283,7 @@ def test_a_record_of_lines_is_used_for_its_own_files_only_and_whole(
 def test_documents_that_were_cut_are_tokenised_again_and_those_below_are_not(
     web: Web, tmp_path: Path
 ) -> None:
-    num_cut = web.with_(max_doc_tokens=100).prep().outcomes["truncated"]
+    num_cut = web.with_(max_doc_tokens=100, long_documents="cut").prep().outcomes["truncated"]
     report = web.prep()
     assert 0 < num_cut <= report.documents_tokenized < num_cut + 10
     assert web.digest() == _fresh(web, tmp_path / "fresh")

@@ -116,7 +116,7 @@ def test_documents_are_filtered_truncated_and_counted(
     encode = load_tiktoken("o200k_harmony").encode_ordinary
     sizes = sorted(len(encode(normalize_text(document["text"]))) for document in documents)
     least, most = sizes[60], sizes[150]
-    web = web.with_(min_doc_tokens=least, max_doc_tokens=most)
+    web = web.with_(min_doc_tokens=least, max_doc_tokens=most, long_documents="cut")
     num_long = sum(size > most for size in sizes)
     report = web.prep()
     lengths = [len(row) for b in range(4) for row in read_documents(web.out / f"shard_{b:04d}")]
@@ -326,13 +326,16 @@ def test_the_limit_of_open_files_is_raised_as_far_as_the_shards_need(
         web.at(web.out.with_name("other")).shards()
 
 
+@pytest.mark.parametrize("way", ["split", "cut"])
 def test_long_texts_are_tokenised_by_pieces_to_the_same_shards(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    web = web.with_(max_doc_tokens=50)
+    web = web.with_(max_doc_tokens=50, long_documents=way)
     web.prep()
     pieces = web.at(tmp_path / "pieces")
-    for name in ("_BATCH_CHARS", "PIECE_CHARS"):
-        monkeypatch.setattr(f"nmoe_core.prep.tokenize.{name}", 1)
-    assert pieces.prep().outcomes["truncated"] > 100
+    for name in ("tokenize._BATCH_CHARS", "encode.PIECE_CHARS"):
+        monkeypatch.setattr(f"nmoe_core.prep.{name}", 1)
+    report = pieces.prep()
+    assert (report.outcomes["truncated"] > 100) == (way == "cut")
+    assert report.num_documents > 300 - 100 * (way == "cut")
     assert pieces.digest() == web.digest()

@@ -1,0 +1,115 @@
+"""The ids of texts, in the integers of shard files; those of a text that is too long, by parts."""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.errors import TokenizerError
+from nmoe_core.prep.growth.known import KnownDocuments
+from nmoe_core.prep.settings import PrepSettings
+from nmoe_core.text.long_text import PIECE_CHARS
+from nmoe_core.text.paragraphs import split_text
+from nmoe_core.text.tokenizer import Tokenizer
+
+_WHOLE = 2**62
+# Parts are planned this much shorter than the limit, since tokens are not spread evenly.
+_SLACK = 1.05
+
+
+class Encoded(NamedTuple):
+    """One document: its text, and its ids without BOS and EOS."""
+
+    sha256: str
+    text_bytes: int
+    ids: memoryview
+    """Of a document that is cut, at least one more than the limit."""
+    part: int = 0
+    """Number of the part, from 1; 0: the record is whole."""
+    failure: str = ""
+    """Why the text has no ids."""
+
+
+class Encoder(NamedTuple):
+    """Encodes texts, or takes over the ids of those that the split holds already."""
+
+    tokenizer: Tokenizer
+    settings: PrepSettings
+    integers: np.dtype
+    known: KnownDocuments | None
+
+    def documents(
+        self, texts: Sequence[str], payloads: Sequence[bytes]
+    ) -> tuple[list[list[Encoded]], int]:
+        """The documents of each text, which is normalised; and how many texts were known."""
+        digests = [hashlib.sha256(payload).hexdigest() for payload in payloads]
+        known = self._known(digests)
+        new = [place for place in range(len(texts)) if place not in known]
+        found = iter(self._encode([texts[i] for i in new], [payloads[i] for i in new]))
+        documents = []
+        for place, (text, payload) in enumerate(zip(texts, payloads)):
+            ids = known[place] if place in known else next(found)
+            documents.append(self._of_text(text, digests[place], len(payload), ids))
+        return documents, len(known)
+
+    def _of_text(self, text: str, sha256: str, size: int, ids: memoryview | str) -> list[Encoded]:
+        if isinstance(ids, str):
+            return [Encoded(sha256, size, memoryview(b""), failure=ids)]
+        whole = Encoded(sha256, size, ids)
+        if len(ids) <= self.settings.max_doc_tokens or self.settings.long_documents == "cut":
+            return [whole]
+        parts = self._parts(text, ids)
+        if len(parts) == 1 or any(part.failure for part in parts):
+            return [whole]  # nothing in it can be split
+        return [part._replace(part=number) for number, part in enumerate(parts, 1)]
+
+    def _parts(self, text: str, ids: memoryview | str) -> list[Encoded]:
+        """A text by parts within the limit, as far as it can be split."""
+        payload = text.encode()
+        sha256 = hashlib.sha256(payload).hexdigest()
+        if isinstance(ids, str):
+            return [Encoded(sha256, len(payload), memoryview(b""), failure=ids)]
+        most = self.settings.max_doc_tokens
+        texts = []
+        if len(ids) > most:
+            texts = split_text(text, int(_SLACK * len(ids) / most) + 1)
+        if len(texts) < 2:
+            return [Encoded(sha256, len(payload), ids)]
+        parts = []
+        for part in texts:
+            [found] = self._encode([part], [part.encode()])
+            parts += self._parts(part, found)
+        return parts
+
+    def _known(self, digests: Sequence[str]) -> dict[int, memoryview]:
+        """Ids of the texts that the split holds already, by their place."""
+        if self.known is None:
+            return {}
+        found = self.known.find_texts(digests)
+        return {place: ids.astype(self.integers, copy=False).data for place, ids in found.items()}
+
+    def _encode(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[memoryview | str]:
+        """The ids of each text, or why it has none."""
+        try:
+            return [*self._ids(texts, payloads)]
+        except TokenizerError as error:
+            if error.code != "E-TOKENIZER-TEXT":
+                raise
+            if len(texts) == 1:
+                return [str(error)]
+            pairs = zip(texts, payloads)
+            return [found for text, payload in pairs for found in self._encode([text], [payload])]
+
+    def _ids(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[memoryview]:
+        if not texts:
+            return []
+        if len(texts) == 1 and len(texts[0]) > 2 * PIECE_CHARS:
+            is_cut = self.settings.long_documents == "cut"
+            most = self.settings.max_doc_tokens + 1 if is_cut else _WHOLE
+            ids = self.tokenizer.encode_long(texts[0], most)
+            return [ids.astype(self.integers, copy=False).data]
+        ids, offsets = self.tokenizer.encode_batch(texts, payloads)
+        together = ids.astype(self.integers, copy=False).data
+        return [together[start:stop] for start, stop in pairwise(offsets.tolist())]

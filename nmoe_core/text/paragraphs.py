@@ -1,0 +1,45 @@
+"""Splits a long text into parts of about equal length, at the ends of paragraphs."""
+
+import unicodedata
+
+# Ends that a cut may follow, best first: of a paragraph, a line, a sentence, a word.
+_ENDS = (("\n\n",), ("\n",), (". ", "! ", "? ", "。", "！", "？", "।"), (" ",))
+_REACH = 4
+
+
+def split_text(text: str, num_parts: int) -> list[str]:
+    """At most `num_parts` parts of a text, without the white space at their ends.
+
+    A cut stands at the last end of a paragraph before the place that would make equal parts; a
+    quarter of a part is searched. Without one it stands at the end of a line, of a sentence or of a
+    word; without any of these at that place, but never before a mark that belongs to a letter.
+
+    >>> split_text("One thing.\\n\\nAnother one. And more.", 2)
+    ['One thing.', 'Another one. And more.']
+    """
+    parts = []
+    start = 0
+    for remaining in range(num_parts, 1, -1):
+        length = (len(text) - start) // remaining
+        cut = _cut(text, start + length - length // _REACH, start + length)
+        parts.append(text[start:cut].strip())
+        start = cut
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
+
+
+def _cut(text: str, first: int, last: int) -> int:
+    """A place in `first` to `last`."""
+    for ends in _ENDS:
+        found = max(_after(text, end, first, last) for end in ends)
+        if found >= 0:
+            return found
+    while last > first and unicodedata.combining(text[last]):
+        last -= 1
+    return last
+
+
+def _after(text: str, end: str, first: int, last: int) -> int:
+    """The place after the last `end` there; -1 if there is none."""
+    place = text.rfind(end, first, last)
+    return place if place < 0 else place + len(end)
