@@ -6,7 +6,8 @@ number, or makes text without bound. Runs in the process of `sandbox`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from loader.files.nested import json_value
@@ -25,13 +26,14 @@ FUNCTIONS = frozenset(
         *("regexp_matches", "regexp_full_match", "like_escape", "not_like_escape"),
         *("list_contains", "array_contains", "list_has", "array_extract", "list_extract"),
         *("struct_extract", "year", "month", "day", "date_part", "list_value"),
+        *("if", "nullif", "md5_number"),
     )
 )
 TYPES = frozenset(
     (
         *("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT"),
         *("USMALLINT", "UINTEGER", "UBIGINT", "FLOAT", "DOUBLE", "VARCHAR", "DATE", "TIMESTAMP"),
-        "TIMESTAMP WITH TIME ZONE",
+        *("TIMESTAMP WITH TIME ZONE", "TEXT", "STRING", "BOOL", "LONG", "INT8", "FLOAT8"),
     )
 )
 _CHILDREN = {
@@ -64,14 +66,17 @@ _NO_MORE = {
     "sample": None,
     "qualify": None,
 }
+_SAMPLE = "write md5_number(ingest_id) % 100 < 10 for the same tenth of the documents every time"
 _PLAIN_CALL = {"schema": "", "catalog": "", "filter": None, "distinct": False}
+
+Names = Mapping[str, Sequence[str]]
 
 
 class Refused(Exception):
     """The expression may not be run: what is wrong, and what was found."""
 
-    def __init__(self, what: str, found: str = "", expected: str = "") -> None:
-        super().__init__(what, found, expected)
+    def __init__(self, what: str, found: str = "", expected: str = "", do: str = "") -> None:
+        super().__init__(what, found, expected, do)
 
 
 class Clause(NamedTuple):
@@ -85,9 +90,9 @@ class Clause(NamedTuple):
     """Those names."""
 
 
-def parse(connection: Any, expression: str, names: Mapping[str, str]) -> list[Clause]:
-    """The clauses of an expression; `names` gives the column of every spelling. Raises Refused;
-    ValueError: it is nested too deep."""
+def parse(connection: Any, expression: str, names: Names) -> list[Clause]:
+    """The clauses of an expression; `names` gives the column of every spelling, and the fields that
+    lead to a part of it. Raises Refused; ValueError: it is nested too deep."""
     if len(expression) > MAX_CHARS:
         raise Refused("the expression is too long", str(len(expression)), f"{MAX_CHARS} characters")
     if "\0" in expression:  # DuckDB spells a text without what follows its NUL
@@ -104,6 +109,8 @@ def parse(connection: Any, expression: str, names: Mapping[str, str]) -> list[Cl
     is_plain = is_plain and node["type"] == "SELECT_NODE" and node["from_table"]["type"] == "EMPTY"
     if not is_plain or len(node["select_list"]) != 1:
         raise Refused("more than an expression", expression, "one expression")
+    if node["select_list"][0].get("function_name") == "row":  # what DuckDB makes of `()`
+        raise Refused("the expression is empty", repr(expression), "a condition")
     clauses = list(_conjuncts(node["select_list"][0]))
     if len(clauses) > MAX_CLAUSES:
         raise Refused("too many clauses", str(len(clauses)), f"at most {MAX_CLAUSES}")
@@ -118,7 +125,7 @@ def _conjuncts(node: Any) -> Iterator[Any]:
         yield from _conjuncts(child)
 
 
-def _clause(connection: Any, select: Any, node: Any, names: Mapping[str, str]) -> Clause:
+def _clause(connection: Any, select: Any, node: Any, names: Names) -> Clause:
     text = _spelled(connection, select, node)
     columns: dict[str, None] = {}
     _judge(node, names, columns)
@@ -132,7 +139,7 @@ def _spelled(connection: Any, select: Any, node: Any) -> str:
     return text.removeprefix("SELECT ").removesuffix(";")
 
 
-def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> None:
+def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
     """Refuse what is not allowed at a node or below it; rename columns as in `names`."""
     kind = node.get("class")
     if kind == "OPERATOR" and node["type"] not in _OPERATORS:
@@ -141,15 +148,15 @@ def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> Non
         raise Refused("not allowed in an expression", str(kind or node.get("type")).lower())
     if kind == "COLUMN_REF":
         spelled = ".".join(node["column_names"])
-        column = _column(spelled, names)
-        node["column_names"] = [column]
-        columns[column] = None
+        node["column_names"] = [*_column(spelled, names)]
+        columns[node["column_names"][0]] = None
     elif kind == "FUNCTION":
         is_plain = all(node.get(key, value) == value for key, value in _PLAIN_CALL.items())
         if node["function_name"] not in FUNCTIONS or not is_plain or node["order_bys"]["orders"]:
-            raise Refused("no such function here", node["function_name"], _functions())
+            raise _no_function(node["function_name"])
     elif kind == "TYPE" and (node["type_name"].upper() not in TYPES or node["children"]):
-        raise Refused("no such type here", node["type_name"], ", ".join(sorted(TYPES)))
+        near = _meant(node["type_name"].upper(), TYPES)
+        raise Refused("no such type here", node["type_name"], ", ".join(sorted(TYPES)), near)
     for key in _CHILDREN[kind]:
         value = node[key]
         for child in value if isinstance(value, list) else [value]:
@@ -160,21 +167,36 @@ def _judge(node: Any, names: Mapping[str, str], columns: dict[str, None]) -> Non
                 _judge(child["expression"] if key == "arguments" else child, names, columns)
 
 
-def _column(spelled: str, names: Mapping[str, str]) -> str:
+def _column(spelled: str, names: Names) -> Sequence[str]:
     """The column of a spelling: the one of this case, or the only one of any case."""
     same = [name for name in names if name.lower() == spelled.lower()]
-    columns = {names[name] for name in same}
+    columns = {tuple(names[name]) for name in same}
     if spelled not in names and len(columns) > 1:
         raise Refused("columns differ by case only: write one as it is", spelled, ", ".join(same))
     if not columns:
-        raise Refused("no such column", spelled, ", ".join(_short(names)))
+        known, suffix = {name.lower(): name for name in names}, f".{spelled.lower()}"
+        of_several = [name for name in sorted(names) if name.lower().endswith(suffix)]
+        do = _meant(spelled.lower(), known, of_several)
+        raise Refused("no such column", spelled, ", ".join(_short(names)), do)
     return names[spelled] if spelled in names else columns.pop()
 
 
-def _short(names: Mapping[str, str]) -> list[str]:
+def _meant(written: str, known: Collection[str], surely: Sequence[str] = ()) -> str:
+    """A question that names what may have been meant; empty if nothing is near."""
+    spelled = known if isinstance(known, Mapping) else dict.fromkeys(known)
+    near = surely or [spelled[name] or name for name in get_close_matches(written, spelled, 1)]
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _no_function(name: str) -> Refused:
+    do = _SAMPLE if name in ("hash", "random") else _meant(name, FUNCTIONS)
+    return Refused("no such function here", name, _functions(), do)
+
+
+def _short(names: Names) -> list[str]:
     """One spelling of each column, the shortest."""
-    shortest: dict[str, str] = {}
-    for spelled, column in names.items():
+    shortest: dict[Sequence[str], str] = {}
+    for spelled, column in ((name, tuple(path)) for name, path in names.items()):
         if column not in shortest or len(spelled) < len(shortest[column]):
             shortest[column] = spelled
     return sorted(shortest.values())

@@ -7,14 +7,14 @@ question; then each table of columns is answered by a table of one boolean per c
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from nmoe_core.attributes.expression import Clause, Refused, parse
+from nmoe_core.attributes.expression import Clause, Names, Refused, parse
 from nmoe_core.base.errors import one_line
 
 REFUSED = (Refused, duckdb.Error, MemoryError, ValueError, pa.ArrowException)
@@ -56,7 +56,7 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
         _send(pipe, {"refused": refusal.args})
     except REFUSED as error:
         text = one_line(error)
-        _send(pipe, {"refused": [f"cannot be evaluated: {text}", "", ""]})
+        _send(pipe, {"refused": [f"cannot be evaluated: {text}", "", "", ""]})
 
 
 def opened() -> Any:
@@ -67,9 +67,7 @@ def opened() -> Any:
     )
 
 
-def conditions(
-    connection: Any, expression: str, names: Mapping[str, str], empty: pa.Table
-) -> list[Clause]:
+def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) -> list[Clause]:
     """The clauses of an expression over the columns of a table, as `parse`. Raises one of `REFUSED`
     where it may not be evaluated, or a clause is no condition."""
     clauses = parse(connection, expression, names)

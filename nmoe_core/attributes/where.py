@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Pipe
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from nmoe_core.base.errors import ConfigError
 MEMORY_BYTES = 3 * 2**30
 START_S = 30.0
 EVALUATE_S = 60.0
+T = TypeVar("T")
 
 
 class Where:
@@ -29,7 +30,7 @@ class Where:
     Args:
         expression: SQL.
         schema: Every column that it may name, as `attribute.column`; the column alone is another
-            spelling where only one attribute has it.
+            spelling where only one attribute has it. Fields of a struct follow it: `own.page.kb`.
         where: What errors name.
 
     Attributes:
@@ -55,11 +56,12 @@ class Where:
         )
         its_end.close()
         self.close = weakref.finalize(self, _end, self._process, self._pipe)
-        asked = {
-            "where": expression,
-            "names": spellings({label: column for column, label in columns.items()}),
-            "memory_bytes": MEMORY_BYTES,
+        labels = {
+            name: path
+            for column, label in columns.items()
+            for name, path in _with_fields(label, [column], self.schema[label])
         }
+        asked = {"where": expression, "names": spellings(labels), "memory_bytes": MEMORY_BYTES}
         empty = pa.schema(list(zip(columns, schema.values()))).empty_table()
         answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))
         self._refuse(answer)
@@ -109,12 +111,13 @@ class Where:
     def _refuse(self, answer: dict[str, Any]) -> None:
         if "refused" not in answer:
             return
-        what, found, expected = answer["refused"]
+        what, found, expected, do = answer["refused"]
         raise ConfigError(
-            f"where: {what}",
+            what,
             where=self._where,
             found=found[:200] or self.expression[:200],
             expected=expected or None,
+            do=do or None,
             code="E-SELECT-EXPRESSION",
         )
 
@@ -125,15 +128,23 @@ def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
     process.wait()
 
 
-def spellings(labels: Mapping[str, str]) -> dict[str, str]:
+def _with_fields(label: str, path: list[str], kind: pa.DataType) -> Iterator[tuple[str, list[str]]]:
+    yield label, path
+    for field in kind if pa.types.is_struct(kind) else ():
+        yield from _with_fields(f"{label}.{field.name}", [*path, field.name], field.type)
+
+
+def spellings(labels: Mapping[str, T]) -> dict[str, T]:
     """The column of every spelling: `attribute.column`, and the column's own name if one attribute
-    has it. An attribute of the run comes before a kept column of that name."""
+    has it. What every document has (`documents`) comes before an attribute's column of that name,
+    and that before a kept column."""
     alone: dict[str, list[str]] = {}
     for label in labels:
         alone.setdefault(label.partition(".")[2], []).append(label)
     found = dict(labels)
     for name, same in alone.items():
-        own = [label for label in same if not label.startswith("columns.")] or same
+        given = [label for label in same if label.startswith("documents.")]
+        own = given or [label for label in same if not label.startswith("columns.")] or same
         if len(own) == 1:
             found.setdefault(name, labels[own[0]])
     return found

@@ -62,7 +62,8 @@ def make(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def select(arguments: argparse.Namespace) -> list[Kept]:
-    from nmoe_core.tasks.selection.rule import preview_selection, required_where
+    from nmoe_core.tasks.selection.expression import required_where
+    from nmoe_core.tasks.selection.rule import preview_selection
     from nmoe_core.tasks.shards import chosen_sources
 
     run = run_of(arguments)

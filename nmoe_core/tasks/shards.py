@@ -74,7 +74,7 @@ def require_selectable(run: Run) -> None:
     """Raises ConfigError: `[curation] where` names a column that no task makes, or may not be run
     (E-SELECT-...). Called before anything is paid for."""
     if run.config.curation.where is not None:  # which needs packages that no other task does
-        from nmoe_core.tasks.selection.rule import open_planned
+        from nmoe_core.tasks.selection.expression import open_planned
 
         open_planned(run)
 

@@ -70,7 +70,7 @@ def selections(_: Path) -> Family:
     ours, plain = sandbox.opened(), sandbox.opened()
     plain.register("a", _TABLE)
     columns = {f"c{i}": name for i, name in enumerate(_TABLE.column_names)}
-    names = spellings({f"a.{name}": column for column, name in columns.items()})
+    names = spellings({f"a.{name}": [column] for column, name in columns.items()})
     table = _TABLE.rename_columns(list(columns))
 
     def text(root: Path) -> str:

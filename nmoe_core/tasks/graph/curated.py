@@ -67,7 +67,8 @@ class CurationLooks:
     def selection(self, shard: ShardPaths) -> Look:
         """At what `where` says of the documents of a shard."""
         from nmoe_core.attributes.files import find_footer
-        from nmoe_core.tasks.selection.rule import opened, required_where, selection_fingerprints
+        from nmoe_core.tasks.selection.expression import opened, required_where
+        from nmoe_core.tasks.selection.rule import selection_fingerprints
 
         run, expression = self._run, required_where(self._run)
         where = opened(run, shard.source, expression)

@@ -186,7 +186,7 @@ def _selected(graph: Graph, shard: ShardPaths, decisions: list[str]) -> np.ndarr
         return np.isin(np.asarray(decisions, np.str_), run.config.curation.include)
     import pyarrow as pa
 
-    from nmoe_core.tasks.selection.rule import opened
+    from nmoe_core.tasks.selection.expression import opened
     from nmoe_core.tasks.selection.view import read_columns
 
     where = opened(run, shard.source, run.config.curation.where)

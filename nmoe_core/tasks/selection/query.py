@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
 
-from nmoe_core.attributes.attribute import open_shard_documents
+from loader.files.nested import json_value
+from nmoe_core.attributes.expression import MAX_DEPTH
 from nmoe_core.attributes.where import spellings
 from nmoe_core.base.errors import ConfigError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.selection.view import Schema, read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.expression import known_schema, require_columns
+from nmoe_core.tasks.selection.view import DOCUMENTS, Schema, read_columns, run_schema, shard_parts
 
-OWN = ("source", "shard", "doc_id", "ingest_id")
+_ALWAYS = ("documents.doc_id",)  # as a view has at least a column
 _FORBIDDEN = ("enable_external_access", "python_enable_replacements")
 
 
@@ -30,14 +33,15 @@ class Answer(NamedTuple):
 
 def query(run: Run, sql: str) -> Answer:
     """Answer a question over the view `documents`: `source`, `shard`, `doc_id`, `ingest_id`, and
-    every attribute by its column's name, or by `"attribute.column"` where two have one. Only the
-    columns that the question names are read; no file or setting can be. Of columns that differ by
-    case only, which SQL takes for one, it may name one, as it is written. Raises ConfigError: it is
-    not SQL, names two such columns, or cannot be answered (E-SELECT-QUERY)."""
+    every attribute by its column's name, or as `attribute.column`, which is needed if two have it,
+    as in `where`. Only the columns that the question names are read; no file or setting can be. Of
+    columns that differ by case only, which SQL takes for one, it may name one, as it is written.
+    Raises ConfigError: it is not SQL, names two such columns, or cannot be answered
+    (E-SELECT-QUERY); and as `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}
-    wanted = {k: v for k, v in names.items() if "*" in text or v.lower() in text}
+    wanted = {k: v for k, v in names.items() if "*" in text or v.lower() in text or k in _ALWAYS}
     same = Counter(name.lower() for name in wanted.values())
     wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or "*" in text or v in sql}
     if len({name.lower() for name in wanted.values()}) < len(wanted):
@@ -67,15 +71,19 @@ def query(run: Run, sql: str) -> Answer:
         connection.execute("set lock_configuration=true")
         connection.register("documents", pa.concat_tables(tables, promote_options="permissive"))
         try:
-            found = connection.execute(sql)
+            found = connection.execute(_with_names(connection, sql, names))
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())
         except duckdb.Error as error:
+            if isinstance(error, duckdb.BinderException):
+                labels = {f'"{label.partition(".")[2]}"': label for label in known_schema(run)}
+                named = [label for quoted, label in labels.items() if quoted in str(error)]
+                require_columns(run, named, names, "nmoe sql")
             raise ConfigError(
                 "the question cannot be answered",
                 where="nmoe sql",
                 found=one_line(error),
-                expected=f"SQL over documents ({', '.join([*OWN, *names.values()])})",
+                expected=f"SQL over documents ({', '.join(names.values())})",
                 code="E-SELECT-QUERY",
             ) from None
 
@@ -87,23 +95,40 @@ def _names(schemas: Iterable[Schema]) -> dict[str, str]:
     found = {}
     for label in labels:
         name = label.partition(".")[2]
-        is_own = known.get(name) == label and name.lower() not in OWN
-        found[name if is_own else label] = label
+        is_own = name.lower() not in DOCUMENTS or label.startswith("documents.")
+        found[name if is_own and known.get(name) == label else label] = label
     return found
 
 
+def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
+    """The question with each `attribute.column` by its name in the view."""
+    ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
+    parsed, changed = json_value(text, MAX_DEPTH), False
+    if parsed["error"] or len(parsed["statements"]) != 1:
+        return sql
+    for node in _column_references(parsed):
+        name = names.get(".".join(node["column_names"]))
+        if name is not None and node["column_names"] != [name]:
+            node["column_names"], changed = [name], True
+    if not changed:
+        return sql
+    asked = "select json_deserialize_sql(?::json)"
+    ((text,),) = connection.execute(asked, [json.dumps(parsed)]).fetchall()
+    return text
+
+
+def _column_references(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if node.get("class") == "COLUMN_REF":
+            yield node
+        node = list(node.values())
+    for child in node if isinstance(node, list) else ():
+        yield from _column_references(child)
+
+
 def _shard(run: Run, shard: ShardPaths, schema: Schema, wanted: dict[str, str]) -> pa.Table:
-    opened = open_shard_documents(shard)
-    count, parts = len(opened.ingest_ids), shard_parts(run, shard)
+    parts = shard_parts(run, shard)
     present = [label for label in wanted if label.partition(".")[0] in parts]
     rows = read_columns(run, shard, schema, present)
-    own: dict[str, Any] = {
-        "source": pa.array([shard.source] * count, pa.string()),
-        "shard": pa.array([shard.bucket] * count, pa.int32()),
-        "doc_id": pa.array(opened.documents.doc_ids, pa.string()),
-        "ingest_id": pa.array(opened.ingest_ids, pa.string()),
-    }
-    for label, name in wanted.items():
-        kind = schema.get(label, pa.null())
-        own[name] = rows.column(label) if label in present else pa.nulls(count, kind)
-    return pa.table(own)
+    nulls = {label: pa.nulls(len(rows), schema.get(label, pa.null())) for label in wanted}
+    return pa.table({n: rows[k] if k in present else nulls[k] for k, n in wanted.items()})

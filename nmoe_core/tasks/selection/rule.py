@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from heapq import nsmallest
 from itertools import compress
 from operator import attrgetter
@@ -22,19 +21,19 @@ from nmoe_core.attributes.files import is_attribute_current, read_attribute, rea
 from nmoe_core.attributes.where import Where, first_failures
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.tasks.selection.expression import opened, required_where
 from nmoe_core.tasks.selection.outcome import clauses_of, why_left_out
-from nmoe_core.tasks.selection.view import planned_schema, read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import read_columns, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _EDGE_TOKENS = 24
-_TOLD_ELSEWHERE = ("columns", "quality", "topics")
+_TOLD_ELSEWHERE = ("documents", "columns", "quality", "topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +120,6 @@ def selection_fingerprints(
         "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
         "code": CODES["select"],
     }
-
-
-def required_where(run: Run) -> str:
-    """The run's expression; ConfigError where it has none."""
-    if run.config.curation.where is None:
-        raise ConfigError(
-            "curation.where is not set",
-            where=run.path,
-            do="set it, or use --where",
-            code="E-CONFIG-MISSING",
-        )
-    return run.config.curation.where
-
-
-def open_planned(run: Run) -> Where:
-    """The run's expression over all columns that its tasks will make; raises as `select_shards`."""
-    return _opened(required_where(run), tuple(sorted(planned_schema(run).items())), str(run.path))
-
-
-def opened(run: Run, source: str, expression: str) -> Where:
-    """The expression over the columns of a source; its process goes on to the next shard, and to
-    the next source of equal columns."""
-    return _opened(expression, tuple(sorted(run_schema(run, source).items())), str(run.path))
-
-
-@lru_cache(maxsize=4)
-def _opened(expression: str, schema: tuple[tuple[str, pa.DataType], ...], where: str) -> Where:
-    return Where(expression, dict(schema), where)
 
 
 def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:

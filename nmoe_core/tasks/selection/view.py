@@ -7,7 +7,7 @@ columns that are asked for are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,8 +15,10 @@ import orjson
 import pyarrow as pa
 
 from loader.files.format import Manifest, load_manifest
+from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.attributes.files import read_attribute, read_footer, stale
 from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.run import Run
@@ -36,6 +38,12 @@ _SCORES: Schema = {
     "early_exit": pa.bool_(),
 }
 _TOPICS: Schema = {"topic": pa.uint16()}
+DOCUMENTS: Schema = {
+    "source": pa.string(),
+    "shard": pa.int32(),
+    "doc_id": pa.string(),
+    "ingest_id": pa.string(),
+}
 
 
 class Part(NamedTuple):
@@ -54,7 +62,7 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     are."""
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
-    found: dict[str, Part] = {}
+    found = {"documents": _documents(shard)}
     if column_files(manifest):
         found["columns"] = _of_file(shard, manifest, "columns")
     for name in attribute_names(run):
@@ -96,15 +104,18 @@ def planned_schema(run: Run) -> Schema:
     `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
     parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
-    for name in attribute_names(run):
-        if name != _HIDDEN:
-            parts[name] = {field.name: field.type for field in attribute_schema(run, name)}
-    return {
-        f"{name}.{column}": kind
-        for name, part in parts.items()
-        for column, kind in part.items()
-        if column not in KEYS
-    }
+    made = {n: attribute_schema(run, n) for n in attribute_names(run) if n != _HIDDEN}
+    return labelled({"documents": DOCUMENTS}) | labelled(parts) | labelled(made)
+
+
+def labelled(parts: Mapping[str, Schema | pa.Schema]) -> Schema:
+    """Columns of attributes, without the keys of their rows, as `attribute.column`."""
+    found: Schema = {}
+    for name, part in parts.items():
+        fields = part if isinstance(part, dict) else {field.name: field.type for field in part}
+        own = {c: kind for c, kind in fields.items() if name == "documents" or c not in KEYS}
+        found |= {f"{name}.{column}": kind for column, kind in own.items()}
+    return found
 
 
 def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[str]) -> pa.Table:
@@ -141,6 +152,21 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
             found.setdefault(label, pa.nulls(num_rows.total_documents, schema[label]))
     ordered = {label: found[label] for label in labels}
     return pa.table(ordered) if ordered else pa.table({"": pa.nulls(num_rows.total_documents)})
+
+
+def _documents(shard: ShardPaths) -> Part:
+    def read(columns: Sequence[str]) -> pa.Table:
+        opened = open_shard_documents(shard)
+        count = len(opened.ingest_ids)
+        values = {
+            "source": [shard.source] * count,
+            "shard": [shard.bucket] * count,
+            "doc_id": opened.documents.doc_ids,
+            "ingest_id": opened.ingest_ids,
+        }
+        return pa.table({name: pa.array(values[name], DOCUMENTS[name]) for name in columns})
+
+    return Part(DOCUMENTS, lambda: sha256_json([shard.source, shard.bucket]), read)
 
 
 def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:

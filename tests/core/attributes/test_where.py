@@ -1,5 +1,6 @@
 """An expression keeps what it says in every order of rows, and nothing else may be asked of it."""
 
+import hashlib
 import json
 import os
 import time
@@ -35,6 +36,10 @@ TABLE = pa.table(
         "columns.meta.kb": list(range(24)),
         "columns.tags": [["a"], [], None, ["a", "b"], ["c"], [None]] * 4,
         "own.stars": pa.nulls(24),
+        "own.page": [{"kb": 3, "site": {"host": "a"}}, {"kb": 9, "site": None}, None] * 8,
+        "documents.source": ["web", "web", "code"] * 8,
+        "documents.ingest_id": [f"id{i}" for i in range(24)],
+        "columns.source": ["ours"] * 24,
     }
 )
 SCHEMA = {field.name: field.type for field in TABLE.schema}
@@ -118,6 +123,14 @@ def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_reco
         ("try(columns.lang::int) is null", 24),
         ("length(lang || 'a') = 3", 20),
         ("coalesce(columns.lang, language.lang) in ('zh', 'x', 'en')", 12),
+        ("source = 'web' and columns.source = 'ours'", 16),
+        ("source <> 'web' or n_words > 20", 16),
+        ("meta.kb::text = '3' or meta.kb::string = '4'", 2),
+        ("nullif(lang, 'en') is null", 12),
+        ("if(lang = 'zh', true, n_words > 500)", 8),
+        ("page.kb > 3", 8),
+        ("own.page.Site.host = 'a'", 8),
+        ("page['kb'] = 3 and (own.page).kb = 3", 8),
     ],
 )
 def test_expressions_mean_what_they_mean_in_sql(expression: str, kept: int) -> None:
@@ -207,7 +220,7 @@ HOSTILE = [
 @pytest.mark.parametrize("expression", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_plain_condition_is_refused_at_once(expression: str) -> None:
     started = time.process_time()
-    with refused("E-SELECT-EXPRESSION", "where: ", naming=["run.toml"]):
+    with refused("E-SELECT-EXPRESSION", naming=["run.toml: "]):
         _where(expression).evaluate(TABLE)
     assert time.process_time() - started < 1
 
@@ -231,6 +244,39 @@ def test_the_depth_of_operators_is_counted_and_has_a_limit(
 def test_a_wrong_name_is_refused_with_the_names_that_there_are() -> None:
     with refused("E-SELECT-EXPRESSION", naming=["found lan,", "is_survivor, lang, meta.kb"]):
         _where("lan = 'en'")
+
+
+@pytest.mark.usefixtures("in_a_thread")
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("n_word > 3", "did you mean n_words?"),
+        ("Signals.n_wrods > 3", "did you mean signals.n_words?"),
+        ("lang = 'en'", "did you mean columns.lang or language.lang or own.lang?"),
+        ("page.kbs > 3", "did you mean page.kb?"),
+        ("lenght(columns.lang) > 3", "did you mean length?"),
+        ("columns.lang::strng = 'a'", "did you mean STRING?"),
+        ("", "the expression is empty"),
+        (" -- nothing", "the expression is empty"),
+        ("hash(ingest_id) % 10 = 0", "md5_number"),
+        ("random() < 0.1", "md5_number"),
+    ],
+)
+def test_a_refusal_says_what_was_meant(expression: str, said: str) -> None:
+    table = TABLE.append_column("own.lang", pa.nulls(24, pa.string()))
+    schema = {field.name: field.type for field in table.schema}
+    with refused("E-SELECT-EXPRESSION", naming=[said]):
+        module.Where(expression, schema, "run.toml")
+
+
+@pytest.mark.usefixtures("in_a_thread")
+def test_a_share_of_documents_is_the_same_ones_always() -> None:
+    names = TABLE.column("documents.ingest_id").to_pylist()
+    found = _where("md5_number(ingest_id) % 10 < 4").evaluate(TABLE)
+    hashes = [int.from_bytes(hashlib.md5(name.encode()).digest(), "little") for name in names]
+    tenths = [number % 10 for number in hashes]
+    assert found.tolist() == [[tenth < 4 for tenth in tenths]]
+    assert 0 < found.sum() < 24
 
 
 @pytest.mark.parametrize(

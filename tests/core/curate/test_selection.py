@@ -15,8 +15,8 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_regrade, plan_run
 from nmoe_core.tasks.selection.composition import Portion, composition, most_moved
+from nmoe_core.tasks.selection.expression import opened
 from nmoe_core.tasks.selection.outcome import left_out, why_left_out
-from nmoe_core.tasks.selection.rule import opened
 from nmoe_core.tasks.shards import each_shard
 from tests.core.curate.corpus import Corpus
 from tests.project import jsonl_source, said, write_project
@@ -326,8 +326,55 @@ def test_attributes_that_are_not_made_or_of_other_documents_are_refused(
     refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-FORMAT")
     for bucket in (0, 1):
         numbered.shard(bucket).attribute("own").unlink()
-    line = refused_line(capsys, "select", *_flags(numbered), code="E-SELECT-EXPRESSION")
-    assert "no such column; found number" in line
+    line = refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-MISSING")
+    assert "found number; run `nmoe attributes`" in line
+    shard.tree.data.rename(numbered.root / "elsewhere")
+    line = refused_line(capsys, "select", *_flags(numbered), code="E-ATTRIBUTE-MISSING")
+    assert line.endswith("run `nmoe run prep`")
+
+
+def test_the_source_and_the_ids_of_a_document_have_one_name_in_a_rule_and_in_a_question(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = _rows(numbered)
+    tenth = "md5_number(ingest_id) % 10 < 4"
+    (counted,) = said(
+        capsys, "sql", f"select count(*) as n from documents where {tenth}", *_flags(numbered)
+    )
+    assert 0 < counted["n"] < len(rows)
+    for rule, kept in (
+        ("source = 'web'", len(rows)),
+        ("documents.source <> 'web'", 0),
+        ("shard = 1", sum(row["bucket"] == 1 for row in rows)),
+        (f"doc_id = '{rows[7]['doc_id']}' and own.number = 7", 1),
+        (tenth, counted["n"]),
+    ):
+        assert said(capsys, "select", *_flags(numbered), "--where", rule)[0]["kept"] == kept
+        asked = f"select count(*) as n from documents where {rule}"
+        assert said(capsys, "sql", asked, *_flags(numbered)) == [{"n": kept}]
+    _run(numbered, tenth)
+    assert main(["curate", "shards", *_flags(numbered)]) == 0
+    assert sum(verify_curated_shard(numbered.shard(bucket)) for bucket in (0, 1)) == counted["n"]
+
+
+def test_a_rule_is_refused_where_it_was_written(
+    numbered: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = "numbr > 1"
+    for flags, place in (
+        (["--where", wrong], "--where"),
+        (["--set", f"curation.where={wrong}"], "--set curation.where"),
+    ):
+        line = refused_line(capsys, "select", *_flags(numbered), *flags, code="E-SELECT-EXPRESSION")
+        assert line.startswith(f"ERROR [E-SELECT-EXPRESSION]: {place}: no such column")
+        assert line.endswith("did you mean number?")
+    line = refused_line(
+        capsys, "select", *_flags(numbered), "--where", "n_words > 9", code="E-SELECT-EXPRESSION"
+    )
+    assert line.endswith("add signals to [attributes] use")
+    asked = "select n_words from documents"
+    line = refused_line(capsys, "sql", asked, *_flags(numbered), code="E-SELECT-EXPRESSION")
+    assert line.endswith("add signals to [attributes] use")
 
 
 @pytest.mark.parametrize(
