@@ -12,8 +12,8 @@ from pathlib import Path
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.storage import path_text
 
-_SYSTEM = {"/proc", "/sys", "/dev"}
-_MEMORY = {"/dev/shm"}  # files like any others
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+_MEMORY = "/dev/shm/"  # files like any others
 
 
 class Links:
@@ -21,32 +21,36 @@ class Links:
 
     def __init__(self, are_followed: bool) -> None:
         self.tops: set[str] = set()
-        self.named: set[Path] = set()
+        self.named: set[str] = set()
         self._are_followed = are_followed
-        self._directories: dict[str, str] = {}
+        self._targets: dict[str, str] = {}
 
     def lead_out(self, path: str | Path) -> bool:
         """Whether a path may not be read. Raises SourceError: it leads to what the system tells of
         itself (E-SOURCE-LINK)."""
+        path = os.fspath(path)
         target = self._target(path)
-        if is_below(target, _SYSTEM) and not is_below(target, _MEMORY):
+        if f"{target}/".startswith(_SYSTEM) and not f"{target}/".startswith(_MEMORY):
             what = "what the system tells of itself and of its processes is not read"
             raise _refusal(what, path, target, "remove the link")
-        return not (self._are_followed or Path(path) in self.named or is_below(target, self.tops))
+        return not (self._are_followed or path in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
         """Refuse those of the paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
         if found := [path for path in paths if self.lead_out(path)]:
             what = f"symbolic links ({len(found)} in all) lead out of the directory of the source"
             do = "remove them, name what they lead to, or set follow_links = true for this source"
-            raise _refusal(what, found[0], self._target(found[0]), do)
+            raise _refusal(what, found[0], self._target(os.fspath(found[0])), do)
 
-    def _target(self, path: str | Path) -> str:
-        directory, name = os.path.split(path)
-        if directory not in self._directories:
-            self._directories[directory] = os.path.realpath(directory)
-        target = os.path.join(self._directories[directory], name)
-        return os.path.realpath(target) if os.path.islink(target) else target
+    def _target(self, path: str) -> str:
+        if path not in self._targets:
+            above, name = os.path.split(path)
+            is_plain = above != path and name not in ("", ".", "..") and not os.path.islink(path)
+            if is_plain:  # most are, and cost one system call
+                self._targets[path] = os.path.join(self._target(above), name)
+            else:
+                self._targets[path] = os.path.realpath(path)
+        return self._targets[path]
 
 
 def is_below(path: str, tops: set[str]) -> bool:

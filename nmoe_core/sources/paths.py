@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.links import Links
+from nmoe_core.sources.matches import Directories
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
@@ -151,18 +152,24 @@ def _local_files(
         places.append((root, rest))
         tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
         if (path := root / rest).is_file():  # whatever characters its name has
-            links.named.add(path)
+            links.named.add(os.fspath(path))
         else:
             links.tops.add(os.path.realpath(tops[-1]))
-    found: dict[Path, None] = {}
+    found: dict[str, None] = {}
+    directories = Directories(links)
     for (pattern, _), (root, rest) in zip(expanded, places):
-        matches = _matches(root, rest, links)
+        path = root / rest
+        if os.fspath(path) in links.named:
+            matches = [os.fspath(path)]
+        else:
+            matches = directories.files(root, rest) if glob.has_magic(rest) else []
         if not matches:
-            raise _nothing_found(pattern, str(root / rest))
+            raise _nothing_found(pattern, str(path))
         found.update(dict.fromkeys(matches))
     top = os.path.commonpath(tops) if tops else ""
     for path in found:
-        yield SourceFile(path, path_text(Path(os.path.abspath(path)).relative_to(top)))
+        name = os.path.abspath(path).removeprefix(top).lstrip("/")
+        yield SourceFile(Path(path), path_text(name))
 
 
 def _num_fixed(parts: Sequence[str]) -> int:
@@ -206,47 +213,3 @@ def _type(fs: Any, key: str) -> str:
         if isinstance(error.__cause__, OSError):  # HTTP: no server answered
             raise error.__cause__ from None
         return "absent"
-
-
-def _matches(root: Path, pattern: str, links: Links) -> list[Path]:
-    if (path := root / pattern) in links.named:
-        return [path]
-    # root_dir keeps glob characters of the directory's own name out of the pattern.
-    is_glob = glob.has_magic(pattern)
-    if "**" in (parts := pattern.split("/")):
-        head = "/".join(parts[: parts.index("**")])
-        for top in glob.iglob(head + "/", root_dir=root) if head else [""]:
-            _refuse_loops(root / top, links)
-    names = glob.iglob(pattern, root_dir=root, recursive=True) if is_glob else [pattern]
-    return [path for path in (root / name for name in names) if path.is_file()]
-
-
-def _refuse_loops(top: Path, links: Links) -> None:
-    """Refuse links below `top` that would let `**` leave it, or read files again and again."""
-    leading_out: list[str] = []
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(top), frozenset())]
-    while waiting:
-        path, above = waiting.pop()
-        if links.lead_out(path):  # perhaps to the whole machine
-            leading_out.append(path)
-            continue
-        try:
-            status, entries = os.stat(path), list(os.scandir(path))
-        except OSError:  # a directory that glob leaves out too
-            continue
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            raise SourceError(
-                "a symbolic link leads back to a directory above it",
-                where=path_text(Path(path)),
-                found=path_text(Path(os.path.realpath(path))),
-                do="remove the link, or name the directories instead of **",
-                code="E-SOURCE-LOOP",
-            )
-        above |= {identity}
-        for entry in entries:
-            # Only a link costs a system call.
-            is_dir = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-            if is_dir and not entry.name.startswith("."):
-                waiting.append((entry.path, above))
-    links.refuse(sorted(leading_out))

@@ -95,7 +95,7 @@ class SourceFile(NamedTuple):
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def path_text(path: Path) -> str:
+def path_text(path: Path | str) -> str:
     """A path as text; bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 

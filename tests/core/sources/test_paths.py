@@ -1,8 +1,10 @@
 """Text files: one file, one name, one document, wherever the tree lies and whatever it holds."""
 
+import glob
 import gzip
 import itertools
 import os
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -70,6 +72,35 @@ def test_a_name_that_is_not_utf8_is_escaped_and_may_not_be_that_of_another_file(
     with refused("E-SOURCE-DUPLICATE") as caught:
         find_files(("*.txt",), tmp_path)
     assert str(caught.value).count(f"{tmp_path}/a\\xff.txt") == 2
+
+
+_NAMES = st.sampled_from(["a", "b", ".h", "c[1]", "x.txt", "y.md", ".z.txt"])
+_TREES = st.lists(st.lists(_NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=8)
+_ANY_PATTERN = st.lists(
+    st.sampled_from(["**", "*", "a", "b", "?", ".*", "[ab]", "*.txt", "x.txt", "c[[]1]"]),
+    min_size=1,
+    max_size=5,
+).map("/".join)
+
+
+@settings(max_examples=200)
+@given(_TREES, _ANY_PATTERN)
+def test_a_pattern_finds_the_files_that_glob_finds(
+    tmp_path_factory: pytest.TempPathFactory, tree: list[str], pattern: str
+) -> None:
+    base = tmp_path_factory.mktemp("tree")
+    for name in tree:
+        with suppress(OSError):  # a file stands where a directory would be
+            (base / name).parent.mkdir(parents=True, exist_ok=True)
+            (base / name).touch()
+    (base / "link").symlink_to(base / "a")
+    paths = {base / name for name in glob.glob(pattern, root_dir=base, recursive=True)}
+    expected = {path for path in paths if path.is_file()}
+    if expected:
+        assert {file.path for file in find_files([pattern], base)} == expected
+    else:
+        with refused("E-SOURCE-NOTFOUND"):
+            find_files([pattern], base)
 
 
 _LITERALS = st.text(alphabet="ab/._-*?", max_size=4)
