@@ -27,9 +27,11 @@ from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader
 from nmoe_core.grading.inputs import GradeDocument
-from nmoe_core.heads.features import DocumentTokens, batches
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.features import batches
+from nmoe_core.heads.models import Judge, Probe
+from nmoe_core.heads.scores import DocumentTokens
 from nmoe_core.heads.scoring import Heads, HeadScorer
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 from nmoe_core.labels.scores import QUALITY
 
 NUM_DOCUMENTS, MAX_BATCH = 32, 8

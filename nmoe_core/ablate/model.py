@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nmoe_core.heads.features import one_thread
+from nmoe_core.heads.scores import one_thread
 
 CONTEXT, BATCH = 256, 8
 SEPARATOR = 256

@@ -1,4 +1,5 @@
-"""The kept columns of committed shards: `columns.parquet` beside the files of each."""
+"""The columns of attributes, told without compiled code, and the kept columns of committed shards:
+`columns.parquet` beside the files of each."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,54 @@ from nmoe_core.config.attributes import KEYS
 from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import seal_file
 
+NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
+"""Of the first three sizes the most frequent one counts, of the others all that are repeated."""
+COUNTS = (
+    *("n_chars", "n_words", "n_symbol_words", "n_stop_words", "n_lines", "n_newlines"),
+    *("n_paragraphs", "n_sentences", "n_c4_sentences"),
+)
+SHARES = (
+    *("mean_word_chars", "hashes_per_word", "ellipses_per_word", "alphabetic_words"),
+    *("bullet_lines", "ellipsis_lines", "ended_lines", "short_lines", "c4_lines"),
+    *("refinedweb_cut_words", "dup_lines", "dup_line_chars", "dup_paragraphs"),
+    *("dup_paragraph_chars", *(f"{'top' if n < 5 else 'dup'}_{n}gram_chars" for n in NGRAMS)),
+)
+FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
+PERSONAL = ("n_emails", "n_ips", "n_cards", "n_ibans", "n_phones")
+SCHEMAS = {
+    "signals": pa.schema(
+        [
+            *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
+            *(pa.field(name, pa.float32(), nullable=False) for name in SHARES),
+            *(pa.field(name, pa.bool_(), nullable=False) for name in FLAGS),
+        ]
+    ),
+    "language": pa.schema(
+        [
+            pa.field("lang", pa.string(), nullable=False),  # ISO 639-1, or `und`
+            pa.field(
+                "lang_score", pa.float32()
+            ),  # 0 to 1 by the detector; null where it was not asked
+        ]
+    ),
+    "contamination": pa.schema(
+        [
+            pa.field("contamination", pa.float32(), nullable=False),  # share of words, 0 to 1
+            pa.field("contaminated_by", pa.string()),  # the set with most of these words
+        ]
+    ),
+    "pii": pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PERSONAL]),
+    "duplicates": pa.schema(
+        [
+            pa.field("is_survivor", pa.bool_(), nullable=False),
+            pa.field("exact_of", pa.string()),  # {source}//{ingest id} of the kept document
+            pa.field("near_of", pa.string()),
+            pa.field("near_jaccard", pa.float32()),
+            pa.field("contained_in", pa.string()),  # of a survivor that is a part of another
+            pa.field("containment", pa.float32()),
+        ]
+    ),
+}
 _EXAMPLE_CHARS = 40
 
 

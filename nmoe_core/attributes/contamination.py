@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import Parts, bits, bloom, parts, place
 from nmoe_core.attributes.kernels.words import mix, words
 from nmoe_core.attributes.minhash import batches
@@ -30,12 +31,7 @@ from nmoe_core.base.jsonl import read_objects
 
 WINDOW_WORDS, LEAST_WORDS = 13, 8
 _AT_A_TIME = 1024  # windows
-SCHEMA = pa.schema(
-    [
-        pa.field("contamination", pa.float32(), nullable=False),  # share of words, 0 to 1
-        pa.field("contaminated_by", pa.string()),  # the set with most of these words
-    ]
-)
+SCHEMA = SCHEMAS["contamination"]
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -28,21 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmoe_core.attributes.attribute import lengths_of
+from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import bloom
 from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, sharing
 from nmoe_core.attributes.minhash import NUM_HASHES, band_keys, bands, jaccard, rows_of
 from nmoe_core.attributes.shared import Before, ShardRows
 
-SCHEMA = pa.schema(
-    [
-        pa.field("is_survivor", pa.bool_(), nullable=False),
-        pa.field("exact_of", pa.string()),  # {source}//{ingest id} of the kept document
-        pa.field("near_of", pa.string()),
-        pa.field("near_jaccard", pa.float32()),
-        pa.field("contained_in", pa.string()),  # of a survivor that is a part of another
-        pa.field("containment", pa.float32()),
-    ]
-)
+SCHEMA = SCHEMAS["duplicates"]
 JACCARD = 0.7
 MAX_VISITS = 128  # kept documents that one is compared with
 CONTAINED_JACCARD = 0.4  # least similarity of a text and a part of it that is looked for

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.words import (
     ALONE,
     ALPHA,
@@ -28,12 +29,7 @@ from nmoe_core.attributes.kernels.words import (
 from nmoe_core.attributes.minhash import batches
 
 MIN_LETTERS, MIN_SHARE, UNDETERMINED = 50, 1 / 3, "und"
-SCHEMA = pa.schema(
-    [
-        pa.field("lang", pa.string(), nullable=False),  # ISO 639-1, or `und`
-        pa.field("lang_score", pa.float32()),  # 0 to 1 by the detector; null where it was not asked
-    ]
-)
+SCHEMA = SCHEMAS["language"]
 _ALPHA, _ALONE, _SPACE = ALPHA << CODE_BITS, ALONE << CODE_BITS, SPACE << CODE_BITS
 
 

@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from nmoe_core.attributes.columns import SCHEMAS
+
 # Numbers of digits of cards, by the first and the last of their first four digits.
 _CARDS = {
     (2221, 2720): (16,),  # Mastercard
@@ -117,7 +119,7 @@ PATTERNS = {
         is_phone,
     ),
 }
-SCHEMA = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PATTERNS])
+SCHEMA = SCHEMAS["pii"]
 
 
 def pii(texts: pa.Array) -> pa.Table:

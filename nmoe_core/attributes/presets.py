@@ -8,7 +8,7 @@ would keep.
 
 from typing import NamedTuple
 
-from nmoe_core.attributes.kernels.repetition import NGRAMS
+from nmoe_core.attributes.columns import NGRAMS
 
 
 class Preset(NamedTuple):

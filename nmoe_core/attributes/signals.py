@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from nmoe_core.attributes.kernels.repetition import NGRAMS, new_set, ngram_chars, repeated
+from nmoe_core.attributes.columns import COUNTS, FLAGS, SCHEMAS, SHARES
+from nmoe_core.attributes.kernels.repetition import new_set, ngram_chars, repeated
 from nmoe_core.attributes.kernels.words import (
     CODE_BITS,
     CODE_MASK,
@@ -54,24 +55,7 @@ COUNTER = (
     r"^[^\pL\pN_]*\d(?:,|\.|\d)*(?:K|k|M|m|B|b)?\s+(?:likes|shares|comments|retweets|reposts|quotes|"
     r"bookmarks|upvotes|downvotes|downloads|views|followers)[^\pL\pN_]*$"
 )
-COUNTS = (
-    *("n_chars", "n_words", "n_symbol_words", "n_stop_words", "n_lines", "n_newlines"),
-    *("n_paragraphs", "n_sentences", "n_c4_sentences"),
-)
-SHARES = (
-    *("mean_word_chars", "hashes_per_word", "ellipses_per_word", "alphabetic_words"),
-    *("bullet_lines", "ellipsis_lines", "ended_lines", "short_lines", "c4_lines"),
-    *("refinedweb_cut_words", "dup_lines", "dup_line_chars", "dup_paragraphs"),
-    *("dup_paragraph_chars", *(f"{'top' if n < 5 else 'dup'}_{n}gram_chars" for n in NGRAMS)),
-)
-FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
-SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
-        *(pa.field(name, pa.float32(), nullable=False) for name in SHARES),
-        *(pa.field(name, pa.bool_(), nullable=False) for name in FLAGS),
-    ]
-)
+SCHEMA = SCHEMAS["signals"]
 _WORD, _ALONE, _UNSPACED, _SPACE, _ALPHA, _UPPER, _DIGIT = (1 << CODE_BITS + i for i in range(7))
 _END, _WIDE_END, _CLOSER, _LINE_END = 1, 2, 4, 8
 _IS_POLICY, _IS_COUNTER = 1, 2

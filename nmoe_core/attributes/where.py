@@ -62,7 +62,7 @@ class Where:
             for name, path in _with_fields(label, [column], self.schema[label])
         }
         asked = {"where": expression, "names": spellings(labels), "memory_bytes": MEMORY_BYTES}
-        empty = pa.schema(list(zip(columns, schema.values()))).empty_table()
+        empty = pa.Table.from_batches([], pa.schema(list(zip(columns, schema.values()))))
         answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))
         self._refuse(answer)
         self.clauses: list[str] = answer["clauses"]

@@ -28,9 +28,8 @@ from nmoe_core.calibration.rows import CalibrationRows, rows_from_predictions, r
 from nmoe_core.calibration.summary import operating_points, summarise
 from nmoe_core.calibration.targets import DELTA, Languages, Targets, require_languages
 from nmoe_core.config.tree import CALIBRATION_NAME, COST_NAME
-from nmoe_core.heads.features import Corpus, one_thread
 from nmoe_core.heads.metrics import require_same_scorer
-from nmoe_core.heads.scores import Scorer
+from nmoe_core.heads.scores import Corpus, Scorer, one_thread
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.slices import data_digest
 

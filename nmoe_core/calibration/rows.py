@@ -22,10 +22,9 @@ from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
 from nmoe_core.config.tree import SCORES_NAME
-from nmoe_core.heads.features import BUFFER_BATCHES, Corpus, require_few_failed
 from nmoe_core.heads.files import heads_digest
 from nmoe_core.heads.metrics import document_lengths, held_out
-from nmoe_core.heads.scores import Scorer
+from nmoe_core.heads.scores import BUFFER_BATCHES, Corpus, Scorer, require_few_failed
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.scores import QUALITY, Scale
 

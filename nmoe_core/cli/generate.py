@@ -75,7 +75,7 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     import torch
 
     from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Sampling, Transformer
-    from nmoe_core.engine.weights.checkpoint import end_ids
+    from nmoe_core.engine.weights.weight_files import end_ids
 
     sampling = (arguments.temperature, arguments.top_p, arguments.top_k, arguments.seed)
     Sampling(*sampling)

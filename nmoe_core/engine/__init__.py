@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from nmoe_core.engine.generation.sampling import Sampling
     from nmoe_core.engine.model import Transformer
     from nmoe_core.engine.packing import Residual
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
     from nmoe_core.engine.weights.config import ModelConfig, tap_layers
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
 # fmt: off
 __all__ = [
@@ -30,9 +30,9 @@ _HOMES = {
     "generation.sampling": ("Sampling",),
     "model": ("Transformer",),
     "packing": ("Residual",),
-    "weights.checkpoint": ("checkpoint_digest",),
     "weights.config": ("ModelConfig", "tap_layers"),
     "weights.tiny": ("make_tiny_checkpoint",),
+    "weights.weight_files": ("checkpoint_digest",),
 }
 
 

@@ -25,8 +25,9 @@ from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.step import StepBatch
 from nmoe_core.engine.packing import MIN_ROWS, Packing, Residual, describe, is_integer, linear
 from nmoe_core.engine.rotation import rotation_table
-from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
 
 class Transformer(nn.Module):

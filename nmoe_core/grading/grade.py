@@ -38,8 +38,14 @@ from nmoe_core.calibration.graded import (
 from nmoe_core.calibration.targets import Languages, require_languages
 from nmoe_core.grading import GRADE_CODE
 from nmoe_core.grading.inputs import GradeDocument, GradeInput
-from nmoe_core.heads.features import BUFFER_BATCHES, DocumentTokens, one_thread, require_few_failed
-from nmoe_core.heads.scores import HeadScores, Scorer
+from nmoe_core.heads.scores import (
+    BUFFER_BATCHES,
+    DocumentTokens,
+    HeadScores,
+    Scorer,
+    one_thread,
+    require_few_failed,
+)
 
 NOTE_NAME = ".quality_scores.batches.json"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from loader.files.format import Manifest
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
-from nmoe_core.heads.features import as_seen
+from nmoe_core.heads.scores import as_seen
 from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.slices import data_digest, source_manifest
 from nmoe_core.shards.documents import DocumentReader, document_ids, require_undamaged

@@ -16,7 +16,8 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.files import header_of, save_head
-from nmoe_core.heads.models import JudgeArch, Probe, ProbeArch, head_of, tap_of
+from nmoe_core.heads.models import Probe, head_of
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch, tap_of
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import QUALITY
 

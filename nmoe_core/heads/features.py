@@ -1,8 +1,8 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
-The heads see the first `max_ctx` tokens of a document, without the EOS. Documents of similar length
-are padded on the right and run together. Lengths say what is padding, never a token's value. A
-document with states that are not finite fails; more than a few of those are an error.
+Documents of similar length are padded on the right and run together. Lengths say what is padding,
+never a token's value. A document with states that are not finite fails; more than a few of those
+are an error.
 
 Pooled states of training documents are kept on disk in parts, so that another training costs no
 backbone pass: 11.5 kB per document at 2,880 dimensions. States at every position are kept in memory
@@ -11,10 +11,8 @@ where they fit.
 
 from __future__ import annotations
 
-import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,69 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.atomic import write_bytes
-from nmoe_core.base.errors import HeadError
-from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.engine import Residual, Transformer
-from nmoe_core.shards.documents import DocumentReader
-from nmoe_core.text.models import ModelIds
+from nmoe_core.heads.scores import DocumentTokens, require_few_failed
 
-BUFFER_BATCHES = 16
 FEATURE_BATCH = 32
 PART_DOCUMENTS = 2048
-MAX_FAILED = 10
-MAX_FAILED_SHARE = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentTokens:
-    """Documents as the heads see them: their ids, and their tokens, uint32 `[1..max_ctx]` each."""
-
-    names: Sequence[str]
-    tokens: Sequence[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, rows: slice) -> DocumentTokens:
-        return DocumentTokens(self.names[rows], self.tokens[rows])
-
-    def digests(self) -> np.ndarray:
-        """64 bits of the SHA-256 of each document's tokens: int64 `[N]`."""
-        found = [hashlib.sha256(np.asarray(tokens, "<u4").tobytes()) for tokens in self.tokens]
-        bits = [int.from_bytes(d.digest()[:8], "little", signed=True) for d in found]
-        return np.array(bits, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Token shards below `data_root`, and how much of a document the heads see."""
-
-    data_root: Path
-    eos_token_id: int
-    max_ctx: int
-    model: ModelIds | None = None
-    """Reader of documents whose ids are not the backbone's own."""
-
-    @property
-    def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the ids beside those of the shards."""
-        return {} if self.model is None else self.model.fingerprints
-
-    def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
-        """Documents by id; raises as `DocumentReader.tokens`."""
-        reader, eos = DocumentReader(self.data_root), self.eos_token_id
-        tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
-        seen = [as_seen(one, eos, self.max_ctx, self.model) for one in tokens]
-        return DocumentTokens(doc_ids, seen)
-
-
-def as_seen(
-    tokens: np.ndarray, eos_token_id: int, max_ctx: int, model: ModelIds | None = None
-) -> np.ndarray:
-    """The part of a document that heads see; in an empty document they see the EOS."""
-    if model is not None:
-        tokens, eos_token_id = model(tokens, max_ctx), model.eos_token_id
-    return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +76,6 @@ def collate(documents: DocumentTokens, rows: list[int], device: torch.device) ->
     return Batch(rows, ids, torch.tensor(lengths, device=device))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one CPU thread inside, so that sums have one order and results equal bytes.
-
-    To use several cores, run several processes, each with its own shards.
-    """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 def device_of(model: Transformer) -> torch.device:
     """Device of the backbone's weights."""
     return next(model.parameters()).device
@@ -193,26 +119,6 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
     """NaN and infinite values in each document's own states: int64 `[B]`."""
     mask = position_mask(lengths, hidden.shape[1])
     return (~torch.isfinite(hidden) & mask[:, :, None]).sum(dim=(1, 2))
-
-
-def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
-    """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
-
-    `failed` has the reason of each failed document by its id. Raises HeadError: all failed, or more
-    than ten and one in a hundred (E-HEAD-NONFINITE).
-    """
-    allowed = min(max(MAX_FAILED, MAX_FAILED_SHARE * num_documents), num_documents - 1)
-    if len(failed) <= allowed:
-        return
-    name, reason = next(iter(failed.items()))
-    raise HeadError(
-        reason,
-        where=name,
-        found=f"{len(failed)} of {num_documents} documents failed like this or alike",
-        expected=f"at most {int(allowed)}",
-        do="check the checkpoint, or run the backbone in float32",
-        code="E-HEAD-NONFINITE",
-    )
 
 
 def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:

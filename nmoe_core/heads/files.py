@@ -1,21 +1,22 @@
 """Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
 
-The one metadata entry `nmoe` is a JSON header that says what the head was made from. Equal weights
-and header give equal bytes. A head is loaded only for the backbone it was trained on; pickles are
-refused, because reading one runs whatever code it holds.
+They are read and written as arrays, without torch. The one metadata entry `nmoe` is a JSON header
+that says what the head was made from. Equal weights and header give equal bytes. A head is loaded
+only for the backbone it was trained on; pickles are refused, because reading one runs whatever code
+it holds.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from safetensors.numpy import save
 
 from loader.files.nested import json_value
 from loader.files.sealed import check_seal, sealed
@@ -23,12 +24,14 @@ from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
-from nmoe_core.engine import Transformer
-from nmoe_core.heads.features import device_of
 from nmoe_core.heads.metrics import head_card
-from nmoe_core.heads.models import Judge, Probe, arch_from_dict, arch_to_dict, head_of
+from nmoe_core.heads.shapes import arch_from_dict, arch_to_dict
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import Scale
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+    from nmoe_core.heads.models import Judge, Probe
 
 HEAD_FORMAT = "hydra-head/2"
 # Heads of older versions, whose header carries no hashes.
@@ -37,14 +40,15 @@ HEADER_KEY = "nmoe"
 CONTENTS_KEY = "train_contents"
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 Header = dict[str, Any]
+Arrays = dict[str, np.ndarray]
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], key: str, header: Header, has_card: bool = False
+    path: Path, tensors: Mapping[str, np.ndarray], key: str, header: Header, has_card: bool = False
 ) -> str:
     """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
     the file's SHA-256. A head's card is written before it, so that a current head has its own."""
-    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    stored = {name: np.require(value, requirements="C") for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
     payload = save(stored, metadata={key: text})
@@ -55,22 +59,22 @@ def write_tensors(
     return digest
 
 
-def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, dict[str, Tensor]]:
+def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, Arrays]:
     """Header and tensors of a file of `write_tensors`, unchecked; none without weights. Raises
-    OSError, SafetensorError, KeyError or ValueError where it is no such file."""
-    with safe_open(str(path), framework="pt") as file:
+    OSError, SafetensorError, KeyError, TypeError or ValueError where it is no such file."""
+    with safe_open(str(path), framework="np") as file:
         header = json_value((file.metadata() or {})[key])
         names = list(file.keys()) if with_weights else []
         return header, {name: file.get_tensor(name) for name in names}
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the names, shapes and bytes of contiguous tensors on the CPU."""
+def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over the names, shapes and bytes of contiguous arrays; types as torch names them."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name]
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(f"{name} torch.{value.dtype} {value.shape} ".encode())
+        digest.update(value.tobytes())
     return digest.hexdigest()
 
 
@@ -85,9 +89,10 @@ def save_head(
 
     `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
     """
-    tensors = {name: value.float() for name, value in head.state_dict().items()}
+    state = head.state_dict()
+    tensors = {name: value.detach().float().cpu().numpy() for name, value in state.items()}
     if train_contents is not None:
-        tensors[CONTENTS_KEY] = torch.from_numpy(np.unique(train_contents))
+        tensors[CONTENTS_KEY] = np.unique(train_contents)
     arch = {"kind": head.kind, **arch_to_dict(head.arch)}
     full = {"format": HEAD_FORMAT, "arch": arch, **header}
     return write_tensors(path, tensors, HEADER_KEY, full, has_card)
@@ -118,7 +123,7 @@ def read_header(path: Path) -> Header:
     return _read(path, with_weights=False)[0]
 
 
-def read_head(path: Path) -> tuple[Header, dict[str, Tensor]]:
+def read_head(path: Path) -> tuple[Header, Arrays]:
     """Header and tensors of a head file, which must be those that were written. Raises HeadError:
     as `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
     header, tensors = _read(path, with_weights=True)
@@ -135,11 +140,11 @@ def read_head(path: Path) -> tuple[Header, dict[str, Tensor]]:
     return header, tensors
 
 
-def _read(path: Path, with_weights: bool) -> tuple[Header, dict[str, Tensor]]:
+def _read(path: Path, with_weights: bool) -> tuple[Header, Arrays]:
     _require_safe(path)
     try:
         header, tensors = read_tensors(path, HEADER_KEY, with_weights)
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise bad_format(path, f"{type(error).__name__}: {error}") from None
     if not isinstance(header, dict) or header.get("format") not in (HEAD_FORMAT, *UNSEALED_FORMATS):
         raise bad_format(path, repr(header)[:80])
@@ -257,7 +262,12 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
     HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not finite
     (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another number of
     tokens (E-HEAD-CONTEXT)."""
-    header, tensors = read_head(path)
+    import torch
+
+    from nmoe_core.heads.features import device_of
+    from nmoe_core.heads.models import head_of
+
+    header, arrays = read_head(path)
     named = header.get("backbone")
     trained_on = named.get("digest") if isinstance(named, dict) else None
     if trained_on != model.digest:
@@ -278,18 +288,19 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
             do="use the same max_ctx, or train the heads again",
             code="E-HEAD-CONTEXT",
         )
-    contents = tensors.pop(CONTENTS_KEY, torch.empty(0, dtype=torch.int64))
-    if contents.dtype != torch.int64 or contents.dim() != 1:
+    contents = arrays.pop(CONTENTS_KEY, np.empty(0, np.int64))
+    if contents.dtype != np.int64 or contents.ndim != 1:
         raise bad_format(path, f"{CONTENTS_KEY} {contents.dtype} {list(contents.shape)}")
     try:
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
         head = head_of(arch_from_dict(header["arch"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise bad_format(path, str(error)) from None
-    bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
+    bad = sorted(name for name, value in arrays.items() if not np.isfinite(value).all())
     if bad:
         raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
     scale = scale_of_head(path, header, head.arch.num_scores)
-    return LoadedHead(head.to(device_of(model)).eval(), header, contents.numpy(), scale)
+    return LoadedHead(head.to(device_of(model)).eval(), header, contents, scale)
 
 
 def heads_digest(probe_digest: str, judge_digest: str) -> str:

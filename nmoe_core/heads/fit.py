@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,9 +21,11 @@ from loader.files.sealed import content_hash
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.progress import Meter
-from nmoe_core.heads.features import TapStates, one_thread
+from nmoe_core.heads.features import TapStates
 from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch, layer_norm
+from nmoe_core.heads.models import Judge, Probe, layer_norm
+from nmoe_core.heads.scores import one_thread
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch, Recipe
 from nmoe_core.labels.scores import QUALITY, Scale
 
 MAX_WARMUP_STEPS = 500
@@ -35,17 +37,6 @@ SECOND_PASS_WEIGHT = 0.5
 SAVE_INTERVAL_S = 60.0
 _KEY = "state"
 _OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Training schedule: documents per step, passes over the documents, peak learning rate."""
-
-    batch_size: int
-    epochs: int
-    lr: float
-    weight_decay: float = 1e-4
-    seed: int = 0
 
 
 class TrainingState:
@@ -72,19 +63,21 @@ class TrainingState:
         if (device := _device(head)).type == "cuda":
             tensors["generator_cuda"] = torch.cuda.get_rng_state(device)
         made = {"fingerprints": self._fingerprints, "losses": losses}
-        write_tensors(self.path, tensors, _KEY, made)
+        arrays = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
+        write_tensors(self.path, arrays, _KEY, made)
         self._saved_at = time.monotonic()
 
     def restore(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
         """Set head, optimiser and generators to the saved state; return the losses so far."""
         try:
-            header, tensors = read_tensors(self.path, _KEY)
+            header, arrays = read_tensors(self.path, _KEY)
             digests = header["content_hash"], header["tensors_sha256"]
-            is_whole = digests == (content_hash(header), tensors_digest(tensors))
+            is_whole = digests == (content_hash(header), tensors_digest(arrays))
             if not is_whole or header["fingerprints"] != self._fingerprints:
                 return []
         except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
             return []
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
         head.load_state_dict({name: tensors[f"head.{name}"] for name in head.state_dict()})
         for i, parameter in enumerate(head.parameters()):
             for name in _OPTIMIZER:

@@ -8,8 +8,8 @@ import numpy as np
 
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.heads.features import Corpus, DocumentTokens
 from nmoe_core.heads.metrics import head_metrics, held_out, require_same_scorer
+from nmoe_core.heads.scores import Corpus, DocumentTokens
 from nmoe_core.labels.files import Labels, read_labels
 from nmoe_core.labels.near import near_copies
 from nmoe_core.labels.slices import data_digest

@@ -5,53 +5,16 @@ float32. Outputs are not clamped here. Parameter names are those of the first pu
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmoe_core.base.errors import HeadError
-from nmoe_core.engine import Transformer, tap_layers
 from nmoe_core.heads.features import pooled, position_mask
-from nmoe_core.labels.scores import QUALITY
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 
 DROPOUT = 0.1
 OLD_INFINITY = 1e4
-_SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeArch:
-    """Shape of a probe.
-
-    `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
-    reads pooled states that are not normalised.
-    """
-
-    hidden_size: int
-    nan_to_num: bool = False
-    is_normalised: bool = True
-    num_scores: int = len(QUALITY)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeArch:
-    """Shape of a judge: width of its encoder, attention heads, feed-forward width.
-
-    `nan_to_num` marks one of the published forms, see `layer_norm`. Without a second pass, as in
-    the second form, a judge can grade but cannot be trained.
-    """
-
-    hidden_size: int
-    mid_dim: int = 512
-    num_heads: int = 8
-    ffn_dim: int = 2048
-    nan_to_num: bool = False
-    has_second_pass: bool = True
-    num_scores: int = len(QUALITY)
 
 
 class Probe(nn.Module):
@@ -163,39 +126,6 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
     return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
 
 
-def arch_to_dict(arch: ProbeArch | JudgeArch) -> dict[str, Any]:
-    """A shape as files name it; five scores are not named, as in older ones."""
-    fields = asdict(arch)
-    if arch.num_scores == len(QUALITY):
-        del fields["num_scores"]
-    return fields
-
-
-def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
-    """The shape that a header names.
-
-    Raises:
-        TypeError: It is no table, or fields are missing, unknown or of another type.
-        ValueError: The kind is neither probe nor judge, or a size no head can have.
-    """
-    if not isinstance(value, dict):
-        raise TypeError(f"the shape is a {type(value).__name__}")
-    fields = dict(value)
-    match kind := fields.pop("kind", None):
-        case "probe":
-            arch = ProbeArch(**fields)
-        case "judge":
-            arch = JudgeArch(**fields)
-        case _:
-            raise ValueError(f"unknown kind of head {kind!r}")
-    for key, item in asdict(arch).items():
-        if type(item) is not (bool if key in _SWITCHES else int):
-            raise TypeError(f"{key} is {item!r}")
-        if item < 1 and key not in _SWITCHES:
-            raise ValueError(f"{key} is {item}")
-    return arch
-
-
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
     """A head with these weights, as float32. No memory is taken for a shape that is not theirs.
     Raises ValueError: there is no head of that shape, or these are not its weights."""
@@ -207,20 +137,3 @@ def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe
     except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
         raise ValueError(str(error)) from None
     return head
-
-
-def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """Number of the block that a head reads; by default the usual one of its kind. Raises
-    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
-    depth = model.config.num_hidden_layers
-    if tap is None:
-        return tap_layers(depth)[kind == "judge"]
-    if type(tap) is not int or not 1 <= tap <= depth:
-        raise HeadError(
-            "the backbone has no such block to read",
-            where=where,
-            found=f"tap {tap!r}"[:80],
-            expected=f"1 to {depth}",
-            code="E-HEAD-FORMAT",
-        )
-    return tap

@@ -21,17 +21,11 @@ from nmoe_core.base.fingerprint import Fingerprints, local_digest
 from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
-from nmoe_core.heads.features import (
-    Batch,
-    DocumentTokens,
-    arithmetic,
-    batches,
-    device_of,
-    finite_states,
-)
+from nmoe_core.heads.features import Batch, arithmetic, batches, device_of, finite_states
 from nmoe_core.heads.files import bad_format, heads_digest, load_head
-from nmoe_core.heads.models import Judge, Probe, tap_of
-from nmoe_core.heads.scores import ExitRule, ExitRules, HeadScores, Scorer
+from nmoe_core.heads.models import Judge, Probe
+from nmoe_core.heads.scores import DocumentTokens, ExitRule, ExitRules, HeadScores, Scorer
+from nmoe_core.heads.shapes import tap_of
 from nmoe_core.labels.scores import QUALITY, Scale
 
 

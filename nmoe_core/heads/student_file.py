@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import HeadError
@@ -18,7 +17,6 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import STUDENT_NAME
 from nmoe_core.heads import STUDENT_CODE
-from nmoe_core.heads.features import Corpus, DocumentTokens
 from nmoe_core.heads.files import (
     CONTENTS_KEY,
     HEAD_FORMAT,
@@ -33,6 +31,7 @@ from nmoe_core.heads.files import (
 )
 from nmoe_core.heads.labelled import Labelled
 from nmoe_core.heads.ngrams import NUM_COLUMNS, NUM_SCALARS, TokenTable
+from nmoe_core.heads.scores import Corpus, DocumentTokens
 from nmoe_core.heads.student import Student, fit_student
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.slices import source_manifest
@@ -124,8 +123,7 @@ def make_student(
 def load_student(path: Path) -> LoadedStudent:
     """Read a student's file. Raises HeadError as `read_head`, or its tensors are not those of a
     student (E-HEAD-FORMAT), or not finite (E-HEAD-NONFINITE)."""
-    header, tensors = read_head(path)
-    arrays = {name: value.numpy() for name, value in tensors.items()}
+    header, arrays = read_head(path)
     kind = header["arch"].get("kind") if isinstance(header.get("arch"), dict) else None
     shapes = {name: arrays[name].shape for name in _SHAPES if name in arrays}
     wanted = {name: (*shape, *shapes.get("bias", ())) for name, shape in _SHAPES.items()}
@@ -175,5 +173,4 @@ def _write(
     arrays |= {name: getattr(student, name) for name in _SCALARS}
     arrays |= {CONTENTS_KEY: np.unique(contents)}
     arrays |= {f"scores/{split}": values for split, values in scores.items()}
-    tensors = {n: torch.from_numpy(np.ascontiguousarray(v)) for n, v in arrays.items()}
-    write_tensors(path, tensors, HEADER_KEY, header, has_card=True)
+    write_tensors(path, arrays, HEADER_KEY, header, has_card=True)

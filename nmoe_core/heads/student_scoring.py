@@ -11,9 +11,8 @@ import numpy as np
 
 from nmoe_core.base.fingerprint import Fingerprints, local_digest
 from nmoe_core.base.settings import GraderKind
-from nmoe_core.heads.features import DocumentTokens
 from nmoe_core.heads.ngrams import TokenTable
-from nmoe_core.heads.scores import ExitRules, HeadScores
+from nmoe_core.heads.scores import DocumentTokens, ExitRules, HeadScores
 from nmoe_core.heads.student_file import LoadedStudent, load_student, token_table
 from nmoe_core.labels.scores import Scale
 from nmoe_core.text.tokenizer import Tokenizer

@@ -2,48 +2,39 @@
 
 The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
 judge reads every position: its states are kept in memory while they take at most `cache_gib`,
-else computed again for each batch. A killed training goes on where it was.
+else computed again for each batch. A killed training goes on where it was. torch is imported when
+one runs.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from nmoe_core.base.atomic import remove_leftovers, replacing
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
-from nmoe_core.engine import Transformer
 from nmoe_core.heads import TRAIN_CODE
-from nmoe_core.heads.features import (
-    FEATURE_BATCH,
-    Corpus,
-    DocumentTokens,
-    TapStates,
-    arithmetic,
-    device_of,
-    pooled_features,
-)
 from nmoe_core.heads.files import current_header, header_of, result_of, save_head, training_state
-from nmoe_core.heads.fit import (
-    Recipe,
-    TrainingState,
-    fit_judge,
-    fit_probe,
-    reproducible,
-    thin_curve,
-)
 from nmoe_core.heads.labelled import REPORTED_ON, Labelled, Reported
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, arch_to_dict, tap_of
-from nmoe_core.heads.scoring import predict
+from nmoe_core.heads.scores import Corpus, DocumentTokens
+from nmoe_core.heads.shapes import JudgeArch, Recipe, arch_to_dict, tap_of
 from nmoe_core.heads.student_file import student_beside
 from nmoe_core.labels.files import Labels
 from nmoe_core.labels.slices import data_digest
+
+if TYPE_CHECKING:
+    import torch
+
+    from nmoe_core.engine import Transformer
+    from nmoe_core.heads.fit import TrainingState
+    from nmoe_core.heads.models import Judge, Probe
 
 FEATURES_DIR = ".features"
 HeadKind = Literal["probe", "judge"]
@@ -94,6 +85,9 @@ class HeadTraining:
         `backbone_tokens` (both 0 if the head was current already), `path`. Raises HeadError: states
         or a loss are not finite (E-HEAD-NONFINITE); no head is written.
         """
+        from nmoe_core.heads.features import device_of
+        from nmoe_core.heads.fit import TrainingState, reproducible, thin_curve
+
         path, model, train = self.path, self.model, self.labelled.train
         header = current_header(path, self.fingerprints)
         state_path = training_state(path)
@@ -136,6 +130,11 @@ class HeadTraining:
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
         """The head, the loss of each step, where states were kept, how many documents failed."""
+        import torch
+
+        from nmoe_core.heads.features import TapStates, device_of
+        from nmoe_core.heads.fit import fit_judge, fit_probe
+
         targets = torch.from_numpy(self.labelled.train.scores).to(device_of(self.model))
         scale = self.labelled.train.scale
         if self.arch is None:
@@ -151,6 +150,8 @@ class HeadTraining:
 
     def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
         """Pooled states of the labelled documents, from disk where they were computed before."""
+        from nmoe_core.heads.features import FEATURE_BATCH, arithmetic, pooled_features
+
         corpus = self.corpus
         made_from = {
             "documents": labels.doc_ids,
@@ -176,6 +177,12 @@ class HeadTraining:
     def _predict(
         self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
     ) -> np.ndarray:
+        import torch
+
+        from nmoe_core.heads.features import FEATURE_BATCH
+        from nmoe_core.heads.models import Judge
+        from nmoe_core.heads.scoring import predict
+
         if isinstance(head, Judge):
             return predict(self.model, head, self.tap, documents, FEATURE_BATCH, labels.scale)
         with torch.no_grad():

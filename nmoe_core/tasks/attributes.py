@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -117,7 +118,10 @@ def attribute_schema(run: Run, name: str) -> Any:
     those of its files. Raises as `open_attribute`; FormatError: a file cannot be read."""
     if name in run.config.attributes.files:
         return user_files(run, name).schema
-    return _import(_OF_TEXTS.get(name, (name, ""))[0]).SCHEMA
+    for package in ("numba", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise _missing(package, name)
+    return _import("columns").SCHEMAS[name]
 
 
 def make_duplicates(
@@ -181,9 +185,13 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(f"nmoe_core.attributes.{name}")
     except ImportError as error:
-        raise ConfigError(
-            f"attributes need the package `{error.name}`",
-            where=f"attribute {name}",
-            do="pip install 'nmoe-data[attributes]'",
-            code="E-CONFIG-EXTRA",
-        ) from error
+        raise _missing(error.name, name) from error
+
+
+def _missing(package: str | None, name: str) -> ConfigError:
+    return ConfigError(
+        f"attributes need the package `{package}`",
+        where=f"attribute {name}",
+        do="pip install 'nmoe-data[attributes]'",
+        code="E-CONFIG-EXTRA",
+    )

@@ -32,8 +32,9 @@ def backbone_kind(run: Run) -> str:
 def make_backbone(run: Run) -> Result:
     """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way. Raises
     CheckpointError where there is none, or it cannot be read."""
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+    from nmoe_core.engine.weights.checkpoint import open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     table, path = run.config.backbone, run.tree.checkpoint
     if table.kind == "tiny":
@@ -53,7 +54,7 @@ def make_backbone(run: Run) -> Result:
 
 def tiny_recipe(run: Run) -> dict[str, Any]:
     """The `config.json` that `make_backbone` writes for a run of kind `tiny`."""
-    from nmoe_core.engine.weights.tiny import tiny_config
+    from nmoe_core.engine.weights.tiny_config import tiny_config
 
     table = run.config.backbone
     return tiny_config(table.family, table.seed, _TINY_LAYERS)
@@ -85,7 +86,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
 def load_backbone(run: Run) -> Transformer:
     """The run's backbone, loaded once in a process. Raises CheckpointError where there is none
     (E-CHECKPOINT-MISSING), or it cannot be read."""
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     table, path = run.config.backbone, run.tree.checkpoint
     _require(path)

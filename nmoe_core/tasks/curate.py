@@ -174,7 +174,7 @@ def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
 def embedding_table(run: Run) -> EmbeddingTable:
     """The run's embedding table, opened once in a process while its files are untouched."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
-    from nmoe_core.engine.weights.checkpoint import checkpoint_files
+    from nmoe_core.engine.weights.weight_files import checkpoint_files
 
     path = run.tree.checkpoint
     identities = [file_identity(file) for file in checkpoint_files(path)]

@@ -23,8 +23,7 @@ from nmoe_core.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
     from nmoe_core.grading.grade import Grader
-    from nmoe_core.heads.features import Corpus
-    from nmoe_core.heads.scores import Scorer
+    from nmoe_core.heads.scores import Corpus, Scorer
     from nmoe_core.heads.scoring import HeadScorer
     from nmoe_core.heads.student_scoring import StudentScorer
     from nmoe_core.text.models import ModelIds
@@ -283,7 +282,7 @@ def _merged(run: Run, split: str) -> Path:
 
 def student_corpus(run: Run, max_tokens: int) -> Corpus:
     """Documents as the student reads them: what the oracle read, in the ids of the shards."""
-    from nmoe_core.heads.features import Corpus
+    from nmoe_core.heads.scores import Corpus
 
     return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
@@ -291,7 +290,7 @@ def student_corpus(run: Run, max_tokens: int) -> Corpus:
 def head_corpus(run: Run) -> Corpus:
     """Where documents lie, and the token that ends them: the tokenizer's, or, without a file that
     names a tokenizer, that of the shards."""
-    from nmoe_core.heads.features import Corpus
+    from nmoe_core.heads.scores import Corpus
 
     data, max_ctx = run.tree.data, run.config.heads.max_ctx
     if run.has_file:

@@ -26,10 +26,11 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
 from nmoe_core.grading.grade import Grader, grade_documents
 from nmoe_core.grading.inputs import GradeInput, docid_input, shard_input
-from nmoe_core.heads.features import Corpus
 from nmoe_core.heads.files import save_head
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.models import Judge, Probe
+from nmoe_core.heads.scores import Corpus
 from nmoe_core.heads.scoring import HeadScorer, load_heads
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 from nmoe_core.heads.student_file import make_student
 from nmoe_core.labels.oracle import OracleResult, Question, Scorer
 from nmoe_core.labels.scores import QUALITY, Scale

@@ -13,7 +13,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
-from nmoe_core.heads.features import DocumentTokens
+from nmoe_core.heads.scores import DocumentTokens
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.curate import make_plan
 from nmoe_core.tasks.hydra import load_scorer

@@ -7,8 +7,8 @@ table whose slots carry the number of the set, so that no table is ever cleared.
 import numpy as np
 from numba import njit
 
-NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
-"""Of the first three sizes the most frequent one counts, of the others all that are repeated."""
+from nmoe_core.attributes.columns import NGRAMS
+
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 

@@ -86,7 +86,8 @@ def embed_deep(
     """
     import torch
 
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+    from nmoe_core.engine.weights.checkpoint import open_checkpoint
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     _refuse_tensor_parallel(settings.tensor_parallel)
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)

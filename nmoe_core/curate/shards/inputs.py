@@ -114,7 +114,7 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     path = shard.selection
     footer, rows = _read_rows(path, manifest, ["keep"], "select documents of this shard first")
     _check(path, "where", footer.fingerprints.get("where"), where)
-    return ShardSelection(rows.column("keep").to_numpy(), footer.digest)
+    return ShardSelection(_flags(rows.column("keep")), footer.digest)
 
 
 def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
@@ -134,7 +134,7 @@ def load_copies(
     path, do = shard.attribute("duplicates"), "look for copies first, with nmoe attributes"
     footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
     exact, near = rows.columns
-    is_copy = exact.is_valid().to_numpy() | near.is_valid().to_numpy()
+    is_copy = _flags(exact.is_valid()) | _flags(near.is_valid())
     if selection is not None and not (is_copy & selection.keep).any():
         return None
     pairs = zip(exact.to_pylist(), near.to_pylist())
@@ -154,6 +154,11 @@ def _read_rows(
     rows = read_attribute(path, columns)
     _check(path, "number of documents", rows.num_rows, manifest.total_documents)
     return footer, rows
+
+
+def _flags(column: pa.ChunkedArray) -> np.ndarray:
+    """A column without nulls: bool `[N]`. Arrow's own `to_numpy` imports pandas, in 1.5 s."""
+    return np.from_dlpack(column.combine_chunks().cast("uint8")).astype(np.bool_)
 
 
 def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:

@@ -10,8 +10,8 @@ with it.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ BLOCK_TOKENS = 2**20
 BLOCK_DOCUMENTS = 4096
 SEGMENT_TOKENS = 2048
 _BLOCK_ROWS = 8192
+_BLOCK_BYTES = 1 << 22
 _WHOLE = 2**31
 TABLE_NAMES = (
     "model.embed_tokens.weight",
@@ -98,20 +99,25 @@ def table_digest(checkpoint: Path) -> str:
         CheckpointError: There is no checkpoint, or it is pickled.
         CurationError: It holds no embedding table, or several (E-CURATION-EMBEDDING).
     """
-    import torch
-
-    digest = hashlib.sha256()
-    with _open_table(checkpoint) as table:
-        digest.update(f"{table.get_dtype()} {table.get_shape()}".encode())
-        for block in _blocks(table):
-            digest.update(memoryview(block.contiguous().view(torch.uint8).numpy()))
+    path, name = _find_table(checkpoint)
+    with open(path, "rb") as file:  # which says where the bytes of each tensor lie
+        header_bytes = int.from_bytes(file.read(8), "little")
+        place = json.loads(file.read(header_bytes))[name]
+        digest = hashlib.sha256(f"{place['dtype']} {place['shape']}".encode())
+        start, end = place["data_offsets"]
+        file.seek(8 + header_bytes + start)
+        for done in range(start, end, _BLOCK_BYTES):
+            digest.update(file.read(min(_BLOCK_BYTES, end - done)))
     return digest.hexdigest()
 
 
 def table_shape(checkpoint: Path) -> tuple[int, int]:
     """Rows and columns of the table; raises as `table_digest`."""
-    with _open_table(checkpoint) as table:
-        num_rows, width = table.get_shape()
+    from safetensors import safe_open
+
+    path, name = _find_table(checkpoint)
+    with safe_open(path, framework="np") as file:
+        num_rows, width = file.get_slice(name).get_shape()
     return num_rows, width
 
 
@@ -129,9 +135,12 @@ def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
         CheckpointError, CurationError: As `table_digest`.
     """
     import torch
+    from safetensors import safe_open
     from threadpoolctl import threadpool_limits
 
-    with _open_table(checkpoint) as table, threadpool_limits(limits=1):
+    path, name = _find_table(checkpoint)
+    with safe_open(path, framework="pt") as file, threadpool_limits(limits=1):
+        table = file.get_slice(name)
         num_rows, width = table.get_shape()
         signs = projection(width, max_width) if 0 < max_width < width else None
         rows = np.empty((num_rows, width if signs is None else max_width), np.float32)
@@ -249,17 +258,17 @@ def _refuse(what: str, found: object, expected: str) -> CurationError:
     )
 
 
-@contextmanager
-def _open_table(checkpoint: Path) -> Iterator[Any]:
+def _find_table(checkpoint: Path) -> tuple[Path, str]:
+    """The file and the name of the table; raises as `table_digest`."""
     from safetensors import SafetensorError, safe_open
 
-    from nmoe_core.engine.weights.checkpoint import find_checkpoint
+    from nmoe_core.engine.weights.weight_files import find_checkpoint
 
     place = find_checkpoint(checkpoint)
     found: list[tuple[Path, str]] = []
     for path in sorted(place.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:
                 found += [(path, name) for name in file.keys() if name in TABLE_NAMES]  # noqa: SIM118
         except SafetensorError as error:
             raise _no_table(path, str(error), "a whole safetensors file") from None
@@ -267,11 +276,11 @@ def _open_table(checkpoint: Path) -> Iterator[Any]:
         names = ", ".join(name for _, name in found) or "none"
         raise _no_table(place, names, f"one of {', '.join(TABLE_NAMES[:3])}, ...")
     path, name = found[0]
-    with safe_open(path, framework="pt") as file:
-        table = file.get_slice(name)
-        if len(table.get_shape()) != 2:
-            raise _no_table(path, f"{name} of shape {table.get_shape()}", "[vocab, hidden]")
-        yield table
+    with safe_open(path, framework="np") as file:
+        shape = file.get_slice(name).get_shape()
+    if len(shape) != 2:
+        raise _no_table(path, f"{name} of shape {shape}", "[vocab, hidden]")
+    return path, name
 
 
 def _blocks(table: Any) -> Iterator[Any]:

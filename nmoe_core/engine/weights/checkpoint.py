@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError, ConfigError
-from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
-from nmoe_core.engine.weights.fields import token_ids
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
     HUGGING_FACE,
@@ -39,15 +37,13 @@ from nmoe_core.engine.weights.mxfp4 import (
     decode_into,
 )
 from nmoe_core.engine.weights.weight_files import (
-    PICKLE_SUFFIXES,
+    CONFIG_NAME,
     WeightFiles,
-    pickle_refused,
+    find_checkpoint,
     read_checkpoint_json,
     weight_files,
 )
 
-CONFIG_NAME = "config.json"
-GENERATION_NAME = "generation_config.json"
 # Small or sensitive parts are computed in float32 whatever the model's dtype.
 FLOAT32_PARTS = (
     *("attn_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "router_weight", "router_bias"),
@@ -78,64 +74,6 @@ class LayerTensors:
     router_bias: Tensor | None = None  # [E] float32
     gate_up_bias: Tensor | None = None  # [E, 2I]
     down_bias: Tensor | None = None  # [E, H]
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
-
-    Refuses a path without a checkpoint (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
-    """
-    root = Path(path)
-    if root.suffix in PICKLE_SUFFIXES and not root.is_dir():
-        raise pickle_refused(root)
-    places = [root, root / "original", root / "original" / "original"]
-    for place in places:
-        if (place / CONFIG_NAME).is_file() and any(place.glob("*.safetensors*")):
-            return place
-    for place in places:
-        for file in sorted(place.glob("*")):
-            if file.suffix in PICKLE_SUFFIXES:
-                raise pickle_refused(file)
-    raise CheckpointError(
-        "no checkpoint here",
-        where=root,
-        expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do="name the directory that holds them",
-        code="E-CHECKPOINT-MISSING",
-    )
-
-
-def checkpoint_files(path: str | Path) -> list[Path]:
-    """The files that a checkpoint is made of; raises as `checkpoint_digest`."""
-    place = find_checkpoint(path)
-    return [place / CONFIG_NAME, *weight_files(place)]
-
-
-def checkpoint_digest(path: str | Path) -> str:
-    """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
-
-    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or
-    where the index names a file that is not there.
-    """
-    files = checkpoint_files(path)
-    return sha256_json({file.name: local_digest(file) for file in files})
-
-
-def read_config(path: str | Path) -> ModelConfig:
-    """The sizes of a checkpoint's model; raises as `find_checkpoint`, `ModelConfig.from_dict`."""
-    return ModelConfig.from_dict(read_checkpoint_json(find_checkpoint(path) / CONFIG_NAME))
-
-
-def end_ids(path: str | Path, config: ModelConfig) -> list[int]:
-    """Token ids that end a completion: `eos_token_id` of `generation_config.json`, else of
-    `config.json`, else of `config`. Raises CheckpointError as `open_checkpoint`."""
-    place = find_checkpoint(path)
-    for name in (GENERATION_NAME, CONFIG_NAME):
-        if (place / name).is_file():
-            found = token_ids(read_checkpoint_json(place / name), "eos_token_id")
-            if found:
-                return found
-    return [] if config.eos_token_id is None else [config.eos_token_id]
 
 
 @contextmanager

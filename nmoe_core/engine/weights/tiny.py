@@ -20,14 +20,8 @@ from torch import Tensor
 from nmoe_core.base import atomic
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.weights import mxfp4
-from nmoe_core.engine.weights.checkpoint import CONFIG_NAME, read_checkpoint_json
-from nmoe_core.engine.weights.config import FULL, MXFP4, SLIDING, ModelConfig, YarnScaling
-from nmoe_core.engine.weights.config_json import (
-    PUBLISHED_EOS_TOKEN_ID,
-    PUBLISHED_PAD_TOKEN_ID,
-    PUBLISHED_VOCAB_SIZE,
-)
-from nmoe_core.engine.weights.families import GPT_OSS, RECIPE_KEY, Family, family_of
+from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.families import GPT_OSS, RECIPE_KEY, family_of
 from nmoe_core.engine.weights.layout import (
     EXPERT_PARTS,
     HUGGING_FACE,
@@ -35,22 +29,13 @@ from nmoe_core.engine.weights.layout import (
     layouts,
     part_shapes,
 )
+from nmoe_core.engine.weights.tiny_config import SIZES, tiny_config, tiny_model
+from nmoe_core.engine.weights.weight_files import CONFIG_NAME, read_checkpoint_json
 
 INDEX_NAME = "model.safetensors.index.json"
 # The published files count from 00000 and name the last number, not the number of files.
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
 
-SIZES = {
-    "vocab_size": PUBLISHED_VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_experts": 8,
-    "experts_per_token": 2,
-    "head_dim": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "sliding_window": 128,
-}
 _DAMPING = 0.25
 # Mean and standard deviation of a part; matrices are divided by the root of their inputs.
 _STATISTICS = {
@@ -94,41 +79,10 @@ def make_tiny_checkpoint(
             (E-CHECKPOINT-FOREIGN).
         LockedError: Another process is writing there (E-LOCKED).
     """
-    config = _config(family_of({"model_type": family}), num_layers, SIZES | sizes)
+    config = tiny_model(family_of({"model_type": family}), num_layers, SIZES | sizes)
     raw = tiny_config(family, seed, num_layers, **sizes)
     _write(Path(directory), raw, _tensors(config, seed))
     return Path(directory)
-
-
-def tiny_config(family: str, seed: int, num_layers: int, **sizes: int) -> dict[str, Any]:
-    """The `config.json` of a tiny checkpoint, with the recipe of its weights. Raises as
-    `make_tiny_checkpoint`."""
-    config = _config(family_of({"model_type": family}), num_layers, SIZES | sizes)
-    recipe = {"weights": "seeded random numbers, not trained", "version": 1, "seed": seed}
-    return config.to_hf() | {RECIPE_KEY: recipe}
-
-
-def _config(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConfig:
-    vocab_size, kinds = sizes["vocab_size"], (FULL,) * num_layers
-    is_published = vocab_size == PUBLISHED_VOCAB_SIZE
-    own: dict[str, Any] = {"rope_scaling": None, "attention_bias": False, "swiglu_limit": None}
-    if family is GPT_OSS:
-        own = {"rope_scaling": YarnScaling(factor=32.0, original_max_position=4096)}
-        own["quant_method"] = MXFP4
-        kinds = tuple(FULL if i % 2 else SLIDING for i in range(num_layers))
-    if not family.has_router:
-        sizes = sizes | {"num_experts": 1, "experts_per_token": 1}
-    return ModelConfig(
-        **sizes,
-        **own,
-        family=family,
-        num_hidden_layers=num_layers,
-        layer_types=kinds,
-        rope_theta=150_000.0,
-        max_position_embeddings=131_072,
-        eos_token_id=PUBLISHED_EOS_TOKEN_ID if is_published else vocab_size - 1,
-        pad_token_id=PUBLISHED_PAD_TOKEN_ID if is_published else vocab_size - 2,
-    )
 
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:

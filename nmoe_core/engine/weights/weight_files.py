@@ -1,20 +1,29 @@
-"""Reads tensors out of the safetensors files of a checkpoint without holding the files in memory.
+"""Finds the files of a checkpoint, and reads tensors out of them without holding them in memory.
 
 Files are memory-mapped, and what has been read of a mapping counts towards the process's memory:
 mappings are given up after every 8 MB. A tensor is a view of its mapping, to be copied before the
 next one is read; single experts are read by their place in the stack. Pickles are refused.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from loader.files.format import read_json_object
 from nmoe_core.base.errors import CheckpointError, FormatError
+from nmoe_core.base.fingerprint import local_digest, sha256_json
+from nmoe_core.engine.weights.config import ModelConfig
+from nmoe_core.engine.weights.fields import token_ids
 from nmoe_core.engine.weights.layout import TensorSpec
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG_NAME = "config.json"
+GENERATION_NAME = "generation_config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAPPED_BYTES = 1 << 23
@@ -100,6 +109,64 @@ def weight_files(place: Path) -> list[Path]:
         found, expected = f"{', '.join(sorted(others))} beside it", "the weights of one model"
         raise _bad_file(indexes[0], found, expected, "move the files of the other model away")
     return [place / name for name in files]
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
+
+    Refuses a path without a checkpoint (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
+    """
+    root = Path(path)
+    if root.suffix in PICKLE_SUFFIXES and not root.is_dir():
+        raise pickle_refused(root)
+    places = [root, root / "original", root / "original" / "original"]
+    for place in places:
+        if (place / CONFIG_NAME).is_file() and any(place.glob("*.safetensors*")):
+            return place
+    for place in places:
+        for file in sorted(place.glob("*")):
+            if file.suffix in PICKLE_SUFFIXES:
+                raise pickle_refused(file)
+    raise CheckpointError(
+        "no checkpoint here",
+        where=root,
+        expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
+        do="name the directory that holds them",
+        code="E-CHECKPOINT-MISSING",
+    )
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The files that a checkpoint is made of; raises as `checkpoint_digest`."""
+    place = find_checkpoint(path)
+    return [place / CONFIG_NAME, *weight_files(place)]
+
+
+def checkpoint_digest(path: str | Path) -> str:
+    """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
+
+    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or
+    where the index names a file that is not there.
+    """
+    files = checkpoint_files(path)
+    return sha256_json({file.name: local_digest(file) for file in files})
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The sizes of a checkpoint's model; raises as `find_checkpoint`, `ModelConfig.from_dict`."""
+    return ModelConfig.from_dict(read_checkpoint_json(find_checkpoint(path) / CONFIG_NAME))
+
+
+def end_ids(path: str | Path, config: ModelConfig) -> list[int]:
+    """Token ids that end a completion: `eos_token_id` of `generation_config.json`, else of
+    `config.json`, else of `config`. Raises CheckpointError as `open_checkpoint`."""
+    place = find_checkpoint(path)
+    for name in (GENERATION_NAME, CONFIG_NAME):
+        if (place / name).is_file():
+            found = token_ids(read_checkpoint_json(place / name), "eos_token_id")
+            if found:
+                return found
+    return [] if config.eos_token_id is None else [config.eos_token_id]
 
 
 def read_checkpoint_json(path: Path) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class EngineOracle(MeasuredOracle):
     def __init__(
         self, checkpoint: Path, table: EngineOracleTable, rubric: Rubric, salvage: bool = False
     ) -> None:
-        from nmoe_core.engine.weights.checkpoint import checkpoint_digest, open_checkpoint
+        from nmoe_core.engine.weights.checkpoint import open_checkpoint
+        from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
         self._checkpoint, self._table, self._salvage = checkpoint, table, salvage
         self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)

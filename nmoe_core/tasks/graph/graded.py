@@ -119,7 +119,7 @@ class ModelLooks:
     @cached_property
     def described(self) -> Described:
         """The backbone."""
-        from nmoe_core.engine.weights.checkpoint import checkpoint_digest, read_config
+        from nmoe_core.engine.weights.weight_files import checkpoint_digest, read_config
 
         path = self.run.tree.checkpoint
         return Described(read_config(path), checkpoint_digest(path))
@@ -225,7 +225,7 @@ class ModelLooks:
 
 def head_digests(run: Run) -> Fingerprints:
     """Of the backbone and both heads."""
-    from nmoe_core.engine.weights.checkpoint import checkpoint_digest
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     tree = run.tree
     found = {"backbone": checkpoint_digest(tree.checkpoint)}

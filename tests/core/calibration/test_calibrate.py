@@ -13,7 +13,8 @@ from nmoe_core.calibration.files import load_calibration, read_calibration
 from nmoe_core.calibration.measures import Aggregates
 from nmoe_core.calibration.shares import keep_interval
 from nmoe_core.calibration.targets import Targets
-from nmoe_core.heads.models import Probe, ProbeArch
+from nmoe_core.heads.models import Probe
+from nmoe_core.heads.shapes import ProbeArch
 from nmoe_core.labels.scores import QUALITY
 from tests.core.calibration.scored import fit, scored, summary_of, write_rows, write_val
 from tests.core.quality import Grading, write_head, write_labels

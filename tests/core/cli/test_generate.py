@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from nmoe_core.cli import main  # noqa: E402
 from nmoe_core.engine import BatchedGenerator, Transformer, make_tiny_checkpoint  # noqa: E402
-from nmoe_core.engine.weights.checkpoint import end_ids  # noqa: E402
+from nmoe_core.engine.weights.weight_files import end_ids  # noqa: E402
 from nmoe_core.text.tokenizer import load_tokenizer  # noqa: E402
 from tests.refusals import refused, refused_line  # noqa: E402
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine import Transformer, checkpoint_digest
-from nmoe_core.engine.weights.checkpoint import find_checkpoint
+from nmoe_core.engine.weights.weight_files import find_checkpoint
 from tests.refusals import refused
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.core.graph.world import (
     small_world,
     written_by,
 )
-from tests.project import Project, json_lines, read_rows
+from tests.project import Project, json_lines, output_of, read_rows
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -132,6 +133,27 @@ def test_a_run_that_was_made_is_current_and_making_it_again_writes_nothing(own: 
     assert written_by(own.run) == set()
 
 
+READ = "attributes.use=['signals', 'language', 'duplicates']"  # no evaluation set is read
+HEAVY = "torch sklearn pandas numba matplotlib datasets dagster"
+
+
+def test_a_plan_loads_no_package_that_it_can_do_without(made: Project) -> None:
+    assert loaded_by_a_plan(made) == "all is current\n\n"
+
+
+def loaded_by_a_plan(project: Project) -> str:
+    """The beginning of what a plan prints, and the heavy packages that it loaded."""
+    code = f"""
+import contextlib, io, sys
+from nmoe_core.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    main(["plan", "--config", {str(project.config)!r}, "--set", {READ!r}])
+print(printed.getvalue().partition(":")[0])
+print(*(set({HEAVY.split()}) & sys.modules.keys()))
+"""
+    return output_of(sys.executable, "-c", code)
+
+
 def test_of_an_empty_project_all_is_to_be_made(tmp_path: Path) -> None:
     foretold = not_current(small_world(tmp_path).run)
     assert set(foretold.values()) <= {"missing", "open"}
@@ -184,6 +206,11 @@ def made_by_heads(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = small_world(tmp_path_factory.mktemp("heads"), {"grading": {"grader": "hydra"}})
     make_all(project.run)
     return project
+
+
+@pytest.mark.slow
+def test_a_plan_of_heads_loads_no_package_that_it_can_do_without(made_by_heads: Project) -> None:
+    assert loaded_by_a_plan(made_by_heads) == "all is current\n\n"
 
 
 @pytest.mark.slow

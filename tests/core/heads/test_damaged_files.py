@@ -18,8 +18,9 @@ from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.heads.convert import import_pickle
 from nmoe_core.heads.files import HEADER_KEY, load_head, read_header
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.models import Judge, Probe
 from nmoe_core.heads.scoring import load_heads
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 from tests.conftest import Mutations
 from tests.core.engine.test_config import ORIGINAL_20B
 from tests.core.quality import MAX_CTX, write_head

@@ -12,16 +12,12 @@ from safetensors import safe_open
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Transformer
 from nmoe_core.heads.convert import import_pickle
-from nmoe_core.heads.features import (
-    DocumentTokens,
-    batches,
-    count_nonfinite,
-    pooled,
-    require_few_failed,
-)
+from nmoe_core.heads.features import batches, count_nonfinite, pooled
 from nmoe_core.heads.files import load_head, read_header
-from nmoe_core.heads.models import Judge, JudgeArch, Probe, ProbeArch
+from nmoe_core.heads.models import Judge, Probe
+from nmoe_core.heads.scores import DocumentTokens, require_few_failed
 from nmoe_core.heads.scoring import load_heads
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 from tests.core.quality import MAX_CTX, random_documents, write_head
 from tests.refusals import refused
 

@@ -5,7 +5,8 @@ import pytest
 
 from nmoe_core.config.run import Run
 from nmoe_core.heads.files import save_head
-from nmoe_core.heads.models import Probe, ProbeArch
+from nmoe_core.heads.models import Probe
+from nmoe_core.heads.shapes import ProbeArch
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.tasks.checks import check_head
 

@@ -278,7 +278,8 @@ def test_shards_of_another_tokenizer_are_refused_and_so_is_a_file_of_another_hea
     import torch
 
     from nmoe_core.heads.files import save_head
-    from nmoe_core.heads.models import Probe, ProbeArch
+    from nmoe_core.heads.models import Probe
+    from nmoe_core.heads.shapes import ProbeArch
     from nmoe_core.heads.student_file import load_student
     from tests.core.quality import FakeTokenizer
 

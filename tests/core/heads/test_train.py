@@ -16,9 +16,10 @@ from nmoe_core.engine import Transformer
 from nmoe_core.heads import fit
 from nmoe_core.heads.features import pooled_features
 from nmoe_core.heads.files import load_head, read_header
-from nmoe_core.heads.fit import Recipe, TrainingState, fit_judge, fit_probe, reproducible
-from nmoe_core.heads.models import JudgeArch, Probe, ProbeArch, layer_norm
+from nmoe_core.heads.fit import TrainingState, fit_judge, fit_probe, reproducible
+from nmoe_core.heads.models import Probe, layer_norm
 from nmoe_core.heads.scoring import HeadScorer, load_heads, predict
+from nmoe_core.heads.shapes import JudgeArch, ProbeArch, Recipe
 from nmoe_core.heads.train import HeadKind, HeadTraining
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice

@@ -14,7 +14,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
 from nmoe_core.export.run import export
-from nmoe_core.heads.features import Corpus
+from nmoe_core.heads.scores import Corpus
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest

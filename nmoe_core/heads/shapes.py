@@ -1,0 +1,108 @@
+"""Shapes of the heads, the blocks that they read, and how they are trained; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmoe_core.base.errors import HeadError
+from nmoe_core.engine import tap_layers
+from nmoe_core.labels.scores import QUALITY
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+
+_SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeArch:
+    """Shape of a probe.
+
+    `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
+    reads pooled states that are not normalised.
+    """
+
+    hidden_size: int
+    nan_to_num: bool = False
+    is_normalised: bool = True
+    num_scores: int = len(QUALITY)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeArch:
+    """Shape of a judge: width of its encoder, attention heads, feed-forward width.
+
+    `nan_to_num` marks one of the published forms, see `layer_norm`. Without a second pass, as in
+    the second form, a judge can grade but cannot be trained.
+    """
+
+    hidden_size: int
+    mid_dim: int = 512
+    num_heads: int = 8
+    ffn_dim: int = 2048
+    nan_to_num: bool = False
+    has_second_pass: bool = True
+    num_scores: int = len(QUALITY)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Training schedule: documents per step, passes over the documents, peak learning rate."""
+
+    batch_size: int
+    epochs: int
+    lr: float
+    weight_decay: float = 1e-4
+    seed: int = 0
+
+
+def arch_to_dict(arch: ProbeArch | JudgeArch) -> dict[str, Any]:
+    """A shape as files name it; five scores are not named, as in older ones."""
+    fields = asdict(arch)
+    if arch.num_scores == len(QUALITY):
+        del fields["num_scores"]
+    return fields
+
+
+def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
+    """The shape that a header names.
+
+    Raises:
+        TypeError: It is no table, or fields are missing, unknown or of another type.
+        ValueError: The kind is neither probe nor judge, or a size no head can have.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"the shape is a {type(value).__name__}")
+    fields = dict(value)
+    match kind := fields.pop("kind", None):
+        case "probe":
+            arch = ProbeArch(**fields)
+        case "judge":
+            arch = JudgeArch(**fields)
+        case _:
+            raise ValueError(f"unknown kind of head {kind!r}")
+    for key, item in asdict(arch).items():
+        if type(item) is not (bool if key in _SWITCHES else int):
+            raise TypeError(f"{key} is {item!r}")
+        if item < 1 and key not in _SWITCHES:
+            raise ValueError(f"{key} is {item}")
+    return arch
+
+
+def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
+    """Number of the block that a head reads; by default the usual one of its kind. Raises
+    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
+    depth = model.config.num_hidden_layers
+    if tap is None:
+        return tap_layers(depth)[kind == "judge"]
+    if type(tap) is not int or not 1 <= tap <= depth:
+        raise HeadError(
+            "the backbone has no such block to read",
+            where=where,
+            found=f"tap {tap!r}"[:80],
+            expected=f"1 to {depth}",
+            code="E-HEAD-FORMAT",
+        )
+    return tap
