@@ -21,6 +21,7 @@ from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
 from nmoe_assets.assets.names import asset_key, named
 from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 
 # The manifest whose checks read the bytes of these partitions.
 _CHECKED_BY = {
@@ -67,6 +68,8 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
             holds_up |= _AC.asset_matches(dep, state)
+            if dep.path[-1] == "oracle_labels":
+                holds_up |= _AC.asset_matches(dep, _of_other_documents(run))
             if (checked_by := _CHECKED_BY.get(dep.path[-1], key[-1])) != key[-1]:
                 manifest = dg.AssetKey([*dep.path[:-1], checked_by])
                 holds_up |= _AC.asset_matches(manifest, _damaged)
@@ -98,6 +101,15 @@ def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
     before."""
     changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
+
+
+def _of_other_documents(run: Run) -> Condition:
+    """True of labels until they are made from the documents as they are: heads and thresholds would
+    refuse them, and a person starts the labels, which may cost money."""
+    shards = (asset_key(run, (source.name, "shards")) for source in run_sources(run))
+    changed = (_AC.asset_matches(key, _AC.data_version_changed()) for key in shards)
+    waits = functools.reduce(or_, changed).since(_AC.newly_updated())
+    return waits.with_label("labels are of other documents")
 
 
 def _any_changed(deps: Collection[dg.AssetKey]) -> Condition:

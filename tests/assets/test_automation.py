@@ -1,6 +1,6 @@
 """What the daemon would request, by real evaluations of the conditions."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import dagster as dg
 import pytest
@@ -92,8 +92,10 @@ class Daemon:
                 requested["/".join(found.key.path)] = keys
         return requested
 
-    def everything(self, version: str = "1") -> None:
-        for source in ("code", "docs", "notes"):
+    def everything(
+        self, version: str = "1", sources: Iterable[str] = ("code", "docs", "notes")
+    ) -> None:
+        for source in sources:
             self.report(source, "documents", version=version)
             for name in ("shards", "quality_scores", "topics", "curated"):
                 for key in KEYS:
@@ -401,6 +403,39 @@ def test_a_setting_that_changes_while_a_run_of_the_former_ends_is_not_forgotten(
     daemon.report("hydra", "calibration", version="2")
     daemon.defs = build_definitions(with_settings(run, "calibration", target_keep=0.3))
     assert daemon.tick() == {"hydra/calibration": {None}}
+
+
+def test_heads_and_thresholds_wait_for_labels_of_changed_documents(
+    daemon: Daemon, run: Run
+) -> None:
+    """A person starts the labels, since an oracle may cost money."""
+    daemon.report("docs", "shards", version="2", partition="0001")
+    assert daemon.tick().keys() == {"docs/quality_scores", "docs/topics", "hydra/regrade_plan"}
+    edited = with_settings(run, "heads.probe", epochs=9)
+    daemon.defs = build_definitions(with_settings(edited, "calibration", target_keep=0.3))
+    assert not {key for key in daemon.tick() if key.startswith("hydra/")}
+    for key in label_partitions.get_partition_keys():
+        daemon.report("hydra", "oracle_labels", version="2", partition=key)
+    assert "hydra/student" in daemon.tick()
+    daemon.report("hydra", "student", version="2")
+    assert daemon.tick().keys() >= HEADS_AGAIN.keys()
+    for name in ("probe_head", "judge_head"):
+        daemon.report("hydra", name, version="2")
+    assert daemon.tick() == CALIBRATION
+
+
+def test_heads_and_thresholds_wait_for_labels_of_a_new_source(
+    defs: dg.Definitions, run: Run, in_memory: DagsterInstance
+) -> None:
+    daemon = Daemon(defs, in_memory)
+    daemon.everything(sources=("code", "docs"))
+    assert daemon.tick() == {}
+    for key in KEYS:
+        daemon.report("notes", "shards", version="1" + key, partition=key)
+    daemon.tick()
+    edited = with_settings(run, "heads.probe", epochs=9)
+    daemon.defs = build_definitions(with_settings(edited, "calibration", target_keep=0.3))
+    assert not {key for key in daemon.tick() if key.startswith("hydra/")}
 
 
 def test_stages_that_hold_a_gpu_are_in_its_pool(defs: dg.Definitions) -> None:
