@@ -28,6 +28,8 @@ SHARES = (
 )
 FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
 PERSONAL = ("n_emails", "n_ips", "n_cards", "n_ibans", "n_phones")
+NUM_BANDS = 16  # of a signature, of seven hashes each
+NUM_HASHES = 7 * NUM_BANDS
 SCHEMAS = {
     "signals": pa.schema(
         [
@@ -51,6 +53,12 @@ SCHEMAS = {
         ]
     ),
     "pii": pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PERSONAL]),
+    "signatures": pa.schema(
+        [
+            pa.field("keys", pa.binary(8 * NUM_BANDS), nullable=False),
+            pa.field("sketch", pa.binary(NUM_HASHES), nullable=False),
+        ]
+    ),
     "duplicates": pa.schema(
         [
             pa.field("is_survivor", pa.bool_(), nullable=False),

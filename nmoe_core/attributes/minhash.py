@@ -15,17 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from nmoe_core.attributes.columns import NUM_BANDS, NUM_HASHES, SCHEMAS
 from nmoe_core.attributes.kernels.words import Words, mix, words
 
-NUM_BANDS, NUM_ROWS, SHINGLE_WORDS = 16, 7, 5
-NUM_HASHES = NUM_BANDS * NUM_ROWS
+NUM_ROWS, SHINGLE_WORDS = NUM_HASHES // NUM_BANDS, 5
 MARGIN, LEAST_SHARED, LEAST_ROWS = 0.1, 0.976, 3
-SCHEMA = pa.schema(
-    [
-        pa.field("keys", pa.binary(8 * NUM_BANDS), nullable=False),
-        pa.field("sketch", pa.binary(NUM_HASHES), nullable=False),
-    ]
-)
+SCHEMA = SCHEMAS["signatures"]
 _BATCH_BYTES = 1 << 22  # words of a batch fit a cache
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)

@@ -1,13 +1,20 @@
-"""Symbolic links of a source that lead out of the directories which its patterns name.
+"""The files that patterns match, and symbolic links that lead out of the directories they name.
+
+Files are found as `glob` finds them, with each directory read once for all patterns of a source.
+`**` stands for directories at any depth that are not hidden; links below it must not form a loop.
 
 A tree of strangers may hold a link to a secret of this machine, so such a link is refused unless
 the source says `follow_links`. Who names a file itself, or a directory that is a link, means what
 it leads to. What the system tells of itself and of its processes is never text.
 """
 
+import fnmatch
+import glob
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.storage import path_text
@@ -63,3 +70,99 @@ def is_below(path: str, tops: set[str]) -> bool:
 def _refusal(what: str, path: str | Path, target: str, do: str) -> SourceError:
     where, found = path_text(Path(path)), path_text(Path(target))
     return SourceError(what, where=where, found=found, do=do, code="E-SOURCE-LINK")
+
+
+class _Names(NamedTuple):
+    """What a directory holds."""
+
+    files: list[str]
+    directories: list[str]
+
+
+class Directories:
+    """The directories of a source, as its patterns come to them."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._names: dict[str, _Names] = {}
+        self._trees: dict[str, list[str]] = {}
+
+    def files(self, root: Path, pattern: str) -> list[str]:
+        """The files below `root` that match a pattern with wildcards. Raises SourceError: links
+        below a `**` form a loop (E-SOURCE-LOOP) or lead out (E-SOURCE-LINK)."""
+        *parents, name = Path(pattern).parts
+        if name == "**":
+            parents.append(name)
+            name = "*"
+        places = [os.fspath(root)]  # glob characters of its own name are no part of the pattern
+        for part in parents:
+            places = [found for place in places for found in self._directories(place, part)]
+        if not glob.has_magic(name):
+            paths = [os.path.join(place, name) for place in places]
+            return [path for path in paths if os.path.isfile(path)]
+        return [
+            os.path.join(place, found)
+            for place in places
+            for found in _matching(self._read(place).files, name)
+        ]
+
+    def _directories(self, place: str, part: str) -> list[str]:
+        """What a part of a pattern that is not its last one stands for in a directory."""
+        if part == "**":
+            return self._tree(place)
+        if glob.has_magic(part):
+            found = _matching(self._read(place).directories, part)
+            return [os.path.join(place, name) for name in found]
+        path = os.path.join(place, part)
+        return [path] if os.path.isdir(path) else []
+
+    def _tree(self, top: str) -> list[str]:
+        """A directory and those below it."""
+        if top in self._trees:
+            return self._trees[top]
+        leading_out: list[str] = []
+        tree = self._trees[top] = []
+        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
+        while waiting:
+            path, above = waiting.pop()
+            if self._links.lead_out(path):  # perhaps to the whole machine
+                leading_out.append(path)
+                continue
+            try:
+                status = os.stat(path)
+            except OSError:  # it was there a moment ago
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                raise SourceError(
+                    "a symbolic link leads back to a directory above it",
+                    where=path_text(path),
+                    found=path_text(os.path.realpath(path)),
+                    do="remove the link, or name the directories instead of **",
+                    code="E-SOURCE-LOOP",
+                )
+            above |= {identity}
+            tree.append(path)
+            below = _matching(self._read(path).directories, "*")
+            waiting += [(os.path.join(path, name), above) for name in below]
+        self._links.refuse(sorted(leading_out))
+        return tree
+
+    def _read(self, path: str) -> _Names:
+        if path not in self._names:
+            names = self._names[path] = _Names([], [])
+            with suppress(OSError):  # as glob leaves such a directory out
+                for entry in os.scandir(path):
+                    # Only a link costs a system call.
+                    is_link = entry.is_symlink()
+                    if os.path.isdir(entry.path) if is_link else entry.is_dir():
+                        names.directories.append(entry.name)
+                    elif os.path.isfile(entry.path) if is_link else entry.is_file():
+                        names.files.append(entry.name)
+        return self._names[path]
+
+
+def _matching(names: list[str], pattern: str) -> list[str]:
+    """Names that match; hidden ones if the pattern begins with a dot."""
+    found = fnmatch.filter(names, pattern)
+    return found if pattern.startswith(".") else [n for n in found if not n.startswith(".")]

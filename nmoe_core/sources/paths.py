@@ -20,8 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.links import Links
-from nmoe_core.sources.matches import Directories
+from nmoe_core.sources.links import Directories, Links
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
 
 _BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
