@@ -122,6 +122,7 @@ _MEANINGS = {
     "cut_documents": "documents that fit in a window and lie in more than one",
     "left_out": "documents that are not curated, by the first reason that holds",
     "composition": "languages, topics and sources whose shares of the tokens changed most",
+    "account": "what became of files, documents and tokens: totals, and what leaves or joins each",
     "not_shown": "why this page does not compare the sources",
     "misaligned_shards": "shards planned for another place in a window than they have",
     "steps, sequences": "of the run; a step reads batch_size sequences",

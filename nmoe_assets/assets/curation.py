@@ -149,6 +149,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             "sequences_SOURCE",
             "composition",
             "remix_NNNN",
+            "account",
             "not_shown",
             "changed",
         ),
@@ -158,20 +159,25 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             *([name, "valid_manifest"] for name in valid),
         ],
         max_age_days=run.config.automation.plan_max_age_days,
-    ).unpartitioned(lambda: _plan(run, names, valid), "signals_by_source")
+    ).unpartitioned(lambda: _plan(run, names, valid), "account_and_signals")
 
 
 def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
-    """The loader plan. It is the first asset after all sources, so its page compares them; what
-    cannot be read for that, such as data that lie elsewhere by now, stops no plan."""
+    """The loader plan. It is the first asset after all sources, so its page compares them and has
+    the account of the run; what cannot be read for that, such as data that lie elsewhere by now,
+    stops no plan."""
+    from loader.plan.file import load_plan
     from nmoe_core.report.columns import signals_picture
     from nmoe_core.report.corpus import UNREADABLE
+    from nmoe_core.tasks.account import account_picture, commit_account
     from nmoe_core.tasks.selection.composition import changes
 
     made = curate.make_plan(run, names, valid)
     try:
-        facts = made.facts | {"composition": changes(run, names)}
-        return replace(made, facts=facts, picture=signals_picture(run, names))
+        account = commit_account(run, load_plan(run.tree.plan))
+        drawn = [account_picture(run, account), signals_picture(run, names)]
+        facts = made.facts | {"account": account["total"], "composition": changes(run, names)}
+        return replace(made, facts=facts, picture="\n\n".join(filter(None, drawn)))
     except UNREADABLE as error:
         return replace(made, facts=made.facts | {"not_shown": one_line(error)})
 

@@ -292,7 +292,7 @@ def _show_report(report: dict[str, Any]) -> None:
     if report["oracle"] is not None:
         print("keep, band and drop are what the grader says; curated is what the rule keeps;")
     print("topics are distinct topics in a window of seq_len tokens, mean over windows")
-    _show_left_out(report)
+    _show_account(report)
     if report["oracle"] is not None:
         _show_graders(report)
     plan = report["plan"]
@@ -324,16 +324,13 @@ def _show_graders(report: dict[str, Any]) -> None:
         print("(the oracle stands in for a large model: the student learned text statistics)")
 
 
-def _show_left_out(report: dict[str, Any]) -> None:
-    """What was left out by reason and source, what that changed, and documents to read."""
-    sources = [source["source"] for source in report["sources"]]
-    reasons = [
-        [why, sum(counts.values()), *(counts.get(name, 0) for name in sources)]
-        for why, counts in report["left_out"].items()
-    ]
-    nothing = [0] * (1 + len(sources))
+def _show_account(report: dict[str, Any]) -> None:
+    """What became of files, documents and tokens, what that changed, and documents to read."""
+    from nmoe_core.tasks.account import account_rows
+
     print()
-    print_table(["left out", "documents", *sources], reasons or [["no document", *nothing]])
+    account = report["account"]
+    print_table(["account", "all sources", *account["sources"]], account_rows(account))
     print("\nshares of tokens that changed most, before and after:")
     for kind, moved in report["composition"].items():
         shares = (f"{name} {100 * old:.1f} -> {100 * new:.1f} %" for name, old, new in moved)

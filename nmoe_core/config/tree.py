@@ -69,6 +69,7 @@ class Tree:
     topic_terms = _Below("topics", "topic_terms.json")
     seen_digests = _Below("seen", ".digests.json")
     input_ledger = _Below("root", "input_ledger.json")
+    account = _Below("root", "account.json")
     takedown = _Below("root", "takedown/documents.jsonl")
     takedown_grams = _Below("root", "takedown/grams.npy")
     takedown_proof = _Below("root", "takedown/proof.json")

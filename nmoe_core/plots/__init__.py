@@ -3,6 +3,7 @@
 from nmoe_core.plots.charts import calibration_plot, copies_plot, loss_plot, manifest_plot
 from nmoe_core.plots.clusters import cloud_plot, compared_plot, head_tail_plot, k_plot, share_plot
 from nmoe_core.plots.columns import columns_plot, sources_plot
+from nmoe_core.plots.flow import flow_plot
 from nmoe_core.plots.kept import kept_picture
 from nmoe_core.plots.ordering import ordering_plot
 from nmoe_core.plots.png import half_size, png_markdown
@@ -13,6 +14,7 @@ __all__ = [
     "columns_plot",
     "compared_plot",
     "copies_plot",
+    "flow_plot",
     "half_size",
     "head_tail_plot",
     "k_plot",

@@ -76,6 +76,10 @@ class Corpus:
             return self.graded()
         return self.graded() + [shard.selection for shard in self.shards()]
 
+    def planned(self) -> list[Path]:
+        """The loader plan, and what is needed for it."""
+        return [*self.curated(), *self.outcomes(), self.run.tree.plan]
+
     def attribute(self, name: str) -> list[Path]:
         """Files of an attribute."""
         return [shard.attribute(name) for shard in self.shards()]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
+from loader.plan.file import load_plan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.calibration.files import read_calibration
@@ -17,13 +18,14 @@ from nmoe_core.report.columns import SIGNALS, columns_picture, source_columns, s
 from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.samples import Sample, samples
+from nmoe_core.tasks.account import account_picture, account_rows, run_account
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report import grader_costs, scoreboard
 from nmoe_core.tasks.selection.composition import composition, most_moved
-from nmoe_core.tasks.selection.outcome import left_out, rule_of
+from nmoe_core.tasks.selection.outcome import rule_of
 
 _SAMPLES = 5
 _PORTIONS = 12
@@ -163,17 +165,20 @@ def _duplicates(corpus: Corpus) -> Iterator[object]:
     yield _plots([pictures(copies_picture(found))])
 
 
+def _account(corpus: Corpus) -> Iterator[object]:
+    plan = load_plan(corpus.run.tree.plan)
+    account = run_account(corpus.run, plan)
+    yield paragraph(
+        "What became of every file, record, document and token. A total is what the lines above it "
+        "leave of the total before."
+    )
+    yield _plots([pictures(account_picture(corpus.run, account))])
+    yield table(["", "all sources", *account["sources"]], account_rows(account))
+
+
 def _left_out(corpus: Corpus) -> Iterator[object]:
     rule = element("code", rule_of(corpus.run))
     yield paragraph("Kept is a document of which this is true: ", rule)
-    reasons = left_out(corpus.run, corpus.sources)
-    if not reasons:
-        yield paragraph("No document was left out.")
-    else:
-        rows = [
-            [why, sum(of.values()), *map(of.get, corpus.sources)] for why, of in reasons.items()
-        ]
-        yield table(["left out", "documents", *corpus.sources], rows)
     for name in corpus.drawn:
         kept, dropped = samples(corpus.run, name, _SAMPLES)
         yield element("h3", name)
@@ -228,6 +233,7 @@ def _heads(corpus: Corpus) -> list[Path]:
 
 SECTIONS = (
     Section("composition", "Composition", "prep", Corpus.manifests, _composition),
+    Section("account", "Account", "curate", Corpus.planned, _account),
     Section("left-out", "Kept and left out", "curate", Corpus.outcomes, _left_out),
     Section("changes", "Before and after", "curate", Corpus.outcomes, _changes),
     Section("lengths", "Lengths", "prep", Corpus.manifests, _lengths),

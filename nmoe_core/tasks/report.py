@@ -18,9 +18,9 @@ from nmoe_core.calibration.graded import read_graded, read_grading_summary, scor
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.tasks.account import run_account
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.selection.composition import composition, most_moved
-from nmoe_core.tasks.selection.outcome import left_out
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run_report(run: Run) -> dict[str, Any]:
     return {
         "root": str(run.tree.root),
         "sources": [_source(run, plan, name) for name in names],
-        "left_out": left_out(run, names),
+        "account": run_account(run, plan),
         "composition": {kind: most_moved(found) for kind, found in moved},
         "oracle": None
         if is_off

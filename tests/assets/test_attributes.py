@@ -245,7 +245,11 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
     rules = {"attributes.use": ["signals"], "curation.where": "n_words >= 40"}
     run = Run(own_project / "run.toml").with_settings(rules)
     (shown,) = _made(Run(own_project / "run.toml"), [plan]).get_asset_materialization_events()
-    assert "signals_by_source" not in shown.materialization.metadata, "no rule reads signals"
+    drawn = str(shown.materialization.metadata["account_and_signals"].value)
+    assert "account of the run" in drawn
+    assert "signals of" not in drawn, "no rule reads signals"
+    rows = [record.data for record in shown.materialization.metadata["account"].records]
+    assert {"name": "steps", "unit": "steps", "kind": "total"}.items() <= rows[-1].items()
     for source in sources:
         make_attributes("signals", run, source, (0, 1))
         for task in ("select", "curate"):
@@ -253,8 +257,8 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
         combine(run, source, picture=False)
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
-    assert "data:image/png" in str(page["signals_by_source"].value)
-    assert "signals of 3 sources" in str(page["signals_by_source"].value)
+    assert "data:image/png" in str(page["account_and_signals"].value)
+    assert "signals of 3 sources" in str(page["account_and_signals"].value)
     rows = [record.data for record in page["composition"].records]
     assert {row["name"] for row in rows if row["kind"] == "source"} == {*sources}
     assert {row["kind"] for row in rows} >= {"source", "topic"}
@@ -262,7 +266,7 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
     assert "selection.parquet: no attribute here" in str(page["not_shown"].value)
-    assert page.keys().isdisjoint({"signals_by_source", "composition"})
+    assert page.keys().isdisjoint({"account_and_signals", "composition"})
 
 
 def test_contamination_over_its_limit_stops_the_plan(own_project: Path) -> None:

@@ -50,7 +50,7 @@ def small_world(directory: Path, settings: Mapping[str, Any] | None = None) -> P
     """The project, with nothing made."""
     sources = [
         source("web", 0, NUM_DOCUMENTS, valid_split="train[:5%]"),
-        source("books", 1000, NUM_DOCUMENTS),
+        source("books", 1000, NUM_DOCUMENTS, on_error="skip"),
     ]
     project = write_project(directory, sources, SETTINGS | dict(settings or {}))
     (directory / "in" / "exam.jsonl").write_text('{"text": "' + "word " * 20 + '"}\n')
