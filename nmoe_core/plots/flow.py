@@ -17,7 +17,8 @@ _LINE_PX, _MARGIN_PX = 23, 50
 def flow_plot(lines: Sequence[Mapping[str, Any]]) -> bytes:
     """A bar for each line of an account, from top to bottom: `name`, `unit`, `kind` and `count`, as
     `nmoe_core.tasks.account` makes them. Bars of one unit have one scale."""
-    shown = [line for line in lines if line["count"] or line["kind"] == "total"]
+    flows = [line for line in lines if line["kind"] != "of"]
+    shown = [line for line in flows if line["count"] or line["kind"] == "total"]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()

@@ -1,7 +1,8 @@
 """The account of a run: what became of every file, record, document and token, up to the batches.
 
-A line is a total, or what is taken from the total above it (`out`) or added to it (`in`). The next
-total of the same unit is what they leave; where it is not, a line says by how much.
+A line is a total, or what is taken from the total above it (`out`) or added to it (`in`), or a part
+of it (`of`). The next total of the same unit is what they leave; if it is not, a line says by how
+much.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ class Line:
     name: str
     unit: str
     kind: str
-    """`total`, `out` or `in`."""
+    """`total`, `out`, `in` or `of`."""
     count: int | None
 
 
@@ -66,7 +67,7 @@ def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
 def account_rows(account: dict[str, Any]) -> list[list[str | int | None]]:
     """The lines as rows of a table: what it is, how many in all, and how many of each source. A
     line that is nothing but 0 is left out, unless it is a total."""
-    signs = {"total": "", "out": "- ", "in": "+ "}
+    signs = {"total": "", "out": "- ", "in": "+ ", "of": "  of these "}
     by_source = [
         {(line["name"], line["unit"]): line["count"] for line in lines}
         for lines in account["sources"].values()
@@ -118,6 +119,7 @@ def _source_lines(
     yield Line("too short", "documents", "out", read.of_shards("filtered_documents"))
     yield Line("further parts of long records", "documents", "in", read.of_shards("further_parts"))
     yield Line("documents", "documents", "total", data.total_documents)
+    yield Line("cut at max_doc_tokens", "documents", "of", read.of_shards("truncated_documents"))
     for reason, count in reasons.items():
         yield Line(reason, "documents", "out", count)
     yield Line("curated documents", "documents", "total", curated.total_documents)
@@ -193,7 +195,7 @@ def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
     unit, left = "", None
     for line in lines:
         if line.kind != "total":
-            sign = 1 if line.kind == "in" else -1
+            sign = {"in": 1, "out": -1, "of": 0}[line.kind]
             left = None if left is None or line.count is None else left + sign * line.count
         else:
             if line.unit == unit and left is not None and line.count is not None:

@@ -71,6 +71,7 @@ def test_every_line_is_what_the_files_hold_and_every_total_adds_up(odd: Project)
     books, web = counts(account["sources"]["books"]), counts(account["sources"]["web"])
     assert [books[name] for name in ("cannot be read", "empty", "too short")] == [1, 1, 1]
     assert books["further parts of long records"] >= 4
+    assert books["cut at max_doc_tokens"] == 0
     assert web["held out for validation"] > 0
     assert_adds_up(account["total"])
     assert counts(account["total"])["steps"] == plan.num_sequences // plan.batch_size
