@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,24 +22,36 @@ A command that refuses something prints one line and exits with status 1:
     ERROR [E-CODE]: where: what; found ..., expected ...; what to do
 
 In Python it is an exception below `loader.errors.NmoeError` with the same `code`. Codes are stable,
-texts may change. `...` stands for a value. `python docs/make_errors.py` writes this page.
+texts may change. `...` stands for a value. A code has its cause and remedy first, unless every message says both.
+`python docs/make_errors.py` writes this page, from the code and error_codes.toml.
 """
 _CODE = re.compile(r"E-[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
 
 
 def page() -> str:
     """The page's Markdown."""
-    lines = [HEAD]
-    for code, entries in sorted(_errors().items()):
+    lines, told = [HEAD], causes()
+    for code, entries in sorted(messages().items()):
         lines.append(f"\n## {code}\n\n")
+        if code in told:
+            lines += [_filled(" ".join(told[code])), "\n\n"]
         for room, text in sorted(entries):
             entry = f"* {text} (`{room}`)" if text else f"* in `{room}`"
-            lines.append(textwrap.fill(entry, 110, subsequent_indent="  ", break_on_hyphens=False))
-            lines.append("\n")
+            lines += [_filled(entry, "  "), "\n"]
     return "".join(lines)
 
 
-def _errors() -> dict[str, set[tuple[str, str]]]:
+def causes() -> dict[str, list[str]]:
+    """Cause and remedy, by the code."""
+    return tomllib.loads((ROOT / "docs" / "error_codes.toml").read_text(encoding="utf-8"))
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 110, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def messages() -> dict[str, set[tuple[str, str]]]:
+    """The folder and the text of every message, by its code; the remedy follows a semicolon."""
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for package in PACKAGES

@@ -25,6 +25,16 @@ def test_the_page_of_errors_is_made_from_the_code_as_it_is() -> None:
     assert page == made, "run `python docs/make_errors.py`"
 
 
+def test_every_code_of_an_error_has_a_cause_and_a_remedy() -> None:
+    module = runpy.run_path(str(REPOSITORY / "docs" / "make_errors.py"))
+    told, messages = module["causes"](), module["messages"]()
+    assert all(len(both) == 2 and all(both) for both in told.values())
+    assert set(told) <= set(messages), "a code that is raised no more"
+    for code, entries in messages.items():
+        parts = [part.strip(" .") for _, text in entries for part in f"{text}; ".split("; ")[:2]]
+        assert code in told or all(parts), f"write cause and remedy into error_codes.toml: {code}"
+
+
 def test_the_page_of_the_python_interface_is_made_from_the_code_as_it_is() -> None:
     pytest.importorskip("torch")
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_api.py"))["page"]()
