@@ -22,8 +22,8 @@ A command that refuses something prints one line and exits with status 1:
     ERROR [E-CODE]: where: what; found ..., expected ...; what to do
 
 In Python it is an exception below `loader.errors.NmoeError` with the same `code`. Codes are stable,
-texts may change. `...` stands for a value. A code has its cause and remedy first, unless every message says both.
-`python docs/make_errors.py` writes this page, from the code and error_codes.toml.
+texts may change. `...` stands for a value. A code has its cause and remedy first, unless every
+message says both. `python docs/make_errors.py` writes this page from the code and error_codes.toml.
 """
 _CODE = re.compile(r"E-[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
 

@@ -175,7 +175,7 @@ class JudgeTable(ProbeTable):
     """`[heads.judge]`: the judge, which by default reads the states after the last block."""
 
     batch_size: int = Field(default=128, ge=1)
-    """Documents in a step."""
+    """Documents in a step; it goes through the judge in passes of 32,768 tokens, of about 2 GB."""
     lr: float = Field(default=5e-4, gt=0)
     """Learning rate."""
     mid_dim: int = Field(default=512, ge=8)
@@ -196,7 +196,7 @@ class HeadsTable(StrictModel):
     """`[heads]`: probe and judge over the backbone."""
 
     max_ctx: int = Field(default=4096, ge=8)
-    """Maximum tokens of a document that the heads read."""
+    """Maximum tokens of a document that heads read. Without --config, trained heads say theirs."""
     seed: int = 0
     """Seed of the first weights and of the order."""
     use_salvaged: bool = False

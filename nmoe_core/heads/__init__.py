@@ -3,3 +3,4 @@
 # The versions of trainings. They lie here because this package is imported without torch.
 TRAIN_CODE = "train-heads/5"
 STUDENT_CODE = "student/2"
+PASS_TOKENS = 2**15  # of a pass of the judge in training

@@ -257,6 +257,14 @@ class LoadedHead(NamedTuple):
     scale: Scale
 
 
+def context_of(path: Path) -> int:
+    """The tokens of a document that a head was trained on. Raises HeadError as `read_header`."""
+    max_ctx = read_header(path).get("max_ctx")
+    if type(max_ctx) is not int or max_ctx < 1:
+        raise bad_format(path, f"max_ctx {max_ctx!r}"[:80])
+    return max_ctx
+
+
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
     """Load a head for a backbone, onto its device, and for `max_ctx` tokens of a document. Raises
     HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not finite

@@ -1,8 +1,11 @@
 """The training loops of the two heads: seeded and on one thread, so equal inputs give equal bytes.
 
 Recipe: AdamW, linear warm-up over min(500, a tenth of all steps) that starts at 1/warm-up, then a
-constant rate, gradients clipped to norm 1. Only targets are clamped: a clamp on predictions would
-have no gradient where they are most wrong. A loss that is not finite ends the training.
+constant rate, gradients clipped to norm 1. A batch of more than `PASS_TOKENS` padded tokens goes in
+several passes, whose gradients are added up, so memory is bounded by the tokens of a pass (or by
+one longer document), not of a batch: at the default widths 60 kB a token, 2 GB in all. Only targets
+are clamped: a clamp on predictions would have no gradient where they are most wrong. A loss that is
+not finite ends the training.
 """
 
 import itertools
@@ -21,6 +24,7 @@ from loader.files.sealed import content_hash
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.progress import Meter
+from nmoe_core.heads import PASS_TOKENS
 from nmoe_core.heads.features import TapStates
 from nmoe_core.heads.files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.heads.models import Judge, Probe, layer_norm
@@ -143,8 +147,8 @@ def fit_probe(
     nn.init.zeros_(probe.proj.weight)
     probe.proj.bias.data.copy_(targets.mean(0))
 
-    def loss_of(rows: list[int]) -> Tensor:
-        return F.mse_loss(probe.proj(inputs[rows]), targets[rows])
+    def loss_of(rows: list[int]) -> tuple[Tensor, int]:
+        return F.mse_loss(probe.proj(inputs[rows]), targets[rows]), len(rows)
 
     losses = _optimise(probe, [0] * len(inputs), loss_of, recipe, state)
     with torch.no_grad():
@@ -171,14 +175,14 @@ def fit_judge(
     shares = (targets - low) / (high - low)
     judge.shared_head.bias.data.copy_(targets.mean(0))
 
-    def loss_of(rows: list[int]) -> Tensor:
+    def loss_of(rows: list[int]) -> tuple[Tensor, int]:
         hidden, row_lengths, rows = states.of(rows)
         if not rows:
-            return judge.shared_head.bias.sum() * 0.0
+            return judge.shared_head.bias.sum() * 0.0, 0
         first, second = judge.forward_with_teacher(hidden, row_lengths, shares[rows])
         near = F.smooth_l1_loss(first, targets[rows], beta=SMOOTH_L1_BETA)
         told = F.smooth_l1_loss(second, targets[rows], beta=SMOOTH_L1_BETA)
-        return near + SECOND_PASS_WEIGHT * told
+        return near + SECOND_PASS_WEIGHT * told, len(rows)
 
     losses = _optimise(judge, states.lengths, loss_of, recipe, state)
     return judge.eval(), losses
@@ -196,10 +200,11 @@ def _clamped(targets: Tensor, scale: Scale) -> Tensor:
 def _optimise(
     head: nn.Module,
     lengths: list[int],
-    loss_of: Callable[[list[int]], Tensor],
+    loss_of: Callable[[list[int]], tuple[Tensor, int]],
     recipe: Recipe,
     state: TrainingState | None,
 ) -> list[float]:
+    """Train; `loss_of` gives the mean loss of documents, and of how many it is."""
     num_steps = recipe.epochs * -(-len(lengths) // recipe.batch_size)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=recipe.weight_decay)
     losses = state.restore(head, optimizer) if state is not None else []
@@ -207,24 +212,57 @@ def _optimise(
     for rows in itertools.islice(_batches(lengths, recipe), len(losses), None):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(len(losses), num_steps, recipe.lr)
-        loss = loss_of(rows)
-        if not torch.isfinite(loss):
-            raise HeadError(
-                "training loss is not finite",
-                where=f"step {len(losses)}",
-                found=float(loss.detach()),
-                do="use a smaller learning rate, and check the backbone",
-                code="E-HEAD-NONFINITE",
-            )
-        losses.append(float(loss.detach()))
         optimizer.zero_grad()
-        loss.backward()
+        losses.append(_backward(rows, lengths, loss_of, head, len(losses)))
         nn.utils.clip_grad_norm_(head.parameters(), CLIP_NORM)
         optimizer.step()
         if state is not None:
             state.save(head, optimizer, losses)
         meter.add()
     return losses
+
+
+def _backward(
+    rows: list[int],
+    lengths: list[int],
+    loss_of: Callable[[list[int]], tuple[Tensor, int]],
+    head: nn.Module,
+    step: int,
+) -> float:
+    """Add up the gradients of a batch's mean loss, pass by pass; returns that loss."""
+    total, num_good = 0.0, 0
+    for part in _passes(rows, lengths):
+        loss, count = loss_of(part)
+        loss = loss * (count / len(rows))
+        if not torch.isfinite(loss):
+            raise HeadError(
+                "training loss is not finite",
+                where=f"step {step}",
+                found=float(loss.detach()),
+                do="use a smaller learning rate, and check the backbone",
+                code="E-HEAD-NONFINITE",
+            )
+        loss.backward()
+        total, num_good = total + float(loss.detach()), num_good + count
+    if not 0 < num_good < len(rows):
+        return total
+    for parameter in head.parameters():  # some documents have no states
+        if parameter.grad is not None:
+            parameter.grad.mul_(len(rows) / num_good)
+    return total * len(rows) / num_good
+
+
+def _passes(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
+    """Parts of a batch of at most `PASS_TOKENS` padded tokens each, or of one document."""
+    part: list[int] = []
+    longest = 0
+    for i in rows:
+        longest = max(longest, lengths[i])
+        if part and longest * (len(part) + 1) > PASS_TOKENS:
+            yield part
+            part, longest = [], lengths[i]
+        part.append(i)
+    yield part
 
 
 def thin_curve(losses: list[float]) -> list[list[float]]:

@@ -22,7 +22,7 @@ from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.heads.features import Batch, arithmetic, batches, device_of, finite_states
-from nmoe_core.heads.files import bad_format, heads_digest, load_head
+from nmoe_core.heads.files import bad_format, context_of, heads_digest, load_head
 from nmoe_core.heads.models import Judge, Probe
 from nmoe_core.heads.scores import DocumentTokens, ExitRule, ExitRules, HeadScores, Scorer
 from nmoe_core.heads.shapes import tap_of
@@ -56,10 +56,13 @@ class Heads:
         return heads_digest(self.probe_digest, self.judge_digest)
 
 
-def load_heads(heads_dir: Path, model: Transformer, max_ctx: int) -> Heads:
-    """Load both heads of a directory for a backbone. Raises HeadError: as `load_head`, for either
+def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) -> Heads:
+    """Load both heads of a directory for a backbone, for `max_ctx` tokens of a document, by default
+    as many as they were trained on. Raises HeadError: as `load_head`, for either
     file; or the files are not a probe and a judge that reads no earlier block (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
+    if max_ctx is None:
+        max_ctx = context_of(paths[0])
     loaded = [load_head(path, model, max_ctx) for path in paths]
     (probe, header, seen, scale), (judge, _, judge_seen, _) = loaded
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):

@@ -20,7 +20,7 @@ from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
-from nmoe_core.heads import TRAIN_CODE
+from nmoe_core.heads import PASS_TOKENS, TRAIN_CODE
 from nmoe_core.heads.files import current_header, header_of, result_of, save_head, training_state
 from nmoe_core.heads.labelled import REPORTED_ON, Labelled, Reported
 from nmoe_core.heads.scores import Corpus, DocumentTokens
@@ -70,12 +70,15 @@ class HeadTraining:
         self.labelled = Labelled(labels, table.use_salvaged)
         self.student = student_beside(heads_dir, self.labelled.digests)
         student = sha256_file(heads_dir / STUDENT_NAME) if self.student is not None else ""
+        sizes = dict(self.settings)
+        if kind == "judge" and self.recipe.batch_size * corpus.max_ctx > PASS_TOKENS:
+            sizes["pass_tokens"] = PASS_TOKENS  # each pass draws a dropout of its own
         self.fingerprints = {
             "code": TRAIN_CODE,
             **self.labelled.fingerprints(corpus),
             "student": student,
             "backbone": model.digest,
-            "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **self.settings}),
+            "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **sizes}),
         }
 
     def run(self) -> Result:

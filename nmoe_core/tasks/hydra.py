@@ -190,7 +190,8 @@ def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
     """The graders that calibration chooses from, each with the documents as it reads them."""
     asked, found = run.config.grading.grader, []
     if asked != "student":
-        found.append((load_scorer(run, with_student=run.has_file), head_corpus(run)))
+        heads = load_scorer(run, with_student=run.has_file)
+        found.append((heads, replace(head_corpus(run), max_ctx=heads.max_ctx)))
     if asked != "hydra":
         student = load_student_scorer(run)
         found.append((student, student_corpus(run, student.max_ctx)))
@@ -234,13 +235,15 @@ def load_scorer(run: Run, *, with_student: bool = False) -> HeadScorer:
 def _load_heads(run: Run) -> HeadScorer:
     heads = run.tree.probe, run.tree.judge
     digests = tuple(local_digest(path) if path.is_file() else "" for path in heads)
-    sizes = run.config.heads.max_ctx, run.config.grading.max_batch
+    is_given = run.has_file or run.is_given("heads.max_ctx")
+    max_ctx = run.config.heads.max_ctx if is_given else None
+    sizes = max_ctx, run.config.grading.max_batch
     return _loaded_scorer(load_backbone(run), run.tree.heads, sizes, digests)
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded_scorer(
-    model: Transformer, heads_dir: Path, sizes: tuple[int, int], digests: tuple[str, ...]
+    model: Transformer, heads_dir: Path, sizes: tuple[int | None, int], digests: tuple[str, ...]
 ) -> HeadScorer:
     """`digests` makes changed files other heads."""
     from nmoe_core.heads.scoring import HeadScorer, load_heads

@@ -72,6 +72,8 @@ def query(run: Run, sql: str) -> Answer:
         connection.register("documents", pa.concat_tables(tables, promote_options="permissive"))
         try:
             found = connection.execute(_with_names(connection, sql, names))
+            if found is None:  # nothing but spaces and comments
+                raise duckdb.ParserException("the question is empty")
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())
         except duckdb.Error as error:

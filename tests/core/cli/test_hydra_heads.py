@@ -10,6 +10,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from tests.project import REPOSITORY, said
+from tests.refusals import refused_line
 
 pytest.importorskip("torch")
 SCRIPTS = REPOSITORY / "scripts"
@@ -36,9 +37,8 @@ def test_the_runbooks_stages_run_from_flags_alone(
 
     train, val = (str(tree.merged_labels(name)) for name in ("train", "val"))
     backbone = ["--checkpoint", str(model), "--data-root", str(tree.data), "--device", "cpu"]
-    backbone += ["--max-ctx", "16"]
     trained = ["--labels", train, "--labels-val", val, "--out", str(tree.heads), *backbone]
-    trained += ["--batch-size", "64", "--epochs", "2"]
+    trained += ["--batch-size", "64", "--epochs", "2", "--max-ctx", "16"]
     small = ["--mid-dim", "16", "--num-heads", "4", "--ffn-dim", "32", "--lr", "5e-4"]
     calibrated = ["hydra", "calibrate", "--labels", val]
     calibrated += ["--out", str(tree.calibration), "--target-keep", "0.5"]
@@ -53,7 +53,8 @@ def test_the_runbooks_stages_run_from_flags_alone(
     assert run("train", "probe", *trained, "--lr", "1e-3") == 0
     assert run("train", "judge", *trained, *small) == 0
     assert run(*calibrated, "--compat") == 0
-    assert run(*calibrated, *heads) == 0
+    assert run(*calibrated, *heads) == 0  # the heads say how much of a document they read
+    refused_line(capsys, *calibrated, *heads, "--max-ctx", "32", code="E-HEAD-CONTEXT")
     summary = json.loads(tree.calibration_summary.read_text())
     assert summary["tau_drop"] <= summary["tau_keep"]
     (facts,) = said(capsys, *graded, test_docids, "--out", f"{tmp_path}/q").values()

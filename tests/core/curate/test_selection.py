@@ -292,7 +292,13 @@ def test_sql_answers_over_all_attributes_and_reads_nothing_else(
     (row,) = said(capsys, "sql", asked, *_flags(numbered))
     expected = {"source": "web", **{k: rows[7][k] for k in ("doc_id", "decision", "topic")}}
     assert expected.items() <= row.items()
-    for wrong in ("select no from documents", "select * from read_text('/etc/passwd')", "not"):
+    for wrong in (
+        "select no from documents",
+        "select * from read_text('/etc/passwd')",
+        "not",
+        "",
+        "-- a",
+    ):
         refused_line(capsys, "sql", wrong, *_flags(numbered), code="E-SELECT-QUERY")
 
 

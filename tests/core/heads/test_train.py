@@ -13,7 +13,7 @@ import torch
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.engine import Transformer
-from nmoe_core.heads import fit
+from nmoe_core.heads import fit, models
 from nmoe_core.heads.features import pooled_features
 from nmoe_core.heads.files import load_head, read_header
 from nmoe_core.heads.fit import TrainingState, fit_judge, fit_probe, reproducible
@@ -387,3 +387,51 @@ def test_documents_that_the_oracle_does_not_judge_are_no_failed_labels(
     path.write_text("".join(json.dumps(record) + "\n" for record in records[19:]))
     with refused("E-HEAD-FEW", match="language"):
         planted.train("probe", tmp_path / "b", labels, epochs=1)
+
+
+class _States:
+    """States of made-up documents; those of `failed` are not finite. Notes how many tokens one call
+    asks for."""
+
+    def __init__(self, lengths: list[int], failed: int | None = None) -> None:
+        self.lengths, self._failed, self.asked = lengths, failed, list[int]()
+        generator = torch.Generator().manual_seed(3)
+        self._states = [torch.randn(n, 8, generator=generator) for n in lengths]
+
+    def of(self, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        self.asked.append(len(rows) * max(self.lengths[i] for i in rows))
+        rows = [i for i in rows if i != self._failed]
+        lengths = torch.tensor([self.lengths[i] for i in rows])
+        padded = torch.nn.utils.rnn.pad_sequence([self._states[i] for i in rows], batch_first=True)
+        return padded, lengths, rows
+
+
+@pytest.mark.parametrize("failed", [None, 5])
+def test_the_judge_learns_the_same_in_passes_of_few_tokens_as_in_one(
+    monkeypatch: pytest.MonkeyPatch, failed: int | None
+) -> None:
+    monkeypatch.setattr(models, "DROPOUT", 0.0)
+    lengths = [1, 3, 40, 7, 22, 9, 60, 5, 31, 2, 18, 4]
+    generator = torch.Generator().manual_seed(4)
+    targets = torch.rand(len(lengths), len(QUALITY), generator=generator) * 4
+    found = []
+    for most in (64, 2**15):
+        monkeypatch.setattr(fit, "PASS_TOKENS", most)
+        states: Any = _States(lengths, failed)
+        with reproducible(1):
+            judge, losses = fit_judge(JudgeArch(8, 8, 2, 8), states, targets, Recipe(6, 3, 1e-2))
+        assert max(states.asked) <= max(most, max(lengths))
+        with torch.no_grad():
+            hidden, seen, _ = _States(lengths).of([*range(len(lengths))])
+            found.append((judge(hidden, seen), losses))
+    (in_parts, of_parts), (at_once, of_one) = found
+    assert of_parts == pytest.approx(of_one, rel=1e-4)
+    assert torch.allclose(in_parts, at_once, atol=1e-3)
+
+
+def test_a_batch_of_long_documents_asks_for_a_bounded_number_of_tokens_at_a_time() -> None:
+    lengths = [64] * 3 + [4096] * 13
+    states: Any = _States(lengths)
+    with reproducible(1):
+        fit_judge(JudgeArch(8, 8, 2, 8), states, torch.ones(16, len(QUALITY)), Recipe(128, 1, 1e-3))
+    assert max(states.asked) <= 2**15
