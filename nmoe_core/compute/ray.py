@@ -57,7 +57,8 @@ def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
     if is_ours:
         _connect(ray, options)
     try:
-        start = _Start(uuid.uuid4().hex, initializer, worker_logs.package_level())
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        start = _Start(uuid.uuid4().hex, initializer, worker_logs.package_level(), epoch)
         yield _RayPool(ray, options, start).map
     finally:
         if is_ours:
@@ -70,6 +71,8 @@ class _Start(NamedTuple):
     pool: str
     initializer: Initializer
     log_level: int
+    epoch: str | None
+    """SOURCE_DATE_EPOCH of the process that asks: a worker has the environment of its node."""
 
 
 class _Answer(NamedTuple):
@@ -178,6 +181,8 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
     try:
         if _of_pool is None or _of_pool[0] != start.pool:
             worker_logs.send_all(_kept.append, start.log_level)
+            if start.epoch is not None:
+                os.environ["SOURCE_DATE_EPOCH"] = start.epoch
             _of_pool = start.pool, Worker(start.initializer)
         result, failure = _of_pool[1].run(fn, item), None
     except Exception as error:  # noqa: BLE001 - raised again where the result is asked for

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError
 from nmoe_core.compute.api import map_shards
 from nmoe_core.config.tables import ComputeTable
+from nmoe_core.shards.manifest import created_at
 from tests.planted import Planted
 from tests.project import output_of
 from tests.refusals import refused
@@ -308,3 +311,34 @@ def test_processes_side_by_side_share_the_gpus_and_a_killed_one_gives_its_own_ba
         processes[1].wait()
         assert taken("1,2", 2)[1] == 0, "of the two that it sees, GPU 1 is free"
         assert taken("", 3)[1] == 1, "all have one process but GPU 0, which has two"
+
+
+def _time_of_making(item: int) -> str:
+    return created_at()
+
+
+def _far_away(task: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a task as a worker of another machine would, whose environment is its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SOURCE_DATE_EPOCH", raising=False)
+        return task(*arguments)
+
+
+def test_workers_of_ray_date_what_they_make_as_the_process_that_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def remote(task: Callable[..., Any]) -> Any:
+        sent = SimpleNamespace(remote=lambda *arguments: _far_away(task, *arguments))
+        return SimpleNamespace(options=lambda **_: sent)
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: True,
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 1.0}}],
+        put=lambda value: value,
+        get=lambda answer: answer,
+        remote=remote,
+        exceptions=SimpleNamespace(RayTaskError=KeyError, RayError=KeyError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert [*map_shards(_time_of_making, [0], ComputeTable(backend="ray"))] == [created_at()]
