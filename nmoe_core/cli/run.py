@@ -99,20 +99,9 @@ def _show_plan(plan: RunPlan) -> None:
 
 def print_outputs(outputs: Iterable[State]) -> None:
     """A table of outputs that are not current: partitions of one reason are one row."""
-    groups: dict[tuple[str, str, str, str], int] = {}
-    for state in outputs:
-        key = state.task, state.key, _VERBS[state.status], state.reason
-        groups[key] = groups.get(key, 0) + 1
-    rows = [[task, key, count, what, why] for (task, key, what, why), count in groups.items()]
-    print_table(["task", "output", "partitions", "would be", "why"], rows)
+    from nmoe_core.tasks.preview import TOLD, told
 
-
-_VERBS = {
-    "stale": "made again",
-    "missing": "made",
-    "open": "made again if its inputs change",
-    "current": "left",
-}
+    print_table(TOLD, told(outputs))
 
 
 def _print_splits(splits: Sequence[SplitState]) -> None:

@@ -18,10 +18,19 @@ from nmoe_core.report.html import Html, element, joined, note, paragraph, table
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.backbone import backbone_kind
+from nmoe_core.tasks.preview import TOLD, not_current, told
 from nmoe_core.tasks.report import head_headers
 
 HASHED_BYTES = 4_000_000_000  # beyond these, sizes alone are compared
 Cost = Sequence[Mapping[str, Any]]
+
+
+def state(corpus: Corpus) -> Iterator[object]:
+    """What the settings and sources would make otherwise, and why."""
+    if rows := told(not_current(corpus.run)):
+        yield table(TOLD, rows)
+    else:
+        yield paragraph("Every output is current: it would be made as it is.")
 
 
 def integrity(corpus: Corpus) -> Iterator[object]:

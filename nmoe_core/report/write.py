@@ -14,6 +14,7 @@ from nmoe_core.report.sections import SECTIONS
 
 CARD_NAME, CROISSANT_NAME = "README.md", "croissant.json"
 _ORIGINS = (
+    Section("state", "Not current", "prep", lambda corpus: [], origins.state),
     Section("integrity", "Integrity", "prep", Corpus.manifests, origins.integrity),
     Section("provenance", "Provenance", "prep", lambda corpus: [], origins.provenance),
 )

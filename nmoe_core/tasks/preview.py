@@ -7,7 +7,8 @@ with its interval and the time.
 
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -154,6 +155,21 @@ def require_plan(run: Run, digest: str) -> None:
 def not_current(run: Run) -> list[State]:
     """Every output that is not current, in the order in which they are made."""
     return walk(run, run_sources(run)).not_current()
+
+
+_VERBS = {
+    "stale": "made again",
+    "missing": "made",
+    "open": "made again if its inputs change",
+    "current": "left",
+}
+TOLD = ("task", "output", "partitions", "would be", "why")
+
+
+def told(outputs: Iterable[State]) -> list[tuple[str, str, int, str, str]]:
+    """Rows of a table `TOLD` of outputs: partitions of one reason are one row."""
+    groups = Counter((s.task, s.key, _VERBS[s.status], s.reason) for s in outputs)
+    return [(task, key, count, what, why) for (task, key, what, why), count in groups.items()]
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:

@@ -14,6 +14,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import run_keys
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.report.write import write_report
 from nmoe_core.tasks.graph.records import record_of
 from nmoe_core.tasks.preview import plan_run, require_plan
 from tests.core.graph.world import (
@@ -221,6 +222,13 @@ def test_what_a_changed_setting_of_heads_makes_again_is_foretold(
     value, expected = HEADS[key]
     run = copied(made_by_heads, tmp_path / "own").run.with_settings({key: value})
     assert expected <= kinds(agree(run), "stale", "missing")
+
+
+def test_the_page_of_a_run_says_what_is_not_current_and_why(made: Project, tmp_path: Path) -> None:
+    for order, told in (("auto", "Every output is current"), ("shuffle", "auto -&gt; shuffle")):
+        run = made.run.with_settings({"curation.order": order})
+        page, *_ = write_report(run, tmp_path / order / "index.html")
+        assert told in page.read_text()
 
 
 def test_the_flips_and_tokens_of_a_new_target_are_those_that_are_then_made(own: Project) -> None:
