@@ -113,7 +113,10 @@ class Graph:
             found = look()
         except (NmoeError, OSError) as error:
             text = " ".join(str(error).split())
-            made = state("open") if waits_for else state("stale", problem=text)
+            if key.endswith("/curated"):  # where a shard begins follows from those before it
+                before = any(not one.is_current for one in self.of(key))
+                waits_for = waits_for or (key,) * before
+            made = state("open", waits_for=waits_for) if waits_for else state("stale", problem=text)
         else:
             looks = [found] if isinstance(found, Look) else found
             is_certain = any(one.changes_its_bytes for one in behind) and not by_content

@@ -291,6 +291,11 @@ def test_a_plan_is_refused_by_its_hash_once_something_changed(own: Project) -> N
         require_plan(run, "")
 
 
+def test_a_curated_shard_waits_for_the_inputs_of_those_before_it(own: Project) -> None:
+    record_of(own.run, "books/quality_scores", "0000").unlink()
+    assert agree(own.run)["books/curated", "0001"] == "open"
+
+
 Edit = Callable[[Project, dict[str, Any], random.Random], None]
 
 
