@@ -132,7 +132,7 @@ def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
         "left_out": num_left_out,
         "left_out_share": round(num_left_out / max(num_left_out + num_documents, 1), 4),
         "cut": sum(info["truncated_documents"] for info in infos),
-        "split": sum(info.get("split_records", 0) for info in infos),
+        "split_records": sum(info.get("split_records", 0) for info in infos),
     }
 
 

@@ -362,11 +362,11 @@ def test_what_is_left_out_and_cut_is_said_with_its_share(
     command = ["prep", "--source", "jsonl", "--paths", "in/mixed.jsonl", "--name", "web"]
     command += ["--num-shards", "2", "--output", "out/w", "--set", "prep.max_doc_tokens=20"]
     (made,) = said(capsys, *command)
-    assert (made["documents"], made["cut"], made["split"]) == (18, 0, 6)
+    assert (made["documents"], made["cut"], made["split_records"]) == (18, 0, 6)
     command += ["--set", "prep.long_documents=cut", "--force"]
     (made,) = said(capsys, *command)
     shown = said(capsys, "info", "out/w/manifest.json")
-    expected = {"left_out": 2, "left_out_share": 0.25, "cut": 6, "split": 0}
+    expected = {"left_out": 2, "left_out_share": 0.25, "cut": 6, "split_records": 0}
     assert made | expected == made
     assert shown | expected == shown
 
