@@ -105,7 +105,10 @@ def _names(schemas: Iterable[Schema]) -> dict[str, str]:
 def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
     """The question with each `attribute.column` by its name in the view."""
     ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
-    parsed, changed = json_value(text, MAX_DEPTH), False
+    try:
+        parsed, changed = json_value(text, MAX_DEPTH), False
+    except ValueError:  # too deep to be looked through
+        return sql
     if parsed["error"] or len(parsed["statements"]) != 1:
         return sql
     for node in _column_references(parsed):

@@ -292,6 +292,8 @@ def test_sql_answers_over_all_attributes_and_reads_nothing_else(
     (row,) = said(capsys, "sql", asked, *_flags(numbered))
     expected = {"source": "web", **{k: rows[7][k] for k in ("doc_id", "decision", "topic")}}
     assert expected.items() <= row.items()
+    deep = f"select {'1+' * 400}1 as n from documents limit 1"
+    assert said(capsys, "sql", deep, *_flags(numbered)) == [{"n": 401}]
     for wrong in (
         "select no from documents",
         "select * from read_text('/etc/passwd')",
