@@ -1,4 +1,5 @@
-"""What is recorded of each document besides its tokens: one Parquet file per shard."""
+"""Attributes: what is recorded about each document besides its tokens, in one Parquet file per
+shard."""
 
 _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatures")
 CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {

@@ -44,14 +44,14 @@ _NUM_PARTS, _NUM_TEXTS = 10, 20  # that a column is divided into, to see how far
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What is recorded of a document's text; pickles.
+    """A computation that records columns about each document's text; pickles.
 
     Attributes:
-        name: Of the attribute and its files.
-        schema: Of its columns.
+        name: Name of the attribute and of its files.
+        schema: Schema of its columns.
         made_with: Fingerprints of code and settings.
         compute: Takes the texts of documents, gives their rows.
-        facts: Of the settings, to be told with every file that is made.
+        facts: Facts of the settings, reported with every file that is made.
     """
 
     name: str
@@ -127,9 +127,9 @@ def replace_rows(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> None:
-    """As `write_attribute`; where the rows of a file change, `{name}.drift.json` beside it says how
-    far each column moved from the version before. It is there before the new rows are, and is not
-    read before."""
+    """As `write_attribute`; if the rows of a file change, `{name}.drift.json` beside it says how
+    far each column moved from the previous version. It is written before the new rows, and ignored
+    until they are written."""
     footer = find_footer(path)
     if footer is None:
         write_attribute(path, name, fingerprints, documents, schema, batches)
@@ -138,7 +138,7 @@ def replace_rows(
     try:
         digest = write_attribute(staged, name, fingerprints, documents, schema, batches)
         if footer.digest != digest:
-            # Bytes have no parts, and those of signatures are long.
+            # Bytes have no bins, and the bytes of signatures are long.
             names = [f.name for f in schema if not pa.types.is_fixed_size_binary(f.type)]
             old, new = (read_attribute(one, names) for one in (path, staged))
             found = {"digest": digest, "documents": len(documents.doc_ids)}
@@ -166,9 +166,10 @@ def _drift_path(path: Path) -> Path:
 
 
 def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
-    """Share of a column's values that changed their part, for each column of numbers, booleans or
-    texts that both tables have: half the sum of differences between the shares of parts. Parts are
-    tenths of the old numbers, or the 20 most common old texts and the others; nulls are one."""
+    """Share of a column's values that moved to another bin, for each column of numbers, booleans or
+    texts that both tables have: half the sum of the differences between the shares of bins. Bins
+    are tenths of the old numbers, or the 20 most common old texts and one for the rest; nulls are
+    one bin."""
     found = {}
     for name in old.column_names:
         if name in new.column_names and old.num_rows and new.num_rows:
@@ -180,7 +181,7 @@ def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
 
 
 def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
-    """Lower edges of the parts of numbers, or common texts; None for other types."""
+    """Lower edges of the bins of numbers, or common texts; None for other types."""
     kind, values = old.type, old.drop_null()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts, counts = values.value_counts().flatten()
@@ -196,7 +197,7 @@ def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
 
 
 def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
-    """Shares of the parts, of what lies in none, and of nulls."""
+    """Shares of the bins, of values in no bin, and of nulls."""
     known = values.drop_null()
     if isinstance(parts, pa.Array):
         places = pc.call_function("index_in", [known], pc.SetLookupOptions(value_set=parts))
@@ -210,7 +211,7 @@ def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
 
 def check_attribute(shard: ShardPaths, name: str) -> int:
     """Check that the file of a shard has the documents of the shard, in its order; their number.
-    Raises FormatError: it has others (E-ATTRIBUTE-STALE), or not the rows that were written
+    Raises FormatError: it has others (E-ATTRIBUTE-STALE), or rows that differ from those written
     (E-ATTRIBUTE-FORMAT)."""
     path, documents = shard.attribute(name), open_shard_documents(shard).documents
     table, footer = read_attribute(path), read_footer(path)
@@ -229,8 +230,9 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
 
 
 class _Rows:
-    """Rows of documents: those of texts that are known, and new ones, which it counts. A hash is of
-    the whole text, so a text is known that had as many tokens: it may be cut at another length."""
+    """Rows of documents: reused if the text is known, else computed and counted. The hash covers
+    the whole text, which may be cut at another length, so the number of tokens must be equal too.
+    """
 
     def __init__(
         self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None

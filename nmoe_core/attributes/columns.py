@@ -15,7 +15,7 @@ from nmoe_core.shards.manifest import COLUMNS_NAME
 from nmoe_core.shards.shard_file import seal_file
 
 NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
-"""Of the first three sizes the most frequent one counts, of the others all that are repeated."""
+"""For the first three sizes the most frequent n-gram counts, for the others all repeated ones."""
 COUNTS = (
     *("n_chars", "n_words", "n_symbol_words", "n_stop_words", "n_lines", "n_newlines"),
     *("n_paragraphs", "n_sentences", "n_c4_sentences"),
@@ -41,9 +41,7 @@ SCHEMAS = {
     "language": pa.schema(
         [
             pa.field("lang", pa.string(), nullable=False),  # ISO 639-1, or `und`
-            pa.field(
-                "lang_score", pa.float32()
-            ),  # 0 to 1 by the detector; null where it was not asked
+            pa.field("lang_score", pa.float32()),  # 0 to 1 by the detector; null if it did not run
         ]
     ),
     "contamination": pa.schema(

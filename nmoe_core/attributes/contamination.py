@@ -1,13 +1,12 @@
-"""Which texts hold passages of evaluation sets: 13 equal words in a row, as words are hashed.
+"""Finds texts that hold passages of evaluation sets: 13 equal words in a row, as words are hashed.
 
-An evaluation set is a JSONL file; every string in its objects counts, wherever it stands, if it has
-8 words; one of fewer than 13 words is looked for whole. Shorter ones, such as "Mars", stand in many
-innocent texts; they are counted, and not looked for. Windows are compared by a polynomial hash, and
-every hit word by word. As for near duplicates, case, spacing and punctuation do not count, and a
-Chinese character is a word.
-With 0.6 M windows, one core looks up about 100 million words per second, and 33 million with the
-hashing of the words; with 2 M windows, which no cache holds, 35 and 21. Memory is about 25 bytes
-per word of the sets.
+An evaluation set is a JSONL file; every string of at least 8 words in its objects counts, at any
+depth; a string of fewer than 13 words is searched for whole. Shorter strings, such as "Mars", occur
+in many innocent texts; they are counted, but not searched for. Windows are compared by a polynomial
+hash, and every hit word by word. As for near duplicates, case, spacing and punctuation do not
+count, and a Chinese character is a word. With 0.6 M windows, one core looks up about 100 million
+words per second, and 33 million with the hashing of the words; with 2 M windows, which no cache
+holds, 35 and 21. Memory is about 25 bytes per word of the sets.
 """
 
 import hashlib
@@ -43,13 +42,13 @@ class Windows:
     hashes: np.ndarray
     """uint64 `[num_windows]`, ascending, each once."""
     places: np.ndarray
-    """int64 `[num_windows]`: where the window begins in the words of the sets."""
+    """int64 `[num_windows]`: start of each window in the words of the sets."""
     owners: np.ndarray
     """uint16 `[num_windows]`: the set of each window, the first of several."""
 
     @cached_property
     def filter(self) -> tuple[np.ndarray, np.uint64, Parts]:
-        """What says whether a window is in the sets: `bloom` and `parts` of the hashes."""
+        """The lookup of windows in the sets: `bloom` and `parts` of the hashes."""
         return *bloom(self.hashes), parts(self.hashes)
 
 
@@ -65,7 +64,7 @@ class Evaluations:
     windows: tuple[Windows, ...]
     """The longest first."""
     facts: dict[str, int]
-    """Number of `evaluation_strings`, and of `short_strings`, which are not looked for."""
+    """Number of `evaluation_strings`, and of `short_strings`, which are not searched for."""
 
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> "Evaluations":
@@ -95,7 +94,7 @@ class Evaluations:
 
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
-    """How much of each text stands in the sets, by `SCHEMA`."""
+    """How much of each text is in the sets, by `SCHEMA`."""
     shares = np.zeros(len(texts), np.float32)
     owners = np.full(len(texts), -1)
     for start, stop in batches(texts):
@@ -146,7 +145,8 @@ def _bad_set(path: Path, found: str, expected: str = "one JSON object per line")
 
 
 def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
-    """Where windows begin that lie in one text; if they are shorter than 13 words, whole texts."""
+    """Starts of the windows that are within one text; windows shorter than 13 words are whole
+    texts."""
     ends = np.cumsum(lengths)
     if num_words < WINDOW_WORDS:
         return (ends - lengths)[lengths == num_words]

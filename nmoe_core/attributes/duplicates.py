@@ -1,22 +1,22 @@
-"""Which documents are copies of others, over all shards of all sources.
+"""Finds documents that are copies of others, over all shards of all sources.
 
 Documents are visited in the order of (source priority, longest, ingest id). A document is dropped
 if a kept one has the same text, or shares a band's key with it and an estimated Jaccard similarity
 of at least the threshold. So every dropped document is near to the kept one that it names, also in
-a chain of small edits. What is kept depends on the set of documents alone: after an addition, a
+a chain of small edits. The decisions depend on the set of documents alone: after an addition, a
 deletion or a change of priority the same call is made again, and copies of a deleted survivor come
 back. Grades are not known yet here, so they choose no survivor.
 
-A kept document that is contained in a kept one before it names that one if it is asked for.
+On request, a kept document that is contained in an earlier kept one names that one.
 
 Signatures take most of the time; this step takes about a second per million documents. Two bitmaps
 find the few keys that may occur again, and only documents with these are sorted and compared.
 
-After a change, only documents that it can reach are decided again. What is known of a document
+After a change, only documents that it can reach are decided again. The decision on a document
 follows from the kept ones that share a key with it. So new documents, and dropped ones whose
-survivor may be gone, are decided among the kept ones that they share keys with. If one of them is
-kept now and was not, or the other way round, those that share a key with it are decided again too,
-until no other changes. Each round reads all keys once, in about 0.04 seconds per million documents.
+survivor may be gone, are decided among the kept ones that they share keys with. If the decision on
+one of them changes, the documents that share a key with it are decided again too, until no decision
+changes. Each round reads all keys once, in about 0.04 seconds per million documents.
 """
 
 import math
@@ -44,20 +44,20 @@ _BITS_PER_KEY = 16
 
 
 class Shard(NamedTuple):
-    """One shard's documents, in shard order. Only ids and sketches of those that share a key are
-    asked for, by ascending rows."""
+    """One shard's documents, in shard order. Ids and sketches are read only for documents that
+    share a key, by ascending rows."""
 
     source: str
     text_sha256: np.ndarray
-    """uint8 `[num_documents, 32]`: of the normalised texts."""
+    """uint8 `[num_documents, 32]`: hashes of the normalised texts."""
     keys: np.ndarray
     """uint64 `[num_documents, 16]`, as `minhash.signatures` made them."""
     ingest_ids: Callable[[np.ndarray], Sequence[str]]
-    """Of rows, int64 `[num_rows]`."""
+    """Ingest ids of rows, int64 `[num_rows]`."""
     sketches: Callable[[np.ndarray], np.ndarray]
-    """Of rows: uint8 `[num_rows, 112]`."""
+    """Sketches of rows: uint8 `[num_rows, 112]`."""
     lengths: np.ndarray | None = None
-    """int64 `[num_documents]`, in tokens; None: all are taken for equally long."""
+    """int64 `[num_documents]`, in tokens; None: all count as equally long."""
 
     def only(self, rows: np.ndarray) -> "Shard":
         """Some of the documents, by ascending rows."""
@@ -80,7 +80,7 @@ class Shard(NamedTuple):
 
     @property
     def text_keys(self) -> np.ndarray:
-        """uint64 `[num_documents]`: equal where texts are."""
+        """uint64 `[num_documents]`: equal for equal texts."""
         return self.text_sha256.view(np.uint64)[:, 0]
 
 
@@ -122,11 +122,12 @@ def resolve(
     settled: Sequence[np.ndarray] = (),
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """What is kept, and what each dropped document is a copy of: a table by `SCHEMA` per shard.
+    """The decision on each document, and the document that a dropped one copies: one table by
+    `SCHEMA` per shard.
 
     Sources of `priority` come first, in its order, then the others by name. `settled` marks
-    documents that are kept in any case, bool `[num_documents]` per shard. With `contained`, kept
-    documents name a kept one before them that has at least this share of their shingles.
+    documents that are kept in any case, bool `[num_documents]` per shard. With `contained`, a kept
+    document names an earlier kept one that has at least this share of its shingles.
     """
     shards = _banded(shards, threshold, contained)
     candidates = _candidates(shards, priority)
@@ -163,8 +164,8 @@ def resolve_again(
     threshold: float = JACCARD,
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """What `resolve` gives for the same shards, from what the last run with the same settings gave;
-    a table of it that is still true is returned itself."""
+    """The result of `resolve` for the same shards, from the tables of the last run with the same
+    settings; a table that is still true is returned as it is."""
     shards = _banded(shards, threshold, contained)
     was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
     again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
@@ -319,7 +320,7 @@ def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
 def _sharing(
     shards: Sequence[Shard], chosen: Sequence[np.ndarray], among: Sequence[np.ndarray] = ()
 ) -> list[np.ndarray]:
-    """Documents, only those of `among` if it is given, that share a key with a chosen one: bool
+    """Documents that share a key with a chosen one, searched in `among` if it is given: bool
     `[num_documents]` per shard."""
     keys = [(shard.keys.ravel(), shard.text_keys) for shard in _only(shards, chosen)]
     wanted = np.sort(np.concatenate([part for pair in keys for part in pair]))
@@ -331,7 +332,7 @@ def _sharing(
 
 
 def _replaced(table: pa.Table | None, rows: np.ndarray, found: pa.Table) -> pa.Table:
-    """A table with some of its rows replaced; the same one where they are equal."""
+    """A table with some of its rows replaced; the same table if the rows are equal."""
     if table is None:
         return found
     if table.take(pa.array(rows)).equals(found):

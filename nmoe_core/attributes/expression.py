@@ -73,7 +73,7 @@ Names = Mapping[str, Sequence[str]]
 
 
 class Refused(Exception):
-    """The expression may not be run: what is wrong, and what was found."""
+    """The expression may not be run; says what is wrong and what was found."""
 
     def __init__(self, what: str, found: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(what, found, expected, do)
@@ -85,7 +85,7 @@ class Clause(NamedTuple):
     text: str
     """As DuckDB spells it."""
     sql: str
-    """The same with the names that columns have where it is run."""
+    """The same, with the column names of the table that it runs on."""
     columns: tuple[str, ...]
     """Those names."""
 
@@ -182,7 +182,7 @@ def _column(spelled: str, names: Names) -> Sequence[str]:
 
 
 def _meant(written: str, known: Collection[str], surely: Sequence[str] = ()) -> str:
-    """A question that names what may have been meant; empty if nothing is near."""
+    """A question that names similar spellings; empty if there are none."""
     spelled = known if isinstance(known, Mapping) else dict.fromkeys(known)
     near = surely or [spelled[name] or name for name in get_close_matches(written, spelled, 1)]
     return f"did you mean {' or '.join(near)}?" if near else ""

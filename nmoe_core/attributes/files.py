@@ -3,7 +3,7 @@
 The first columns are `doc_id` and `text_sha256`; then come the attribute's own. The footer holds,
 as JSON under `nmoe`, its name, the fingerprints of what it was made from, and the digest of its
 rows. The digest is of values and types, so it does not depend on the version of pyarrow, which
-stands in every Parquet file. Memory: one row group of 65,536 rows.
+every Parquet file contains. Memory: one row group of 65,536 rows.
 """
 
 import hashlib
@@ -171,7 +171,7 @@ def numbers(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def positions(values: pa.Array, among: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Where each value first stands among others; null where it does not."""
+    """Position of the first occurrence of each value in `among`; null if there is none."""
     options = pc.SetLookupOptions(value_set=among)
     return pc.call_function("index_in", [values], options)
 
@@ -200,7 +200,7 @@ def is_attribute_current(path: Path, fingerprints: Fingerprints) -> bool:
 
 
 def stale(name: str, path: Path, found: object, expected: str | None = None) -> FormatError:
-    """The error for a file whose documents are not the ones that the shard has now."""
+    """The error for a file whose documents differ from the shard's current ones."""
     return FormatError(
         f"attribute {name} was made from other documents",
         where=path,
@@ -235,7 +235,7 @@ def _not_ours(path: Path, found: str) -> FormatError:
 
 
 def _row_groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in pieces of `ROWS`, the last one smaller; one piece where there are none."""
+    """The rows in pieces of `ROWS`, the last one smaller; none if there are no rows."""
     held = schema.empty_table()
     for batch in batches:
         held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
@@ -270,8 +270,8 @@ def _bits(array: pa.Array) -> bytes:
 
 
 def _bytes(array: pa.Array) -> bytes:
-    """The bytes of an array without nulls: of numbers, times, texts or byte strings, and those of
-    texts with their lengths."""
+    """The bytes of an array of numbers, times, texts or byte strings without nulls; texts and byte
+    strings come with their lengths."""
     if pa.types.is_null(array.type):
         return b""
     try:

@@ -32,12 +32,12 @@ class UserFiles:
 
     @cached_property
     def digest(self) -> str:
-        """Of the files' content."""
+        """Digest of the files' content."""
         return sha256_json([local_digest(file) for file in self._paths])
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the columns of all files, the keys among them. Raises FormatError as `rows`."""
+        """Schema of the columns of all files, keys included. Raises FormatError as `rows`."""
         try:
             return pa.unify_schemas([pq.read_schema(path) for path in self._paths])
         except (pa.ArrowException, OSError) as error:
@@ -107,7 +107,7 @@ def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
 
 
 def _without_repeats(table: pa.Table) -> pa.Table:
-    """The table with one of equal rows, where its types can be compared."""
+    """The table without repeated rows; unchanged if its types cannot be compared."""
     try:
         return pa.TableGroupBy(table, table.column_names, use_threads=False).aggregate([])
     except pa.ArrowNotImplementedError:  # lists

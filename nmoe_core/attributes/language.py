@@ -1,12 +1,13 @@
-"""The language of each text, by eldc's n-grams of 60 languages; Indonesian is Malay to it, `ms`.
+"""The language of each text, by eldc's n-grams of 60 languages; it calls Indonesian Malay, `ms`.
 
 A text of fewer than 50 letters has no language; a letter of Hangul or of a script without spaces,
-such as CJK, kana or Khmer, counts as three, as many as it has bytes. Nor has one of which letters
-are less than a third, spaces not counted: test vectors and tables of numbers, whose few letters
-look like any language. (Of 37,359 documents of prose, verse, code, law and mathematics none has
-less than 44 %.) The detector reads the beginning of long texts. Code and lists of names have no
-language of their own and are mostly called English: where the source declares one, keep that column
-and let it win in `where`. About 45 MB/s on one core for short texts, 200 MB/s for long ones.
+such as CJK, kana or Khmer, counts as three, its number of bytes. Nor has a text a language if
+letters are less than a third of it, spaces not counted: test vectors and tables of numbers, whose
+few letters look like any language. (Of 37,359 documents of prose, verse, code, law and mathematics
+none has less than 44 %.) The detector reads the beginning of long texts. Code and lists of names
+have no language of their own and are mostly called English: if the source declares a language, keep
+that column and let it win in `where`. About 45 MB/s on one core for short texts, 200 MB/s for long
+ones.
 """
 
 from functools import cache

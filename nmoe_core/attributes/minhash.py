@@ -1,7 +1,7 @@
 """MinHash signatures of texts: 16 bands of 7 rows over shingles of five words.
 
-Two texts are compared where they share the key of a band. By theory a pair of Jaccard similarity
-.8 does with probability .977, one of .9 with .99997, one of .5 with .118. Bands only choose what is
+Two texts are compared if they share the key of a band. By theory a pair of Jaccard similarity .8
+does with probability .977, of .9 with .99997, of .5 with .118. Bands only choose which pairs are
 compared; all 112 hashes then tell how similar two texts are. A text of fewer than five words is one
 shingle; a text without words shares no key. For a threshold under .7, keys of shorter bands are
 made of the sketches (`bands`), so no text is signed again.
@@ -51,7 +51,7 @@ def signatures(texts: pa.Array) -> pa.Table:
 
 
 def unpack(table: pa.Table) -> Signatures:
-    """The arrays of a table that `signatures` made; no copy where its columns are in one piece."""
+    """The arrays of a table that `signatures` made; no copy if its columns are in one piece."""
     return Signatures(rows_of(table["keys"]).view(np.uint64), rows_of(table["sketch"]))
 
 
@@ -73,7 +73,7 @@ def batches(texts: pa.Array) -> list[tuple[int, int]]:
 
 
 def jaccard(equal: np.ndarray | int) -> np.ndarray | float:
-    """Estimated Jaccard similarity where so many of the 112 bytes are equal: unequal hashes have
+    """Estimated Jaccard similarity, by how many of the 112 bytes are equal: unequal hashes have
     equal bytes once in 256."""
     return (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256)
 

@@ -2,11 +2,11 @@
 
 Patterns find candidates in all texts at once; cards and IBANs count if their check digits are
 right. IP addresses, of version 4 or 6, count if they are public: no private, local, reserved or
-documentation network. Four parts of one digit, unless all are equal, and what follows a word such
-as "version" are taken for numbers of versions or sections. No e-mail addresses are places of
-repositories (git@github.com:a/b), files (image@2x.png) and packages (libssl3@3.2.0.gz). Telephone
-numbers need a country code (+49 30 123456, +14155552671), or an American form, (415) 555-2671 or
-415-555-2671; other digits are too often something else. About 500 MB/s a pattern on one core.
+documentation network. Four parts of one digit, unless all are equal, and numbers after a word such
+as "version" count as numbers of versions or sections. Repositories (git@github.com:a/b), files
+(image@2x.png) and packages (libssl3@3.2.0.gz) are not e-mail addresses. Telephone numbers need a
+country code (+49 30 123456, +14155552671), or an American form, (415) 555-2671 or 415-555-2671;
+other digits are too often something else. About 500 MB/s per pattern on one core.
 """
 
 import ipaddress
@@ -51,8 +51,9 @@ class Pattern(NamedTuple):
     """One kind of personal data.
 
     Attributes:
-        regex: Of candidates, for RE2 and for Python alike; no back-references, no look-around.
-        is_one: Whether a candidate is one, by its check digits; None where every one is.
+        regex: Pattern of candidates, for RE2 and for Python alike; no back-references, no
+            look-around.
+        is_one: Whether the check digits of a candidate are right; None if every candidate counts.
     """
 
     regex: str

@@ -15,7 +15,7 @@ class Preset(NamedTuple):
     """Clauses that a document of some languages satisfies."""
 
     languages: tuple[str, ...]
-    """Empty where words are separated by spaces, whatever the language."""
+    """Empty: any language that separates words by spaces."""
     clauses: tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""The process that evaluates a selection: it has a limit of memory, and its parent one of time.
+"""The process that evaluates a selection: it has a memory limit, and its parent sets a time limit.
 
 Messages are JSON or Arrow streams, over the pipe whose descriptor is the argument. The first is the
 question; then each table of columns is answered by a table of one boolean per clause, in its order.
@@ -69,7 +69,7 @@ def opened() -> Any:
 
 def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) -> list[Clause]:
     """The clauses of an expression over the columns of a table, as `parse`. Raises one of `REFUSED`
-    where it may not be evaluated, or a clause is no condition."""
+    if it may not be evaluated, or a clause is no condition."""
     clauses = parse(connection, expression, names)
     for clause, (_, kind, *_) in zip(clauses, evaluated(connection, empty, clauses).description):
         kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))

@@ -1,8 +1,8 @@
-"""An attribute that depends on all documents of a run, such as which is a copy of which.
+"""An attribute that depends on all documents of a run, such as duplicates.
 
-Its files are written shard by shard, and only those whose rows changed. `{name}.json` beside the
-sources names what they were made from, shard by shard, so that the next run knows which rows may
-still be true; it is written last.
+Its files are written shard by shard, if their rows changed. `{name}.json` beside the sources names
+the inputs of each shard, so that the next run knows which rows may still be true; it is written
+last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from nmoe_core.shards.manifest import documents_digest
 
 
 class ShardRows(NamedTuple):
-    """The file of an attribute for a shard; what is asked for is read each time."""
+    """The file of an attribute for a shard; each access reads the file."""
 
     shard: ShardPaths
     attribute: str
@@ -70,7 +70,7 @@ class Corpus:
 
     @classmethod
     def open(cls, shards: Sequence[ShardPaths], attribute: str) -> "Corpus":
-        """Raises FormatError: a shard has no such file, or one of other documents
+        """Raises FormatError: a shard has no such file, or its file is of other documents
         (E-ATTRIBUTE-STALE)."""
         found = [_current(shard, attribute) for shard in shards]
         return cls(list(shards), attribute, *([pair[i] for pair in found] for i in range(2)))
@@ -87,12 +87,12 @@ class Corpus:
 
 
 class Before(NamedTuple):
-    """What the last run with the same code and settings made, and what of it may still be true."""
+    """Tables of the last run with the same code and settings that may still be true."""
 
     tables: list[pa.Table | None]
-    """Rows of each shard; None where it is new or has changed."""
+    """Rows of each shard; None if it is new or has changed."""
     moved: set[str]
-    """Sources of that run of which a shard is new, changed or gone now."""
+    """Sources of that run with a shard that is new, changed or gone now."""
 
 
 def write_changed(
@@ -103,9 +103,9 @@ def write_changed(
     compute: Callable[[Before], Sequence[pa.Table]],
     settings: Mapping[str, Any],
 ) -> Result:
-    """Compute the rows of all shards, unless nothing changed, and write those that are new. The
-    summary names the `settings` that a fingerprint of `made_with` is the digest of. Raises
-    LockedError: another process does."""
+    """Compute the rows of all shards, unless nothing changed, and write the new rows. The summary
+    names the `settings`, whose digest is a fingerprint in `made_with`. Raises LockedError: another
+    process does."""
     inputs = corpus.inputs
     places = list(inputs)
     made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}

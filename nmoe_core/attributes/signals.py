@@ -1,15 +1,15 @@
 """Numbers about a text that Gopher, C4, FineWeb and RefinedWeb compare with thresholds.
 
-No rule is applied here: the rules are clauses in `presets.py`, with the languages that they were
-made for. Texts must be normalised as by prep: line ends are LF, and no white space at either end.
+No rule is applied here: the rules are clauses in `presets.py`, with the languages they were made
+for. Texts must be normalised as by prep: line ends are LF, and no white space at either end.
 
 A word is a run of characters other than white space; a character of a script without spaces (CJK,
 kana, Thai, Khmer, Burmese, ...) is a word of its own. A symbol word has no letter, mark or digit.
 Blank lines do not count as lines; paragraphs are separated by two or more line ends. A sentence
 ends with one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a
 line; in scripts without spaces anywhere. Shares are of a document's lines, paragraphs, words or
-characters, and 0 where it has none. C4 and RefinedWeb cut lines out of texts; here the shares are
-recorded that they would keep or cut.
+characters, and 0 if it has none. C4 and RefinedWeb cut lines out of texts; the shares that they
+would keep or cut are recorded here.
 """
 
 from functools import cache
@@ -77,7 +77,7 @@ def signals(texts: pa.Array) -> pa.Table:
 
 
 def _line_marks(texts: pa.Array) -> np.ndarray:
-    """What is known of each line of each text, blank ones too: uint8."""
+    """Marks of each line of each text, blank lines too: uint8."""
     parts = pc.call_function("split_pattern", [texts], pc.SplitPatternOptions("\n"))
     is_policy, is_counter = (
         _holds("match_substring_regex", parts.flatten(), pattern).to_numpy(zero_copy_only=False)

@@ -1,7 +1,8 @@
-"""A selection: which documents an expression keeps, and the first clause that drops each other.
+"""A selection: the documents that an expression keeps, and the first clause that drops each of the
+rest.
 
-The expression is evaluated in a process of its own, which is started once and asked for one shard
-after the other. Rows keep their order, whatever the threads, since there is one table and no join.
+The expression is evaluated in a process of its own, which starts once and evaluates one shard after
+the other. Rows keep their order at any number of threads, since there is one table and no join.
 """
 
 import json
@@ -30,8 +31,8 @@ class Where:
     Args:
         expression: SQL.
         schema: Every column that it may name, as `attribute.column`; the column alone is another
-            spelling where only one attribute has it. Fields of a struct follow it: `own.page.kb`.
-        where: What errors name.
+            spelling if only one attribute has it. Fields of a struct follow it: `own.page.kb`.
+        where: Place that errors name.
 
     Attributes:
         clauses: Its conditions, as SQL.
@@ -39,8 +40,8 @@ class Where:
         close: Ends the process, as does the last use of this object.
 
     Raises:
-        ConfigError: It is not one that may be run (E-SELECT-EXPRESSION), takes more memory or time
-            than it may (E-SELECT-LIMIT), or DuckDB is not installed.
+        ConfigError: The expression may not be run (E-SELECT-EXPRESSION), exceeds its limit of
+            memory or time (E-SELECT-LIMIT), or DuckDB is not installed.
     """
 
     def __init__(self, expression: str, schema: Mapping[str, pa.DataType], where: object) -> None:
@@ -136,8 +137,8 @@ def _with_fields(label: str, path: list[str], kind: pa.DataType) -> Iterator[tup
 
 def spellings(labels: Mapping[str, T]) -> dict[str, T]:
     """The column of every spelling: `attribute.column`, and the column's own name if one attribute
-    has it. What every document has (`documents`) comes before an attribute's column of that name,
-    and that before a kept column."""
+    has it. A column of `documents` comes before an attribute's column of the same name, which comes
+    before a kept column."""
     alone: dict[str, list[str]] = {}
     for label in labels:
         alone.setdefault(label.partition(".")[2], []).append(label)
@@ -151,8 +152,8 @@ def spellings(labels: Mapping[str, T]) -> dict[str, T]:
 
 
 def first_failures(clauses: np.ndarray) -> np.ndarray:
-    """0 for a document of which every clause is true, else the number of the first that is not,
-    from 1: uint8 `[documents]`."""
+    """0 for a document that satisfies every clause, else the number, from 1, of the first clause
+    that is not true: uint8 `[documents]`."""
     fails = ~clauses
     return np.where(fails.any(axis=0), fails.argmax(axis=0) + 1, 0).astype(np.uint8)
 

@@ -1,8 +1,8 @@
 """Append, tear, resume: a file of records that grows line by line and survives any kill.
 
 A killed writer leaves at most a torn last line, which the next one cuts off after it has judged the
-lines before it. The kernel holds the lock of the only writer and frees it with its holder. Costs
-one flush per append, an fsync only where asked for.
+lines before it. The kernel holds the lock of the only writer and frees it when its holder ends.
+Costs one flush per append, and an fsync only on request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AppendLog:
             log.append(b'{"id": "a"}\\n')
 
     `size` counts the bytes of the lines that were read or appended. The file and its directory are
-    made where they are missing.
+    made if they are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class AppendLog:
         return self._file.read()
 
     def cut(self) -> None:
-        """Cut off what lies behind the first `size` bytes."""
+        """Cut off everything after the first `size` bytes."""
         self._file.truncate(self.size)
 
     def clear(self) -> None:

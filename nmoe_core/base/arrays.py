@@ -5,7 +5,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-# What numpy raises of headers beside ValueError: it reads them, and types in them, as Python.
+# Raised by numpy for headers, beside ValueError: it reads them, and types in them, as Python.
 _OF_HEADERS = (EOFError, OverflowError, TokenError, SyntaxError, TypeError)
 _OF_HEADERS += (MemoryError, RecursionError)  # of deep nesting; a map takes no memory
 

@@ -1,9 +1,9 @@
 """Commit protocol: a file is visible whole under its name, or not at all.
 
 Every write goes to a temporary file in the same directory, is flushed and fsynced, renamed, and the
-directory is fsynced. A manifest or summary is written last, so whatever it names is durable. Costs
-two fsyncs per file. A process killed at any point leaves at most `.tmp.` files, which the next
-writer of that directory removes under its lock.
+directory is fsynced. A manifest or summary is written last, so every file it names is durable.
+Costs two fsyncs per file. A process killed at any point leaves at most `.tmp.` files, which the
+next writer of that directory removes under its lock.
 
 `NMOE_FAILPOINT=step:k:action` makes the k-th call of a step (write, fsync, rename) fail for tests:
 action `kill` ends the process with SIGKILL, any other is an errno name such as `ENOSPC`.
@@ -42,7 +42,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBUSY, errn
 
 
 def failpoint(step: str) -> None:
-    """Count one call of `step`; fail where `NMOE_FAILPOINT` says so; normally it does nothing."""
+    """Count one call of `step`; fail if `NMOE_FAILPOINT` says so; normally it does nothing."""
     spec = os.environ.get("NMOE_FAILPOINT")
     if not spec:
         return
@@ -121,8 +121,8 @@ def fsync_dir(path: Path) -> None:
 
 
 def start_writeback(descriptor: int) -> None:
-    """Start writeback of a file before its fsync, where the system can: for many files, starting
-    all and then syncing them takes a third of the time."""
+    """Start writeback of a file before its fsync, if the system can: for many files, starting all
+    and then syncing them takes a third of the time."""
     if _LIBC is not None:
         _LIBC.sync_file_range(
             descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE
@@ -146,9 +146,8 @@ def replace_dir(staged: Path, final: Path) -> None:
 
 
 def exchange_dirs(staged: Path, final: Path) -> bool:
-    """Swap two directories of one file system in one step; False, and both as they are, where the
-    system cannot: outside Linux, on NFS and some of FUSE, at a mount point, in a lower overlay
-    layer."""
+    """Swap two directories of one file system in one step; False, and no change, if the system
+    cannot: outside Linux, on NFS and some of FUSE, at a mount point, in a lower overlay layer."""
     if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
         return False
     failpoint("rename")
@@ -166,8 +165,8 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
 def output_lock(directory: Path) -> Iterator[None]:
     """Hold `directory` for this process and clear what a killed writer left in it.
 
-    The lock is on the file `.lock`, which goes at the end; the kernel frees the lock with its
-    holder. Raises LockedError where another process holds it (E-LOCKED).
+    The lock is on the file `.lock`, which is removed at the end; the kernel frees the lock when its
+    holder ends. Raises LockedError if another process holds it (E-LOCKED).
     """
     path = directory / LOCK_NAME
     with _locked(path) as file:
@@ -175,15 +174,15 @@ def output_lock(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if _is_at(path, file):  # removed while it is held: whoever waits for it makes another
+            if _is_at(path, file):  # removed while it is held: a waiting process makes another
                 path.unlink()
                 _remove_lock_dir(directory)
 
 
 def clear_left(directory: Path, *names: str) -> None:
     """Clear what a killed writer left in the directory of a current output, which no run may write
-    again: temporary files, its lock, and files of these names. Those of a writer at work stay, and
-    all of them where the directory cannot be written."""
+    again: temporary files, its lock, and files of these names. Files of a writer at work stay, and
+    all stay if the directory cannot be written."""
     left = [directory / name for name in (LOCK_NAME, *names)]
     if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
         with suppress(LockedError, OSError), output_lock(directory):
@@ -192,7 +191,7 @@ def clear_left(directory: Path, *names: str) -> None:
 
 
 def _locked(path: Path) -> IO[str]:
-    """The file at `path`, made where it is missing; it is locked as long as it is open."""
+    """The file at `path`, made if it is missing; it is locked as long as it is open."""
     num_absent = 0
     while True:
         try:
@@ -221,7 +220,7 @@ def _locked(path: Path) -> IO[str]:
 
 
 def _sign(file: IO[str]) -> None:
-    """Write into a lock who holds it; where that fails, as on a full disk, it is free again."""
+    """Write into a lock who holds it; if that fails, as on a full disk, it is free again."""
     try:
         with named_errors(file.name):
             os.ftruncate(file.fileno(), 0)

@@ -1,8 +1,8 @@
 """Digests, and the rule that decides whether an output has to be made again.
 
 Each task writes, with its output, the fingerprints of everything the output was made from: input
-digests, settings, and the task's own version. A task whose recorded fingerprints equal the ones it
-would use now does no work. Fingerprints are values, never times.
+digests, settings, and the task's own version. A task whose recorded fingerprints equal its current
+ones does no work. Fingerprints are values, never times.
 """
 
 import hashlib
@@ -132,10 +132,10 @@ _known: dict[str, tuple[Identity, str]] = {}
 
 
 def local_digest(path: Path) -> str:
-    """SHA-256 of a local file, from memory if path, device, inode, size and times are those of the
-    file that was hashed. The time of the last change of state (`ctime`) cannot be set, so a file
-    rewritten in place with its old times is seen. One changed in the last two seconds is hashed
-    every time."""
+    """SHA-256 of a local file, from memory if path, device, inode, size and times equal those of
+    the hashed file. The time of the last change of state (`ctime`) cannot be set, so a file
+    rewritten in place with its old times is noticed. A file changed in the last two seconds is
+    hashed every time."""
     identity = file_identity(path)
     if identity is None:
         return sha256_file(path)

@@ -1,9 +1,9 @@
-"""Interrupts: SIGTERM ends a command in one line, and one that Python ignores is sent again.
+"""Interrupts: SIGTERM ends a command with one line, and is sent again if Python ignores it.
 
-Python prints and ignores (`sys.unraisablehook`) what the handler of a signal raises inside a
-finaliser, or inside a callback of a weak reference or of the garbage collector: the program was
-told to stop and goes on. C++ code that imports a Python module, as torch does, aborts the process
-where the import raises: a signal waits until no import is under way, for some seconds at most.
+Python prints and ignores (`sys.unraisablehook`) an exception that a signal handler raises inside a
+finaliser, or inside a callback of a weak reference or of the garbage collector: the program is told
+to stop and continues. C++ code that imports a Python module, as torch does, aborts the process if
+the import raises: a signal waits until no import is under way, for some seconds at most.
 """
 
 import _thread
@@ -25,9 +25,9 @@ _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 @contextmanager
 def stops_when_told() -> Iterator[None]:
-    """Inside, SIGTERM is one line and the exit that lets everything be cleaned up, and Ctrl-C
-    raises KeyboardInterrupt, unless it is ignored or handled otherwise. That holds as well where a
-    library puts an error of its own in the place of what the handler raised, as C code may."""
+    """Inside, SIGTERM prints one line and exits with all cleanup, and Ctrl-C raises
+    KeyboardInterrupt, unless it is ignored or handled otherwise. That is also true if a library
+    replaces the handler's exception with its own, as C code may."""
     _told.clear()
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -46,7 +46,7 @@ def terminate(signum: int, frame: FrameType | None) -> None:
     """Handler of SIGTERM."""
     if _waits(signal.SIGTERM, frame):
         return
-    os.write(2, b"terminated\n")  # print may be what is interrupted
+    os.write(2, b"terminated\n")  # the signal may interrupt a print
     _told.append(SystemExit(128 + signum))
     raise _told[-1]
 
@@ -59,7 +59,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _waits(asked: signal.Signals, frame: FrameType | None) -> bool:
-    """Whether a signal met an import, and is sent again."""
+    """Whether a signal came during an import, and is sent again."""
     since = _waits_since.setdefault(asked, time.monotonic())
     if _is_importing(frame) and time.monotonic() - since < _MAX_WAIT_S:
         _send_later(asked)
@@ -81,12 +81,12 @@ def _send_later(asked: signal.Signals) -> None:
         time.sleep(_WAIT_S)
         os.kill(os.getpid(), asked)
 
-    # `threading` takes locks, which the code that the signal met may hold.
+    # `threading` takes locks, which the interrupted code may hold.
     _thread.start_new_thread(send, ())
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:
-    """Where `raised`, which the handler of `asked` raises, is ignored, send `asked` again."""
+    """Send the signal `asked` again if Python ignores `raised`, which its handler raises."""
     global _hook_before
     _signals[raised] = asked
     if sys.unraisablehook is not _send_again:
@@ -96,6 +96,6 @@ def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) ->
 def _send_again(ignored: Any) -> None:
     for raised, asked in _signals.items():
         if issubclass(ignored.exc_type, raised):
-            # What is raised within this hook is ignored as well.
+            # An exception raised in this hook is ignored as well.
             return _send_later(asked)
     _hook_before(ignored)

@@ -1,8 +1,8 @@
 """JSON lines: one reader, one limit of size, one rule for texts and ids.
 
-A line ends with LF. A byte order mark before the first line is passed over, and a blank line holds
-no record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused before more of it is
-held. Lone surrogate escapes are JSON. Memory: one line.
+A line ends with LF. A byte order mark before the first line is skipped, and a blank line holds no
+record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused before more of it is
+read. Lone surrogate escapes are JSON. Memory: one line.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from nmoe_core.base.append_log import Line
 MAX_LINE_BYTES = 256 * 2**20
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # which starts as that of UTF-16 does
+    codecs.BOM_UTF32_LE: "utf-32",  # whose mark starts with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -41,7 +41,7 @@ def marked_encoding(payload: bytes | memoryview) -> str:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """What is wrong with bytes that are not text of their encoding, and what they may be."""
+    """The fault of bytes that are not text of their encoding, and a guess at what they are."""
     guess = ""
     if error.encoding == "utf-8":
         with suppress(UnicodeDecodeError):
@@ -98,8 +98,8 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
 
 def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[Any, bool]:
-    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced; ValueError
-    where it is not JSON, or nested too deep."""
+    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced; ValueError if
+    it is not JSON, or nested too deep."""
     try:
         return orjson.loads(payload), False
     except orjson.JSONDecodeError:  # which refuses lone surrogate escapes too
@@ -141,7 +141,7 @@ def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """The text of a record; null is an empty one. A ValueError says what is wrong with it."""
+    """The text of a record; null is an empty text. A ValueError says what is wrong with it."""
     value = value_of(row, field, _MISSING)
     if isinstance(value, str):
         return value
@@ -163,8 +163,8 @@ def id_of(
 ) -> str:
     """The id of a record; a ValueError says what is wrong with it.
 
-    A record must have `field` where one is named. Else the keys `unnamed` are tried in turn, and
-    `default`, the record's place in the source, stands for an id that none of them gives.
+    A record must have `field` if one is named. Else the keys `unnamed` are tried in order, and
+    `default`, the record's place in the source, is the id if none of them gives one.
     """
     if field is not None:
         if (value := value_of(row, field)) is None:

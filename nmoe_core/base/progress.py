@@ -11,12 +11,12 @@ _log = logging.getLogger(LOGGER)
 
 
 class Meter:
-    """Logs how much is done, its rate and the time that is left: after 5 s, and then each time that
+    """Logs how much is done, its rate and the time that is left: after 5 s, then whenever at least
     5 s and a twentieth of the time so far have passed, so an hour takes about 70 lines.
 
     Args:
         what: The work, such as `grade web`.
-        total: How much there is to do; None where it is not known.
+        total: How much there is to do; None if it is not known.
         unit: What is counted, in the plural.
     """
 
@@ -26,7 +26,7 @@ class Meter:
         self._next = self._started + _FIRST_S
 
     def add(self, count: int = 1) -> None:
-        """Count what is done."""
+        """Add to the number that is done."""
         self.done += count
         self.say(self.line)
 
@@ -39,7 +39,7 @@ class Meter:
             _log.info("%s: %s", self.what, line(seconds))
 
     def line(self, seconds: float) -> str:
-        """What is done after some seconds.
+        """The log line after some seconds of work.
 
         >>> meter = Meter("grade web", 900)
         >>> meter.done = 300

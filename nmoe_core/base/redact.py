@@ -27,7 +27,7 @@ class Redactor:
 
     def clean(self, text: str, max_chars: int = sys.maxsize) -> str:
         """The first `max_chars` characters of the text without the secret. Little more of a long
-        text is looked at, and where that ends, what may be half a secret is left out."""
+        text is searched, and half a secret at the end of that part is left out."""
         kept = text[: max_chars + _MARGIN_CHARS]
         for spelling in self._spellings:
             kept = kept.replace(spelling, HIDDEN)

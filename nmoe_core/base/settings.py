@@ -1,6 +1,6 @@
 """Settings that the configuration shares with the rooms that read it.
 
-They stand here because the configuration lies below those rooms and must not import them.
+They are here because the configuration is a lower layer than those rooms and must not import them.
 """
 
 from pathlib import Path
@@ -20,8 +20,8 @@ THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 
 
 def expert_fingerprints(choice: str) -> dict[str, str]:
-    """What fingerprints say of how experts are multiplied: nothing of the model's own ways, which
-    differ in memory alone."""
+    """Fingerprints of the way experts are multiplied: none for the model's own ways, which differ
+    in memory alone."""
     return {"experts": choice} if choice in ("grouped", "hub") else {}
 
 

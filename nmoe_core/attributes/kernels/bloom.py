@@ -1,9 +1,9 @@
-"""Which of many hashes of 64 bits are in a sorted set of them.
+"""Membership of 64-bit hashes in a sorted set of hashes.
 
 A Bloom filter that looks at one word of memory per hash says no to most. The high bits of a hash
 choose the word, its low 18 bits choose three bits of it. With 16 bits per hash, about one in a
-hundred others passes by chance. For these, a table of where the hashes with equal high bits begin
-says where to look, which is one more access instead of the twenty of a binary search.
+hundred others passes by chance. For these, a table with the start of each run of hashes with equal
+high bits says where to look: one more access instead of the twenty of a binary search.
 """
 
 from typing import NamedTuple
@@ -23,12 +23,12 @@ def bloom(hashes: np.ndarray) -> tuple[np.ndarray, np.uint64]:
 
 
 class Parts(NamedTuple):
-    """Where the hashes of a sorted set with equal high bits lie."""
+    """A sorted set of hashes, with the range of the hashes that have equal high bits."""
 
     hashes: np.ndarray
     """uint64 `[num_hashes]`, ascending."""
     begins: np.ndarray
-    """int64 `[num_parts + 1]`: those of part `i` are `begins[i]` to `begins[i + 1]`."""
+    """int64 `[num_parts + 1]`: part `i` is `begins[i]` to `begins[i + 1]`."""
     shift: np.uint64
     """Gives a hash its part."""
 
@@ -43,7 +43,7 @@ def parts(hashes: np.ndarray) -> Parts:
 
 @njit(cache=True, inline="always")
 def place(value, hashes, begins, shift):
-    """Where a hash first stands among those of `Parts`, or -1."""
+    """The first position of a hash in `Parts`, or -1."""
     part = value >> shift
     at, end = begins[part], begins[part + _ONE]
     while at < end and hashes[at] < value:
@@ -53,7 +53,7 @@ def place(value, hashes, begins, shift):
 
 @njit(cache=True, inline="always")
 def bits(value):
-    """The bits of its word that are set where a hash is in the filter."""
+    """The bits of its word that are set if a hash is in the filter."""
     return _ONE << (value & _LOW) | _ONE << (value >> _SIX & _LOW) | _ONE << (value >> _12 & _LOW)
 
 

@@ -1,4 +1,4 @@
-"""Which documents share keys, and which of these are copies of which."""
+"""Finds documents that share keys, and decides which of these are copies of which."""
 
 import numpy as np
 from numba import njit
@@ -12,7 +12,7 @@ _THREE, _SEVEN = np.uint64(3), np.uint64(7)
 
 @njit(cache=True)
 def mark(bands, exact, once, twice, shift):
-    """Set the bit of each key in `once`, and in `twice` where it was set before."""
+    """Set the bit of each key in `once`, and in `twice` if it was set before."""
     for i in range(len(exact)):
         for band in range(bands.shape[1] + 1):
             key = bands[i, band] if band < bands.shape[1] else exact[i]

@@ -42,7 +42,7 @@ def words(texts: pa.Array) -> Words:
 
 
 def utf8(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of all texts, uint8, and where each begins and ends, int64 `[num_texts + 1]`."""
+    """The bytes of all texts, uint8, and the bounds of each, int64 `[num_texts + 1]`."""
     texts = texts.cast(pa.large_string())
     _, offsets, payload = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
