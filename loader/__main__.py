@@ -1,9 +1,10 @@
 """`python -m loader`: look at a plan, check its data, compare streams between machines.
 
-`peek` prints what each stage takes of each source and rows of a batch with their sources, as text
-where a vocabulary file is named; `fingerprint` a digest of the first batches that is equal wherever
-the stream is; `verify` reads every file and compares checksums; `blocks` writes the checksums of
-each MiB, for reading from a store; `verify-remix` makes a certificate again from its plans.
+`peek` prints how much each stage takes of each source, and the rows of a batch with their sources,
+as text if a vocabulary file is named; `fingerprint` prints a digest of the first batches, which is
+equal on machines that read the same stream; `verify` reads every file and compares checksums;
+`blocks` writes the checksums of each MiB, for reading from a store; `verify-remix` makes a
+certificate again from its plans.
 
 PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
 Exit status: 0 done, 1 refused with one line, 2 usage.
@@ -72,7 +73,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
             f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
         )
-    # What the windows of a source are cut of; those of a twin of the other corpus.
+    # The corpus that a source's windows are cut from; a twin's windows come from the other corpus.
     cut = {source.name: (plan.stride, source.num_tokens) for source in plan.sources}
     cut |= {twin.name: (twin.stride, twin.num_tokens) for twin in plan.twins}
     read_as = "tokens with padding" if plan.twins else "tokens"
@@ -83,7 +84,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
         for source in stage.sources:
             taken, read = source.num_sequences, first[source.name]["sequences"]
             seen[source.name] += taken
-            # Over all stages so far: the cursor of a source goes on from stage to stage.
+            # Over all stages so far: a source's cursor continues from stage to stage.
             stride, num_tokens = cut[source.name]
             epochs = f"{seen[source.name] * stride / num_tokens:.3f}"
             weight, tokens = f"{100 * source.weight / total:.4f}", taken * plan.seq_len

@@ -34,12 +34,12 @@ class MemoryOptions(TypedDict, total=False):
 
     dtype: type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100, so
     they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
-    pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets in memory
-    of their own, so that `targets.view(-1)` works; False gives two overlapping views of rows of
-    `seq_len + 1`, for less work per batch. form: `pair` gives (inputs, targets); `dict` what models
-    of transformers take: input_ids, labels (which such a model shifts itself, so a row's last
-    target is not in them) and shift_labels (the targets). extras: `position_ids` (from 0 in each
-    document) and `cu_seqlens` in a dict. device: where torch tensors are copied to.
+    pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets each in
+    their own memory, so that `targets.view(-1)` works; False gives two overlapping views of rows of
+    `seq_len + 1`, for less work per batch. form: `pair` gives (inputs, targets); `dict` gives the
+    arguments of models of transformers: input_ids, labels (which such a model shifts itself, so a
+    row's last target is not in them) and shift_labels (the targets). extras: `position_ids` (from 0
+    in each document) and `cu_seqlens` in a dict. device: destination of torch tensors.
     """
 
     dtype: str
@@ -53,8 +53,8 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Arguments of a loader beside its plan. Refuses values that no plan could serve.
-    Raises ConfigError where a value is not known or out of range, or memory cannot be pinned."""
+    """Arguments of a loader besides its plan. Refuses values that no plan could serve. Raises
+    ConfigError if a value is not known or out of range, or memory cannot be pinned."""
 
     rank: int = 0
     world_size: int = 1
@@ -127,15 +127,15 @@ class ReadOptions:
 
 
 class Batch(NamedTuple):
-    """A batch and what it is made of.
+    """A batch and its origin.
 
     inputs, targets: `[local_batch, seq_len]`. source_index: int64 [local_batch], an index of
     `source_names`. document_spans: for each row, int64 [num_documents, 2], start and end in
     `inputs` of the documents in it, end exclusive and past the EOS; the first and last may be parts
-    of documents. They come from the index files; None where a source has none. lr_scale: factor of
-    the learning rate at this step. sequence_index: int64 [local_batch], each row's number in the
-    global stream; two ranks have the same number where they share a row.
-    global_sequence_index: number of the global batch's first sequence, equal on all ranks.
+    of documents. They come from the index files; None if a source has none. lr_scale: factor of the
+    learning rate at this step. sequence_index: int64 [local_batch], each row's number in the global
+    stream; two ranks that share a row have the same number. global_sequence_index: number of the
+    global batch's first sequence, equal on all ranks.
     """
 
     inputs: Any
@@ -161,8 +161,8 @@ class Rows(NamedTuple):
 
 class BatchReader:
     """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`. Raises
-    ConfigError where ranks would share rows of the last batch, but the type of its targets cannot
-    hold -100, or it has fewer targets than there are ranks."""
+    ConfigError if ranks would share rows of the last batch, but the type of its targets cannot hold
+    -100, or it has fewer targets than there are ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream, self._end, self._options = stream, end, options
@@ -199,7 +199,7 @@ class BatchReader:
         return _rows(memory, 0, *self._stream.read(n, rows, array))
 
     def pair(self, rows: Rows) -> tuple[Any, Any]:
-        """Inputs and targets where the caller wants them."""
+        """Inputs and targets, on the device that the caller chose."""
         return self._placed(rows.inputs), self._placed(rows.targets)
 
     def form(self, rows: Rows) -> Any:

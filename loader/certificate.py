@@ -1,7 +1,7 @@
-"""The proof that a plan goes on from another one at a step, which anyone can recompute.
+"""The proof that a plan continues another one from a step; anyone can recompute it.
 
 It holds both plans, the digest of every source and window before the step, and which windows of
-each source are read before and after it. `verify_certificate` makes all of it again from the two
+each source are read before and after it. `verify_certificate` recomputes all of it from the two
 plans and their data. Format: docs/formats.md.
 """
 
@@ -27,8 +27,8 @@ _MAX_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SourceWindows:
-    """Places `[start, edit)` and `[edit, stop)` of a source's reading order: what the run reads of
-    it before and after the edit."""
+    """Places `[start, edit)` and `[edit, stop)` of a source's reading order: the windows that the
+    run reads before and after the edit."""
 
     source: str
     content_hash: str
@@ -72,8 +72,8 @@ class Certificate:
 
 
 def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
-    """Prove that `after` reads what `before` reads up to a step. Raises PlanError where it does
-    not (E-REMIX-CERTIFICATE), and as opening the two plans' data does."""
+    """Prove that `after` reads what `before` reads up to a step. Raises PlanError if it does not
+    (E-REMIX-CERTIFICATE), and as opening the two plans' data does."""
     n = step * before.batch_size
     with closing(Stream(before, "train")) as old, closing(Stream(after, "train")) as new:
         ends = f"{old.num_sequences} and {new.num_sequences} sequences"
@@ -95,8 +95,9 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
 
 
 def verify_certificate(path: str | Path) -> Certificate:
-    """Read a certificate and make it again from its plans and their data. Raises PlanError where
-    any of it differs (E-REMIX-CERTIFICATE), and as `loader.plan.file.load_plan` for either plan."""
+    """Read a certificate and recompute it from its plans and their data. Raises PlanError if
+    anything in it differs (E-REMIX-CERTIFICATE), and as `loader.plan.file.load_plan` for either
+    plan."""
     path = Path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)

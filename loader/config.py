@@ -1,9 +1,9 @@
 """Opens a plan and its loader, given the plan, its file, its URL or a run's settings.
 
-Which keys there are: `loader.plan.settings.RunSettings`; what they do: docs/loader/runs.md. Each
-key of a mapping or a file must be one of the loader's, or a table of another task or of the
-trainer; the table `data` is the loader's. Of an object only the attributes with the loader's names
-are read. None and "" count as not set.
+Keys: `loader.plan.settings.RunSettings`. Their effect: docs/loader/runs.md. Each key of a mapping
+or a file must be one of the loader's, or a table of another task or of the trainer; the table
+`data` is the loader's. From an object, only the attributes with the loader's names are read. None
+and "" count as not set.
 """
 
 import difflib
@@ -77,8 +77,8 @@ def build_loader(
         options: See `LoaderOptions`.
 
     Raises:
-        ConfigError, PlanError, FormatError: Before anything is read from a shard; for arguments,
-            before a plan is made.
+        ConfigError, PlanError, FormatError: Raised before any shard is read; for arguments, before
+            a plan is made.
     """
     memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
     ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
@@ -133,8 +133,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
 
     Relative paths start from the nearest directory above that holds `nmoe.toml`, `workspace.yaml`,
-    `pyproject.toml` or `.git`, else from the directory of the file. Raises ConfigError where the
-    file is missing or not valid, or a key is unknown."""
+    `pyproject.toml` or `.git`, else from the directory of the file. Raises ConfigError if the file
+    is missing or not valid, or a key is unknown."""
     path = Path(path)
     is_yaml = path.suffix in (".yaml", ".yml")
     table = tables.read_yaml(path) if is_yaml else with_sections(tables.read_toml(path), path)
@@ -142,15 +142,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
-    """Settings from a file that is read already: its flat keys and its `data` table, without tables
-    of others. Relative paths start from `base`. Raises ConfigError where a key is unknown, or a
-    value is missing, of another type or out of range."""
+    """Settings from a file that has been read: its flat keys and its `data` table, without the
+    tables of other tasks. Relative paths start from `base`. Raises ConfigError if a key is unknown,
+    or a value is missing, of another type or out of range."""
     return checked(_from_base(table, where, base), str(where))
 
 
 def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The tables of a run's TOML. Its sections `mixtures` and `flow` are replaced by keys that name
-    this very file as the mixture and the flow profiles. Raises ConfigError where such a key names
+    this very file as the mixture and the flow profiles. Raises ConfigError if such a key names
     another file."""
     inner = table.get("data")
     named = {**table, **(inner if isinstance(inner, Mapping) else {})}
@@ -169,7 +169,7 @@ def is_trainers(key: object) -> bool:
 
 
 def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, Any]:
-    """The loader's keys of a file that lies in a project: relative paths start at `base`."""
+    """The loader's keys of a file in a project: relative paths start at `base`."""
     given = _of_mapping(table, where) | {"base": base}
     for key, rules in KEYS.items():
         if key in given and Path in rules.types:

@@ -12,8 +12,8 @@
 
 import re
 
-# Texts of others come here. So each pattern takes what it has looked at, found or not: none looks
-# at a character again for every place where an address may begin.
+# Texts from outside come here. So each pattern consumes the characters it has examined, whether it
+# matches or not: no pattern examines a character again for each place where an address may begin.
 _AFTER_SCHEME = re.compile(r"://[^\s'\"]+")
 _LOGIN = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/]+(?=@|$))")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)(\?[^\s'\"?]*=[^\s'\";,]*)?")
@@ -24,8 +24,8 @@ _UNSEEN = re.compile(
 
 
 def printable(text: str) -> str:
-    """A text of others with what a terminal obeys, or cannot show, as `\\u001b`; in JSON it means
-    the same. TAB and LF stay."""
+    """A text from outside. Characters that a terminal obeys or cannot show are written as
+    `\\u001b`, which means the same in JSON. TAB and LF stay."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -2,10 +2,9 @@
 
 The stream is a pure function of the plan; a batch is `batch_size` consecutive sequences and a rank
 owns a contiguous run of them, so any world size reads the same stream and the position is one
-number: that of the last batch returned, also where a thread reads ahead. Train stops before a batch
-that would not be whole, and an iteration goes on from the position. Valid gives its last rows as a
-short batch, since every row must be seen once, and each iteration is a pass from its first batch
-on.
+number: the position of the last batch returned, even if a thread reads ahead. Train stops before an
+incomplete batch, and an iteration continues from the position. Valid gives its last rows as a short
+batch, since every row must be seen once, and each iteration is a pass from the first batch.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from loader.state import make_state, resume
 class DeterministicLoader:  # in short `loader.Loader`
     """Reads this rank's part of a plan's stream. Has the state shape of torchdata's `Stateful`.
 
-    A batch's memory is used again only when the caller has let go of the batch and its views. Only
-    one thread at a time may read a loader.
+    A batch's memory is reused only when the caller has released the batch and its views. Only one
+    thread at a time may read a loader.
 
     Args:
         plan: A checked plan.
-        rank, world_size: This rank, and how many share each batch; at most `batch_size`. Left out,
-            they are found out: see `loader.ranks.data_rank`.
+        rank, world_size: This rank, and how many share each batch; at most `batch_size`. If left
+            out, they are detected: see `loader.ranks.data_rank`.
         split: `train` or `valid`.
-        backend: `torch` or `numpy` arrays; `auto` is torch where it is installed.
+        backend: `torch` or `numpy` arrays; `auto` is torch if it is installed.
         memory: See `loader.batches.MemoryOptions`.
 
     Raises:
@@ -53,7 +52,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
-        self._is_rank_found = rank is None  # and not compared since with that of a later time
+        self._is_rank_found = rank is None  # and not compared since with the rank of a later time
         rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
         self._options.check_plan(plan)
@@ -92,12 +91,12 @@ class DeterministicLoader:  # in short `loader.Loader`
         return -(-self._next // self.plan.batch_size)
 
     def next(self) -> Any:
-        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each, or with
-        `form = "dict"` what `loader.batches.MemoryOptions` says. Raises StopIteration at the plan's
-        end.
+        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each, or with `form =
+        "dict"` the mapping that `loader.batches.MemoryOptions` describes. Raises StopIteration at
+        the plan's end.
 
-        Targets are inputs shifted by one token; -100 where there is nothing to predict: under
-        best-fit packing, and where ranks share the rows of the last valid batch. With
+        Targets are inputs shifted by one token; -100 marks positions without a target: under
+        best-fit packing, and if ranks share the rows of the last valid batch. With
         `contiguous=False` both are views of one array: copy one before writing to it in place, and
         flatten with `reshape(-1)`.
         """
@@ -106,8 +105,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         return rows
 
     def next_with_meta(self) -> Batch:
-        """The next batch and what it is made of. Raises as `next` does, and FormatError where an
-        index is missing or not of its file (E-INDEX-...); the loader stays where it was."""
+        """The next batch and its origin. Raises as `next` does, and FormatError if an index is
+        missing or not of its file (E-INDEX-...); the loader keeps its position."""
         rows, stream, first = self._read(), self._open_stream(), self._next
         inputs, targets = self._reader.pair(rows)
         batch = Batch(
@@ -125,7 +124,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def read_rows(self, first: int, stop: int) -> Any:
         """Rows `[first, stop)` of the global stream, over all ranks, as `next` gives a batch; the
-        position stays. Raises IndexError outside of whole batches, and ConfigError where a thread
+        position stays. Raises IndexError outside of whole batches, and ConfigError if a thread
         reads ahead."""
         if self._prefetch is not None:
             raise ConfigError("rows are read by their number", where="prefetch", expected="0")
@@ -148,14 +147,14 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def seek(self, n: int) -> None:
         """Make sequence `n`, counted over all ranks, the first of the next batch. Raises StateError
-        where `n` is neither a multiple of `batch_size` nor the end, or lies outside the stream
+        if `n` is neither a multiple of `batch_size` nor the end, or is outside the stream
         (E-SEEK)."""
         self._check_place(n, self._end, self.plan.batch_size)
         self._next, self._is_set = int(n), True
 
     def skip(self) -> None:
         """Pass over the next batch without reading it. Raises StopIteration at the end; and
-        ConfigError where the rank was found out before the ranks were up."""
+        ConfigError if the rank was found out before the ranks were up."""
         if self._is_rank_found:
             check_found((self.rank, self.world_size))
             self._is_rank_found = False
@@ -176,11 +175,11 @@ class DeterministicLoader:  # in short `loader.Loader`
         """Continue where `state` was saved, on any rank of any world size.
 
         A state that counts what another run read of each source (`loader.plan.continuation`) makes
-        a plan of its own, which begins there with step 0; `plan` is then that one.
+        a plan of its own, which begins there with step 0; `plan` is then the new plan.
 
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not
-                exist; the loader stays where it was.
+                exist; the loader keeps its position.
             PlanError: A source has too few tokens for the rest of the plan (E-PLAN-SHORT).
         """
         stream = self._open_stream()
@@ -195,8 +194,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         stream.close()
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Read so far over all ranks, by source: sequences, tokens (without padding), epochs; and,
-        where the plan masks documents, masked: how many targets were left out."""
+        """Counts so far over all ranks, by source: sequences, tokens (without padding), epochs;
+        and, if the plan masks documents, masked: the number of targets left out."""
         found, masked = self._counts(), self._open_stream().masked_before(self._next)
         for name, count in zip(self.source_names, masked or ()):
             found[name]["masked"] = count
@@ -217,8 +216,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._open_stream().schedule.lr_scale(n)
 
     def per_source(self) -> dict[str, DeterministicLoader]:
-        """A loader of each valid source alone: unmixed, finite, from its first window to its last.
-        Raises ConfigError on train."""
+        """One loader per valid source: unmixed, finite, from its first window to its last. Raises
+        ConfigError on train."""
         if self.split != "valid":
             raise ConfigError("only valid is read by source", where="split", found=self.split)
         chosen: dict[str, Any] = asdict(replace(self._options, prefetch=0))
@@ -243,7 +242,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         self.close()
 
     def _read_from(self, plan: LoaderPlan, stream: Stream, n: int = 0) -> None:
-        """Take a plan's stream at sequence `n`; nothing changes where that is refused."""
+        """Take a plan's stream at sequence `n`; if that is refused, nothing changes."""
         batch_size, end = plan.batch_size, stream.num_sequences
         if self.split == "train":
             end -= end % batch_size
@@ -260,7 +259,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         self.plan, self.source_names = plan, stream.source_names
         self._stream: Stream | None = stream
         self._end, self._next = end, n
-        self._is_set = False  # whether the position was set, and nothing read since
+        self._is_set = False  # whether no row was read since the position was set
 
     @staticmethod
     def _check_place(n: int, end: int, batch_size: int) -> None:
@@ -287,6 +286,6 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._fill(step) if self._prefetch is None else self._prefetch.get(step)
 
     def _fill(self, step: int) -> Rows:
-        """Read a step's rows. With prefetch on, called from its thread alone."""
+        """Read a step's rows. With prefetch on, only its thread calls this."""
         self._open_stream()
         return self._reader.read(step)

@@ -16,8 +16,8 @@ from loader.plan.records import LoaderPlan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
-# A sampler in order begins few passes: one at the start, and one where a run was resumed. A random
-# sampler seems to begin a new pass at every second row.
+# A sampler in order begins few passes: one at the start, and one after a resume. A random sampler
+# seems to begin a new pass at every second row.
 _MOST_STARTS = 4
 
 
@@ -34,7 +34,7 @@ class PlanDataset(Dataset[Any]):
     ) -> None:
         super().__init__()
         given = {**options}
-        data_rank(rank, world_size)  # refuses what is not clear
+        data_rank(rank, world_size)  # refuses an ambiguous rank
         self._ranks = rank, world_size
         self._starter: tuple[int, int] | None = None  # the rank of the process that pickled this
         self.plan = resolve_plan(cfg, *(given.pop(key, None) for key in CACHE_KEYS))
@@ -46,8 +46,8 @@ class PlanDataset(Dataset[Any]):
         return self.__dict__ | {"_loader": None, "_starter": self.own_rank()}
 
     def own_rank(self) -> tuple[int, int]:
-        """The rank and number of ranks of this process, as `data_rank`. A worker that was spawned
-        cannot find them out, and has those of its trainer."""
+        """The rank and number of ranks of this process, as `data_rank`. A spawned worker cannot
+        detect them, and has the rank of its trainer."""
         found = data_rank(*self._ranks)
         is_alone = found[1] == 1 and get_worker_info() is not None
         return self._starter if is_alone and self._starter else found
@@ -69,8 +69,8 @@ class BatchDataset(PlanDataset):
     """Whole batches of one rank."""
 
     def set_epoch(self, _: int) -> None:
-        """Called by accelerate's loaders, and so by transformers' Trainer, which deal batches to
-        ranks themselves. Raises ConfigError where there are several ranks."""
+        """Called by accelerate's loaders, and so by transformers' Trainer; both deal batches to
+        ranks themselves. Raises ConfigError if there are several ranks."""
         if (found := data_rank()[1]) > 1:
             raise ConfigError(
                 "a rank's own batches would be dealt to all ranks again",
@@ -82,8 +82,8 @@ class BatchDataset(PlanDataset):
 
 class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
-    the number of its next step needs no other state. A `DataLoader` must ask for one step after the
-    other; `dataset[step]` takes any. Arguments as those of `TokenDataset`; options:
+    the number of its next step needs no other state. A `DataLoader` must request the steps in
+    order; `dataset[step]` takes any. Arguments as for `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
 
     def __init__(
@@ -107,8 +107,8 @@ class StepDataset(BatchDataset):
         return len(self._opened())
 
     def __getitem__(self, step: int) -> Any:
-        """The batch of a step. Raises IndexError, and ConfigError where a sampler leaves out steps
-        or changes their order: a shuffled one, or one that deals steps to ranks."""
+        """The batch of a step. Raises IndexError, and ConfigError if a sampler leaves out steps or
+        changes their order: a shuffled one, or one that deals steps to ranks."""
         loader = self._opened()
         if not 0 <= step < len(loader):
             raise IndexError(f"step {step} of {len(loader)}")
@@ -140,9 +140,9 @@ class StepDataset(BatchDataset):
 class RowDataset(PlanDataset):
     """Rows by their number in the global stream, for trainers that make batches and share them
     among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
-    `dict` if left out. rank and world_size, found out as `loader.ranks.data_rank` does, tell
-    whether this process may be given the first row: pass those of data parallelism, or 0 and 1
-    where it reads all rows on purpose."""
+    `dict` if left out. rank and world_size, detected as by `loader.ranks.data_rank`, decide whether
+    this process may be given the first row: pass the data-parallel ones, or 0 and 1 if it reads all
+    rows on purpose."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class RowDataset(PlanDataset):
         return self._read([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """The rows of a batch. Raises IndexError, and ConfigError where a sampler draws them at
+        """The rows of a batch. Raises IndexError, and ConfigError if a sampler draws them at
         random, or a trainer gives ranks the same rows: to fill up a batch, or all of them."""
         if len(rows) and rows[0] <= self._last:
             self._starts.add(rows[0])
@@ -201,7 +201,7 @@ class RowDataset(PlanDataset):
         return 0, 1
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
-        """Some rows; those that follow each other are read at once."""
+        """Some rows; consecutive rows are read in one call."""
         found: list[Any] = []
         cuts = [i for i, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1]
         for first, stop in pairwise([0, *cuts, len(rows)]):
@@ -214,8 +214,9 @@ class RowDataset(PlanDataset):
 
 
 def _asking() -> _MapDatasetFetcher | None:
-    """The pass of a `DataLoader` that asks for an item, also through a `Subset`; None where the
-    caller asks by himself. A data set is not told: torch gives it the index alone."""
+    """The pass of a `DataLoader` that requests an item, also through a `Subset`; None if the caller
+    indexes the data set directly. Torch gives a data set only the index, so the stack is
+    searched."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _MapDatasetFetcher.fetch.__code__:

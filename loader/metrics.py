@@ -2,7 +2,7 @@
 
 A source's loss is the sum of its tokens' losses over the number of its predicted tokens, on all
 ranks together: neither a mean of means nor one rank's share. Numpy arrays and torch tensors are
-taken; torch is used only where the caller has imported it.
+taken; torch is used only if the caller has imported it.
 """
 
 import sys
@@ -23,14 +23,14 @@ class SourceLosses:
         self._sums = np.zeros((2, len(self.source_names)))
 
     def add(self, source_index: Any, row_losses: Any, row_tokens: Any = None) -> None:
-        """Add rows. Raises ConfigError where shapes do not agree, or a source is not known.
+        """Add rows. Raises ConfigError if shapes do not agree, or a source is not known.
 
         Args:
             source_index: `[num_rows]`, source of each row.
             row_losses: `[num_rows]`, mean loss over the row's predicted tokens; or
-                `[num_rows, seq_len]`, loss of each token, 0 where there is none to predict.
+                `[num_rows, seq_len]`, loss of each token, 0 for positions without a target.
             row_tokens: `[num_rows]`, predicted tokens of each row. Left out: `seq_len`, or 1 for
-                mean losses, which is right where all rows predict the same number.
+                mean losses, which is right if all rows predict the same number.
         """
         index, losses = _array(source_index, np.int64), _array(row_losses, np.float64)
         if index.ndim != 1 or losses.ndim not in (1, 2) or len(losses) != len(index):
@@ -81,7 +81,7 @@ def count_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float
 
 
 def all_reduce(values: np.ndarray) -> np.ndarray:
-    """Sum over ranks where the process has initialised torch.distributed, else `values`."""
+    """Sum over ranks if the process has initialised torch.distributed, else `values`."""
     ranks = sys.modules.get("torch.distributed")
     if ranks is None or not ranks.is_available() or not ranks.is_initialized():
         return values

@@ -16,9 +16,9 @@ def data_rank(
 ) -> tuple[int, int]:
     """This process's rank, and how many there are.
 
-    They are, in this order: the arguments; those of torch.distributed where it is initialised; RANK
-    and WORLD_SIZE; else one process reads all. Under tensor or pipeline parallelism name them: they
-    are the data-parallel ones. Raises ConfigError where only one of the two is known, or a launcher
+    They come from the first of: the arguments; torch.distributed, if it is initialised; RANK and
+    WORLD_SIZE. Otherwise one process reads all. Under tensor or pipeline parallelism, pass the
+    data-parallel rank and size. Raises ConfigError if only one of the two is known, or a launcher
     started several processes and none of these says which is which.
     """
     if rank is not None and world_size is not None:

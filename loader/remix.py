@@ -1,8 +1,8 @@
-"""Changes the shares of a live run: from a step on, its plan has other weights, new sources, other
+"""Changes the shares of a live run: from a step, its plan has other weights, new sources, other
 phases or another length.
 
 The stages that were read stay as they are; the stage that holds the step is cut there. Every source
-continues where it stopped, even if it had been removed in between. A source that has given less
+continues from its last window, even if it had been removed in between. A source that has given less
 than its share is owed the missing fraction of a sequence, and the next stage begins with that debt.
 So many small edits give the same shares as one.
 """
@@ -42,8 +42,8 @@ def remix(
     phases: Sequence[Mapping[str, Any]] = (),
     steps: int | None = None,
 ) -> tuple[LoaderPlan, Certificate]:
-    """The plan that is `plan` up to a step and reads by other weights from there on, and the proof
-    of it. Writes nothing. An edit without effect gives the plan itself.
+    """The plan that equals `plan` up to a step and reads by other weights from there, with a
+    certificate. Writes nothing. An edit without effect gives the plan itself.
 
     A state of the old plan loads under the new one up to the step, at any number of ranks. The
     factor of the learning rate stays as it was before the step. Validation stays as it is.
@@ -51,19 +51,18 @@ def remix(
     Args:
         plan: The plan of the run.
         step: First step of the new shares; 0 to the last one that the plan has.
-        weights: Of every source that is read from there on, as they are: without a temperature.
+        weights: Weight of every source that is read from there; no temperature is applied.
         sources: Directory or manifest of each source that the plan does not have.
-        phases: Tables as in `[[data.phases]]`, from the step on. Phases of the plan after the step
-            are dropped.
+        phases: Tables as in `[[data.phases]]`, from the step. Phases of the plan after the step are
+            dropped.
         steps: Length of the run; as planned if left out.
 
     Raises:
         ConfigError: A weight, phase or number of steps is out of range, or a source is not known.
-        PlanError: The run does not reach the step, or nothing is left of it (E-REMIX-STEP); a
+        PlanError: The run does not reach the step, or no steps are left after it (E-REMIX-STEP); a
             source has too few windows left (E-PLAN-SHORT), a new one gets no sequence
-            (E-PLAN-ZERO), or its data are not those of the plan's source of that name
-            (E-PLAN-DATA); a twin is to have new sources (E-PLAN-TWIN); as `build_plan` for new
-            sources.
+            (E-PLAN-ZERO), or its data differ from the plan's source of that name (E-PLAN-DATA); new
+            sources are given for a twin (E-PLAN-TWIN); as `build_plan` for new sources.
     """
     where, batch_size = f"remix of {plan.plan_id}", plan.batch_size
     if steps is not None:
@@ -144,7 +143,7 @@ def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
 
 
 def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
-    """The stages that begin before sequence `n`, the last one without what was not read of it."""
+    """The stages that begin before sequence `n`; the last one is cut at `n`."""
     kept, start = [], 0
     for stage in plan.stages:
         stop = start + stage.num_sequences
@@ -233,8 +232,8 @@ def _rest(
 
 
 def _owed_after(stage: PlanStage) -> dict[str, int]:
-    """Millionths of a sequence that a stage owes its sources at its end: their share and what they
-    were owed before, less what they gave, at most one sequence. A source that had its quota before
+    """Millionths of a sequence that a stage owes its sources at its end: their share plus their
+    earlier debt, minus the sequences read, at most one sequence. A source that had its quota before
     the end is owed none."""
     total, length = sum(source.weight for source in stage.sources), stage.num_sequences
     found = {}

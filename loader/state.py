@@ -4,7 +4,7 @@ The position is one number, the global sequence index. A state also holds the pl
 that a refusal can name what differs, and counts per source. It loads at another batch size, whose
 sequences are the same, and under a plan that is the same up to its position, such as a remix.
 Counts per source alone are a state too (`loader.plan.continuation`).
-States of versions 1 and 2 carry no seal: what they hold beside their index must agree with it.
+States of versions 1 and 2 carry no seal: their other values must agree with their index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,13 +39,13 @@ def make_state(
 
 
 def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple[LoaderPlan, int]:
-    """The plan to go on with and the global sequence index in it.
+    """The plan to continue with and the global sequence index in it.
 
-    That is `plan` itself unless the state counts what another run read; then it is the plan that
-    goes on from there, whose index starts at 0. Raises StateError: not a state, or edited
-    (E-STATE-FORMAT); of another split (E-STATE-SPLIT) or of another plan (E-STATE-PLAN), by what
-    differs; counts that name a source twice (E-STATE-SPEC), are of other data (E-STATE-DATA) or
-    leave nothing to read (E-STATE-END).
+    That is `plan` itself unless the state counts what another run read; then it is a plan that
+    continues from there, whose index starts at 0. Raises StateError if the state is malformed or
+    edited (E-STATE-FORMAT), of another split (E-STATE-SPLIT) or plan (E-STATE-PLAN, with the
+    difference), or if its counts name a source twice (E-STATE-SPEC), are of other data
+    (E-STATE-DATA) or leave no data to read (E-STATE-END).
     """
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
@@ -85,7 +85,8 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
 
 
 def _with_consumed(plan: LoaderPlan, value: Any, capacities: Sequence[int]) -> LoaderPlan:
-    """The plan that goes on from a state's own `consumed`, where `plan` starts from nothing."""
+    """The plan that continues from a state's own `consumed`, if `plan` does not continue another
+    run."""
     if not value or plan.consumed:
         return plan
     try:
@@ -210,7 +211,7 @@ def _names(rows: list[Any]) -> list[str]:
 
 
 def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> None:
-    """Refuse a state of version 2 whose counts per source are not those of its index."""
+    """Refuse a state of version 2 whose counts per source disagree with its index."""
     if n > stream.num_sequences:
         return  # a position that `seek` refuses
     rows = state.get("sources")

@@ -1,9 +1,9 @@
 """The stream as torch's data classes: an `IterableDataset`, and a loader with worker processes.
 
 Batches come whole (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th batch
-and `DataLoader` takes them in turn, so the order is that of one process. `WorkerLoader` keeps the
-position of the last batch it returned, however far workers have read ahead; its state is a plain
-loader's and moves between any numbers of workers and ranks.
+and `DataLoader` takes them in turn, so the order is the same as in one process. `WorkerLoader`
+keeps the position of the last batch it returned, however far workers have read ahead; its state is
+a plain loader's and moves between any numbers of workers and ranks.
 """
 
 from collections.abc import Iterator
@@ -47,8 +47,8 @@ class DataOptions(_Options, total=False):
 class WorkerOptions(_Options, total=False):
     """pin_memory: page-locked tensors, copied by torch's own thread. prefetch_factor: batches that
     a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn" or
-    "forkserver"; left out, they are spawned where tokens come from a store in blocks, since its
-    client does not survive a fork, and else started as torch does."""
+    "forkserver"; left out, they are spawned if tokens come from a store in blocks, since its client
+    does not survive a fork, and else started as torch does."""
 
     pin_memory: bool
     prefetch_factor: int
@@ -89,10 +89,10 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's share of the batches: of train from the current position on, of valid as
-        `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) where the position is
-        another worker's, or that of a pass which workers began and the caller left; or, on valid,
-        was loaded in the main process, which could not tell a first pass of workers from a
-        second."""
+        `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) if the position is
+        another worker's, or belongs to a pass which workers began and the caller left; or, on
+        valid, was loaded in the main process, which could not distinguish a first pass of workers
+        from a second."""
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()
@@ -141,7 +141,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of this class, or from one of `DeterministicLoader`. Raises
-        StateError where it is of another plan, or malformed."""
+        StateError if it is of another plan, or malformed."""
         own = state if "worker" in state else {"worker": None, "loader": state}
         worker, loader = own["worker"], self._opened()
         loader.load_state_dict(own["loader"])
@@ -167,7 +167,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
 
 
 class WorkerLoader(DeterministicLoader):
-    """`DeterministicLoader` whose batches are made in worker processes; itself it reads nothing.
+    """`DeterministicLoader` whose batches are made in worker processes; it reads no data itself.
 
     Args:
         cfg, rank, world_size, split: As for `TokenDataset`.
@@ -206,8 +206,8 @@ class WorkerLoader(DeterministicLoader):
         return batch.inputs, batch.targets
 
     def next_with_meta(self) -> Batch:
-        """The next batch and what it is made of. Raises StopIteration at the end. Workers start
-        again after an error, which loses what they read ahead."""
+        """The next batch and its origin. Raises StopIteration at the end. Workers start again after
+        an error, which loses the batches they read ahead."""
         self._open_stream()
         if self.step >= self.num_steps:
             raise StopIteration
@@ -246,13 +246,15 @@ class WorkerLoader(DeterministicLoader):
 
 
 def _same(batch: Any) -> Any:
-    """A batch as it is; arrays of numpy stay what they are. In a module, so that it pickles."""
+    """A batch as it is; numpy arrays stay numpy arrays. Defined in the module, so that it
+    pickles."""
     return batch
 
 
 def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """What a rank divides the sum of its losses by, so that the mean over ranks, which data
-    parallelism makes of gradients, is the mean over all targets, however many each rank has.
+    """The number by which a rank divides the sum of its losses, so that the mean of gradients over
+    ranks, as data parallelism computes it, is the mean over all targets, however many each rank
+    has.
 
     A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
     one target. With torch.distributed up this is a collective call. group: the data-parallel ranks.
@@ -266,7 +268,7 @@ def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 def attention_mask(document_ids: np.ndarray) -> torch.Tensor:
     """Which tokens may attend to which: bool `[num_rows, 1, seq_len, seq_len]`, causal and inside
-    one document. From `loader.files.spans.document_ids`; padding attends to itself alone."""
+    one document. From `loader.files.spans.document_ids`; padding attends only to itself."""
     ids = torch.from_numpy(document_ids)
     same = ids[:, None, :, None] == ids[:, None, None, :]
     seq_len = ids.shape[1]

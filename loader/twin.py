@@ -21,17 +21,17 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     """The plan that reads the text of `plan` in another tokenizer: each row holds the text of the
     same row of `plan`, cut inside a document in proportion to its tokens, and then padding.
 
-    So weights, order, shuffles, steps and ranks are those of `plan`, and both runs have read the
+    So weights, order, shuffles, steps and ranks equal those in `plan`, and both runs have read the
     same documents after any number of sequences, to within one window. sources: for each source of
     the plan its directory or manifest in the other tokenizer: the same documents in the same order.
-    seq_len: tokens of a row, at least those of the longest text of a window. A source's valid split
-    is that beside it. Writes nothing.
+    seq_len: tokens of a row, enough for the longest text of a window. A source's valid split is the
+    split beside it. Writes nothing.
 
     Raises:
-        ConfigError: Sources are not those of the plan, or the plan packs, masks, follows another
-            run, or wraps in the middle of a window.
-        PlanError: The documents are others (E-PLAN-DATA): in number, or, where both manifests name
-            files of ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
+        ConfigError: Sources differ from the plan's sources, or the plan packs, masks, follows
+            another run, or wraps in the middle of a window.
+        PlanError: The documents differ (E-PLAN-DATA): in number, or, if both manifests name files
+            of ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
         FormatError: A source has no index, or a file of ids is damaged.
     """
     where = f"twin of {plan.plan_id}"
@@ -96,7 +96,8 @@ def uncompared(plan: LoaderPlan) -> list[str]:
 
 
 def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
-    """Each source of a twin plan, its manifest, and that of the corpus that it is a twin of."""
+    """Each source of a twin plan, its manifest, and the manifest of the corpus that it is a twin
+    of."""
     for source, (other, _, _) in zip(plan.sources, preflight.open_twins(plan)):
         yield source.name, preflight.open_data(plan, source), other
 
@@ -134,7 +135,7 @@ def _compare(name: str, own: list[tuple[Path, object]], theirs: list[tuple[Path,
 
 
 def _document(line: bytes) -> tuple[object, object]:
-    """Id and SHA-256 of the text that a line names; the line itself if it names none."""
+    """Id and text SHA-256 that a line names; the line itself if it names none."""
     try:
         row = json.loads(line)
         return row["id"], row["text_sha256"]

@@ -85,7 +85,8 @@ def _definitions(run: Run) -> dg.Definitions:
 
 
 def _graders(run: Run, plans: list[SourcePlan]) -> list[dg.AssetsDefinition]:
-    """Labels, what is fitted on them, and what grading would change; none where no one grades."""
+    """Labels, the graders fitted on them, and the preview of grading; none if the run has no
+    grader."""
     if run.config.grading.is_off:
         return []
     heads = [hydra.head(run, kind) for kind in ("probe", "judge") if hydra.heads(run)]

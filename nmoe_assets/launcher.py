@@ -1,10 +1,10 @@
-"""Launches runs on one machine and knows whether their processes live.
+"""Launches runs on one machine and knows whether their processes are alive.
 
-Dagster's own launcher learns of a dead process only from the server that started it. When that is
-gone too, as after a power cut, the run would stay "started" for ever: automation would wait for it,
-and it would keep its place in the queue. With this launcher the daemon's run monitoring fails such
-a run, and `run_retries` of dagster.yaml starts it again. All processes of a DAGSTER_HOME must see
-each other: one machine, not several containers.
+Dagster's own launcher learns of a dead process only from the server that started it. If the server
+is gone too, as after a power cut, the run would stay "started" for ever: automation would wait for
+it, and it would keep its place in the queue. With this launcher the daemon's run monitoring fails
+such a run, and `run_retries` of dagster.yaml starts it again. All processes of a DAGSTER_HOME must
+see each other: one machine, not several containers.
 
 The process that launches runs is the daemon, which also evaluates the conditions of automation. A
 tick over 50 sources makes a million small objects, and at Python's usual threshold the garbage
@@ -55,7 +55,8 @@ def is_gone(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
-    """Id of the process that a run's log names last, and when, in Unix seconds."""
+    """Id of the process that a run's log names last, and the time of that event, in Unix
+    seconds."""
     for entry in reversed(instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)):
         metadata = entry.get_dagster_event().engine_event_data.metadata
         if "pid" in metadata:

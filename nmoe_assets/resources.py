@@ -24,17 +24,17 @@ _PAUSES_S = (1, 5)
 
 
 class Notifier(dg.ConfigurableResource):
-    """Receiver of notices besides the log.
+    """Receiver of notices in addition to the log.
 
     Attributes:
-        webhook_url: Gets `{"text": ...}` by POST, as chat services take it; empty sends nothing.
+        webhook_url: Gets `{"text": ...}` by POST, the format of chat services; if empty, no notice
+            is sent.
     """
 
     webhook_url: str = ""
 
     def send(self, text: str) -> bool:
-        """Post a notice; False where no webhook is set. Raises OSError: three attempts
-        failed."""
+        """Post a notice; False if no webhook is set. Raises OSError: three attempts failed."""
         if not self.webhook_url:
             return False
         request = urllib.request.Request(
@@ -51,7 +51,7 @@ class Notifier(dg.ConfigurableResource):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an HTTPError: a notice goes to the configured host alone."""
+    """A redirect is an HTTPError: a notice goes only to the configured host."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -89,12 +89,12 @@ class Machine(dg.ConfigurableResource):
                 if is_gone(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            # The daemon does not start it again: that is for the person who gave the command.
+            # The daemon does not start it again: the person who gave the command does.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
             show_under_location(instance, run, LOCATION)
 
     def cost_usd(self, seconds: float) -> dict[str, float]:
-        """`{"cost_usd": ...}` of some seconds, or nothing where no price is set."""
+        """`{"cost_usd": ...}` of some seconds; empty if no price is set."""
         if not self.usd_per_hour:
             return {}
         return {"cost_usd": round(seconds / 3600 * self.usd_per_hour, 6)}

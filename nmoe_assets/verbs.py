@@ -28,7 +28,7 @@ from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
-# Fewer commits, and no call home; a value of the user's environment stands.
+# Fewer commits, and no telemetry; a value in the user's environment has precedence.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",
     "DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH": "10000",
@@ -40,13 +40,12 @@ def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:
     """Execute the jobs of these tasks, or of all: the status, and of each task `task`, `run_id`,
-    `is_good`, `seconds`, `cpu_seconds` and `last_seconds` of the last run that was good. Raises
-    ConfigError where there is no such task; for all tasks also as `require_startable`, before any
-    has begun.
+    `is_good`, `seconds`, `cpu_seconds` and `last_seconds` of the last good run. Raises ConfigError
+    if there is no such task; for all tasks also as `require_startable`, before any has begun.
 
-    The status is 1 where one failed, 130 after an interrupt, and 143 after SIGTERM.
-    `show` is called for each task before it starts and when it has ended, with its number from 1
-    and the number of tasks."""
+    The status is 1 if a task failed, 130 after an interrupt, and 143 after SIGTERM. `show` is
+    called for each task before it starts and when it has ended, with its number, from 1, and the
+    number of tasks."""
     _set_up(run)
     tasks = [job.name for job in task_jobs(run, run_sources(run))]
     made = build_definitions(run)
@@ -88,7 +87,7 @@ def run_tasks(
 
 def costs(run: Run) -> list[dict[str, Any]]:
     """The successful runs of each job, the longest in all first: `task`, `runs`, `seconds`, and the
-    `last` one's end. None where the project has no home of Dagster yet; nothing is written."""
+    `last` one's end. None if the project has no home of Dagster yet; nothing is written."""
     home = Path(os.environ.get("DAGSTER_HOME", run.base / ".dagster"))
     if not (home / "dagster.yaml").is_file():
         return []
@@ -169,7 +168,7 @@ def _refuse_code(path: Path) -> None:
 
 
 def _set_up(run: Run) -> None:
-    """The environment as a run of this project has it; DAGSTER_HOME is made where it is missing."""
+    """Set the environment for runs of this project; DAGSTER_HOME is created if it is missing."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["NMOE_CONFIG"] = str(run.path)

@@ -58,8 +58,8 @@ def local_path(
     where: object = None,
     do: str = "use a local or mounted directory; `nmoe publish` copies shards and plans to a store",
 ) -> Path:
-    """The path, which must be on this machine; `where` names its key or file. Raises ConfigError
-    where it is a URL (E-PATH-URL)."""
+    """The path, which must be on this machine; `where` names its key or file. Raises ConfigError if
+    it is a URL (E-PATH-URL)."""
     if is_url(path):
         raise ConfigError(
             "object stores are not supported for this path yet",
@@ -81,7 +81,7 @@ class PathParser(argparse.ArgumentParser):
 
 
 def path_argument(text: str) -> Path:
-    """The path that an argument names. Raises ArgumentTypeError where it is a URL."""
+    """The path that an argument names. Raises ArgumentTypeError if it is a URL."""
     try:
         return local_path(text)
     except ConfigError as error:

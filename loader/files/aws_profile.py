@@ -6,7 +6,7 @@ from typing import Any
 
 
 def profile_options() -> dict[str, Any]:
-    """Region and credentials of an AWS profile, which obstore does not read; none where the
+    """Region and credentials of an AWS profile, which obstore does not read; none if the
     environment has a key."""
     if "AWS_ACCESS_KEY_ID" in os.environ and "AWS_PROFILE" not in os.environ:
         return {}
@@ -24,7 +24,7 @@ def profile_options() -> dict[str, Any]:
 
 
 class _Credentials:
-    """Credentials of botocore, asked for every ten minutes."""
+    """Credentials of botocore, fetched every ten minutes."""
 
     def __init__(self, found: Any) -> None:
         self._found = found

@@ -93,7 +93,7 @@ class BlockCache:
         return locked(self._locks() / name)
 
     def _locks(self) -> Path:
-        """The directory of the locks, made again where the cache was deleted."""
+        """The directory of the locks, made again if the cache was deleted."""
         directory = self._directory / "locks"
         directory.mkdir(parents=True, exist_ok=True)
         return directory

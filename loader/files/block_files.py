@@ -1,8 +1,8 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
 The plan says which blocks come next, so the next ones are always on their way: at most 64, and at
-most half of the cache for all readers of a machine together. Of these, 16 are asked for at a time,
-or more where the store's latency is long for its bandwidth. A block is one file of the axis.
+most half of the cache for all readers of a machine together. Of these, 16 are requested at a time,
+or more if the store's latency is long for its bandwidth. A block is one file of the axis.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ class _Block(NamedTuple):
 
 class BlockFiles(TokenFiles):
     """Blocks of several sources on one axis; see `TokenFiles`. `urls`: the URLs of the manifests.
-    Raises FormatError where a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError
-    where the cache is too small, or the process was forked from one that asked a store."""
+    Raises FormatError if a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError if
+    the cache is too small, or the process was forked from one that asked a store."""
 
     def __init__(
         self, manifests: Sequence[Manifest], urls: Sequence[str], store: StoreData, wraps: bool
@@ -86,18 +86,18 @@ class BlockFiles(TokenFiles):
         return self._paths
 
     def read_ahead(self, blocks: Iterable[int]) -> None:
-        """Fetch these blocks, in this order, ahead of their use; blocks asked for earlier are
-        forgotten. Raises ConfigError as the class does: threads that wait without end in a forked
-        process would hold locks of the cache."""
+        """Fetch these blocks, in this order, ahead of their use; blocks requested earlier are
+        dropped. Raises ConfigError as the class does: in a forked process, threads that wait for
+        ever would hold locks of the cache."""
         check_not_forked()
         self._forget()
         self._needs = iter(blocks)
         self._fill()
 
     def tokens(self, file: int) -> np.ndarray:
-        """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError where the store has
-        no such file (E-SHARD-MISSING) or other content (E-BLOCK-CHECKSUM), PlanError where it does
-        not answer (E-STORE)."""
+        """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError if the store has no
+        such file (E-SHARD-MISSING) or other content (E-BLOCK-CHECKSUM), PlanError if it does not
+        answer (E-STORE)."""
         is_new = file not in self._mapped
         found = super().tokens(file)
         if is_new:
@@ -110,7 +110,7 @@ class BlockFiles(TokenFiles):
         return found
 
     def close(self) -> None:
-        """Unmap all blocks and forget those that are on their way."""
+        """Unmap all blocks and drop the requests that are under way."""
         super().close()
         self._forget()
 
@@ -166,8 +166,9 @@ class _Requests:
         self._ends: deque[float] = deque()  # of the last two rounds
 
     def fetch(self, block: _Block, is_forgotten: threading.Event | None = None) -> bytes:
-        """The content of a block. Raises as `BlockFiles.tokens`, and CancelledError where the block
-        was forgotten before its turn came: else a program would end after all of them."""
+        """The content of a block. Raises as `BlockFiles.tokens`, and CancelledError if the block
+        was dropped before its turn came; otherwise a program would end only after fetching all
+        blocks."""
         with self._free:
             if is_forgotten is not None and is_forgotten.is_set():
                 raise CancelledError

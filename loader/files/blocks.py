@@ -1,6 +1,6 @@
 """`blocks.json`: the SHA-256 of each MiB of a manifest's tokens, by which parts of files are read.
 
-It lies beside its manifest, is sealed, and names the manifest's digest. Blocks are counted from a
+It is beside its manifest, is sealed, and names the manifest's digest. Blocks are counted from a
 file's first token; the last one of a file is shorter.
 """
 
@@ -36,7 +36,7 @@ class FileBlocks(NamedTuple):
 
 def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
     """Read all tokens of a manifest and write `blocks.json` beside it; `block_bytes` is a multiple
-    of 4. Raises FormatError where a file is missing, malformed or not what the manifest says."""
+    of 4. Raises FormatError if a file is missing, malformed or not what the manifest says."""
 
     def of_file(entry: ShardEntry) -> dict[str, Any]:
         path = manifest.shard_path(entry)
@@ -63,8 +63,8 @@ def read_blocks(
     path: Path, manifest: Manifest, where: str | Path | None = None
 ) -> tuple[FileBlocks, ...]:
     """The blocks of each file of a manifest, in its order; a file that did not change is parsed
-    once in a process. Raises FormatError where `path` is not valid or of another manifest
-    (E-BLOCKS); `where` is named in place of it."""
+    once in a process. Raises FormatError if `path` is not valid or of another manifest (E-BLOCKS);
+    `where` is named in place of it."""
     status = path.stat() if path.exists() else None
     version = status and (status.st_ino, status.st_size, status.st_mtime_ns)
     files = tuple(entry.path for entry in manifest.shards)

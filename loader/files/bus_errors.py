@@ -1,8 +1,9 @@
-"""A mapped file that becomes shorter while it is read ends the process: with a line that names it.
+"""If a mapped file becomes shorter while it is read, the process ends with a line that names the
+file.
 
 Linux sends SIGBUS to a thread that reads a page which is gone. The default action ends the process
 without a message. Here the process says which file it was and exits with status 1. A handler that
-is there already, such as that of `faulthandler` or of a trainer, stays.
+is already installed, such as the handler of `faulthandler` or of a trainer, stays.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ class _Action(ctypes.Structure):
 
 @functools.cache
 def report_bus_errors() -> None:
-    """Report them from now on in this process and in those that it forks; once is enough."""
+    """Report bus errors from now on in this process and in its forks; one call is enough."""
     if sys.platform != "linux" or sys.maxsize < 2**32 or faulthandler.is_enabled():
         return
     sigaction, old = ctypes.CDLL(None).sigaction, _Action()

@@ -71,7 +71,7 @@ class Manifest:
 
 
 def resolve_inside(root: Path, relative: str) -> Path:
-    """Join a manifest's relative POSIX path to its directory. Raises FormatError where the path is
+    """Join a manifest's relative POSIX path to its directory. Raises FormatError if the path is
     absolute, holds `..` or NUL, or a link leads out (E-PATH-ESCAPE)."""
     pure = PurePosixPath(relative)
     is_plain = not any(c in relative for c in "\0\\") and ".." not in pure.parts
@@ -95,7 +95,7 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
             if stat.S_ISLNK(os.lstat(at).st_mode):
                 return Path(os.path.realpath(root / pure)).is_relative_to(os.path.realpath(root))
     except (FileNotFoundError, NotADirectoryError):
-        return True  # opening it says what is missing
+        return True  # opening it reports the missing file
     except (OSError, UnicodeEncodeError):  # a name that no file can have
         return False
     return True
@@ -192,7 +192,7 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
 
 
 def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
-    """Compare a shard and its index with the manifest. Raises FormatError where the shard differs
+    """Compare a shard and its index with the manifest. Raises FormatError if the shard differs
     (E-SHARD-CHECKSUM), its index is missing or not of this shard (E-INDEX-...)."""
     if entry.checksum:  # a directory without a manifest records none
         check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
@@ -206,7 +206,7 @@ def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
 
 
 def check_digest(path: Path, expected: str, code: str, name: object = None) -> None:
-    """Compare a file's SHA-256. Raises FormatError where it differs (`code`, naming `name` or the
+    """Compare a file's SHA-256. Raises FormatError if it differs (`code`, naming `name` or the
     path), or the file cannot be read (E-SHARD-MISSING)."""
     try:
         with open(path, "rb") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made where it is missing, or wait for it."""
+    """Hold the lock of a file, or wait for it; a missing file is created."""
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:

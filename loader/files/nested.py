@@ -1,7 +1,7 @@
-"""JSON and TOML whose lists and tables lie in one another, up to a depth that is counted here.
+"""JSON and TOML with nested lists and tables, up to a depth that is counted here.
 
-How deep the parsers of Python go differs by its release and by what calls them; and what they
-return may be too deep for what reads it next.
+The depth that Python's parsers accept depends on the release and on the caller; and a value that
+they return may be too deep for the code that reads it next.
 """
 
 import json
@@ -18,8 +18,8 @@ _TOML_TEXTS = re.compile(
 
 
 def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> Any:
-    """The value of a JSON text; `hooks` are those of `json.loads`. Raises ValueError: it is not
-    JSON, or nested too deep."""
+    """The value of a JSON text; `hooks`: arguments of `json.loads`. Raises ValueError if it is not
+    JSON, or is nested too deep."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     _check_brackets(text, _TEXTS, max_depth)

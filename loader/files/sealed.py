@@ -44,8 +44,8 @@ def check_seal(
     error: type[NmoeError] = FormatError,
     do: str = RESTORE,
 ) -> None:
-    """Refuse `value` unless its hashes are those of its content; one without a hash is refused if
-    `required`. Raises `error` with `code`."""
+    """Refuse `value` if its hashes differ from its content, or, with `required`, if it has no hash.
+    Raises `error` with `code`."""
     recorded = value.get("content_hash")
     if recorded is None and not required:
         return

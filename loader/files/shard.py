@@ -122,7 +122,7 @@ def open_shard(path: str | Path, dtype: str | None = None) -> np.ndarray:
 
 
 class IndexReader:
-    """Document boundaries of one shard, from its `.idx` file. Raises FormatError where that is
+    """Document boundaries of one shard, from its `.idx` file. Raises FormatError if the file is
     missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong (E-INDEX-FORMAT)."""
 
     def __init__(self, path: str | Path) -> None:
@@ -148,7 +148,7 @@ class IndexReader:
 
     def get_document(self, i: int) -> tuple[int, int]:
         """Token span `(start, end)` of document `i`, end exclusive and past its EOS. Raises
-        IndexError where `i` is negative or not below `num_docs`."""
+        IndexError if `i` is negative or not below `num_docs`."""
         if not 0 <= i < self.num_docs:
             raise IndexError(f"{self.path}: document {i} of {self.num_docs}")
         start, end = self._spans[i]

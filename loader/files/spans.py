@@ -1,4 +1,4 @@
-"""Where documents lie in rows: spans from the `.idx` files, and what attention masks need.
+"""The documents in rows: spans from the `.idx` files, and the numbers that attention masks need.
 
 A document's end is known from its index, never guessed from token values. An index is checked
 against its file when it is first reached and mapped, not held, from then on.
@@ -19,8 +19,8 @@ Spans = Sequence[np.ndarray]
 
 
 class DocumentIndex:
-    """Document boundaries of all files of several sources. `is_known` says whether every file has
-    an index. file_starts: as those of `TokenFiles`. `fetch` brings the index of a file here."""
+    """Document boundaries of all files of several sources. `is_known`: whether every file has an
+    index. file_starts: see `TokenFiles`. `fetch` copies the index of a file to this machine."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DocumentIndex:
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
-        FormatError where the index is missing, malformed or of another file (E-INDEX-...)."""
+        FormatError if the index is missing, malformed or of another file (E-INDEX-...)."""
         return self._ends(file)
 
     def _file_at(self, position: int) -> int:
@@ -72,7 +72,7 @@ class DocumentIndex:
             first = int(np.searchsorted(ends, np.uint64(max(0, position - start)), "right"))
             last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))
             edges += [int(end) + start - position for end in ends[first:last]]
-            # The document that goes on past the row; files end with a document.
+            # The document that continues past the row; files end with a document.
             if last < len(ends):
                 edges.append(length)
             file += 1
@@ -115,7 +115,7 @@ def position_ids(spans: Spans, seq_len: int) -> np.ndarray:
 def document_ids(spans: Spans, seq_len: int) -> np.ndarray:
     """Number of each token's document in its row, -1 for padding: int64 `[num_rows, seq_len]`.
 
-    Two tokens of a row may attend to each other where the numbers are equal and not -1.
+    Two tokens of a row may attend to each other if the numbers are equal and not -1.
     """
     found = np.full((len(spans), seq_len), -1, np.int64)
     for row, row_spans in zip(found, spans):

@@ -1,10 +1,10 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises errors of its own. All become one error of one line, so that a store that
-is down (E-STORE) is told from a missing file. Credentials come from the environment; those of S3
-also from AWS profiles where botocore is installed, those of HTTP from the URL. A write is whole
-under its name or not there. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S`
-seconds (30), and is made again for six times as long: a store that hangs is one that is down.
+Each store's client raises its own errors. All become one error of one line, so that a store that is
+down (E-STORE) is distinct from a missing file. Credentials come from the environment; for S3 also
+from AWS profiles if botocore is installed; for HTTP from the URL. A written file is complete or
+absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S` seconds (30), and is
+repeated for six times as long: a store that hangs counts as down.
 """
 
 import base64
@@ -39,9 +39,9 @@ class Found(NamedTuple):
 
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
-    """A whole file, or its bytes `[start, stop)` as far as it has them; None where there is no such
-    file. Raises PlanError where the store does not answer, refuses, gives no ranges or more than
-    `MAX_BYTES` (E-STORE), ConfigError where its client is not installed."""
+    """A whole file, or its bytes `[start, stop)` up to its end; None if there is no such file.
+    Raises PlanError if the store does not answer, refuses, gives no ranges or more than `MAX_BYTES`
+    (E-STORE), ConfigError if its client is not installed."""
     with _asking(url):
         store, key = _store_of(url)
         try:
@@ -56,8 +56,9 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
 
 
 def _parts(found: Any) -> Iterator[bytes]:
-    """A whole file as it comes. obstore's `bytes()` reserves memory for the length that the server
-    states, and ends the process where there is not so much; of a range it is the range's own."""
+    """A whole file, in parts as they arrive. obstore's `bytes()` reserves memory for the length
+    that the server states, and ends the process if there is not enough; for a range it reserves the
+    length of the range."""
     size = 0
     for part in found.stream(min_chunk_size=_PART_BYTES):
         size += len(part)
@@ -67,7 +68,7 @@ def _parts(found: Any) -> Iterator[bytes]:
 
 
 def copy(url: str, local: Path) -> bool:
-    """Copy a file to `local` and sync it; False where there is none. Raises as `read_bytes`."""
+    """Copy a file to `local` and sync it; False if there is none. Raises as `read_bytes`."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -108,7 +109,7 @@ def copy_start(url: str, local: Path, num_bytes: int) -> bool:
 
 
 def find(url: str) -> Found | None:
-    """Size and mark of a file, or None where there is none. Raises as `read_bytes`."""
+    """Size and mark of a file, or None if there is none. Raises as `read_bytes`."""
     with _asking(url):
         store, key = _writable(url)
         try:
@@ -119,8 +120,8 @@ def find(url: str) -> Found | None:
 
 
 def write(url: str, content: bytes | Iterable[bytes]) -> Found:
-    """Write a file, in parts where it is large. Raises PlanError where the store does not take it
-    (E-STORE), ConfigError where no client can write there."""
+    """Write a file, in parts if it is large. Raises PlanError if the store does not take it
+    (E-STORE), ConfigError if no client can write there."""
     with _asking(url, "take"):
         store, key = _writable(url)
         in_parts = False if url.startswith("http") else None
@@ -188,7 +189,7 @@ def _store_of(url: str) -> tuple[Any, str]:
     host = parts.netloc.rpartition("@")[2]
     login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
     root = f"{parts.scheme}://{host}"
-    if parts.query:  # belongs to this file alone
+    if parts.query:  # belongs only to this file
         return _opened(f"{root}{parts.path}?{parts.query}", login), ""
     return _opened(root, login), unquote(path)
 

@@ -1,6 +1,6 @@
 """The token files of all sources as one axis of positions, mapped when they are reached.
 
-The files of a source lie end to end in manifest order, the sources after one another, so that one
+The files of a source follow each other in manifest order, and so do the sources, so that one
 `searchsorted` places any number of rows. A map costs a file descriptor, so at most a quarter of the
 process's limit is mapped at once; the longest unused file is unmapped first.
 """
@@ -31,12 +31,12 @@ class _File(NamedTuple):
 
 
 class TokenFiles:
-    """Files of several sources on one axis. Where it `wraps`, a row that comes to the end of its
-    source goes on at the source's start.
+    """Files of several sources on one axis. If it `wraps`, a row that reaches the end of its source
+    continues at the source's start.
 
     file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
-    source_starts: int64 `[num_sources + 1]`, the same of sources. Raises FormatError where a file
-    is missing, malformed or not as long as its manifest says.
+    source_starts: int64 `[num_sources + 1]`, the same for sources. Raises FormatError if a file is
+    missing, malformed or not as long as its manifest says.
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
@@ -55,7 +55,7 @@ class TokenFiles:
 
     def tokens(self, file: int) -> np.ndarray:
         """All tokens of a file: uint32 or uint16 `[num_tokens]`, mapped read-only. Raises
-        FormatError where it is not the one that was checked (E-SHARD-CHANGED)."""
+        FormatError if the file has changed since it was checked (E-SHARD-CHANGED)."""
         found = self._mapped.pop(file, None)
         if found is None:
             found = self._map(file)
@@ -72,8 +72,8 @@ class TokenFiles:
         return [Path(file.path) for file in self._files]
 
     def copy(self, position: int, out: np.ndarray) -> None:
-        """Copy the `len(out)` tokens from `position` on, over file ends. Raises PlanError where
-        they go past the end of the position's source (E-PLAN-SHORT)."""
+        """Copy `len(out)` tokens from `position`, across file ends. Raises PlanError if they go
+        past the end of the position's source (E-PLAN-SHORT)."""
         done = 0
         for start, length in self.pieces(position, len(out)):
             file = int(np.searchsorted(self.file_starts, start, "right")) - 1
@@ -85,7 +85,7 @@ class TokenFiles:
                 done, start, file = done + len(part), start + len(part), file + 1
 
     def pieces(self, position: int, length: int) -> list[tuple[int, int]]:
-        """Start and length of what a row is made of: one piece, or more where it wraps. Raises as
+        """Start and length of each piece of a row: one piece, or more if the row wraps. Raises as
         `copy`."""
         source = int(np.searchsorted(self.source_starts, position, "right")) - 1
         if not 0 <= source < len(self.source_starts) - 1:
@@ -117,7 +117,7 @@ def max_mapped() -> int:
 
 
 def past_end(position: int, width: int) -> PlanError:
-    """A window that does not lie inside its source."""
+    """The error for a window that is not inside its source."""
     return PlanError(
         "read past the end of a source",
         found=f"{width} tokens from position {position}",

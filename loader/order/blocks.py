@@ -35,10 +35,10 @@ _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 
 class Pace:
     """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
-    its share. A block is longer than `block_size` sequences where the heaviest source would
-    otherwise leave no room in it for all the others. `key` seeds phases and orders. owed: in 1 /
-    OWED_UNIT sequences, what each source gets beside its share; with `in_shares` the shares contain
-    it.
+    its share. A block is longer than `block_size` sequences if the heaviest source would otherwise
+    leave too little room for the others. `key` seeds phases and orders. owed: in 1 / OWED_UNIT
+    sequences, the amount that each source gets besides its share; with `in_shares` the shares
+    contain it.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Pace:
 def paced_until_met(
     weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int, owed: Sequence[int]
 ) -> tuple[Pace, int]:
-    """The stream of some sources, and for how many sequences it is good: until a source has first
-    had its quota. Where the quotas are the weights' shares plus what is owed, only rounded, the
-    stream follows the quotas themselves, so that all of them are met together at the end.
+    """The stream of some sources, and its length in sequences: until the first source has had its
+    quota. If the quotas are the weights' shares plus the debt, only rounded, the stream follows the
+    quotas themselves, so that all of them are met together at the end.
     """
     total, num_sequences = sum(weights), sum(quotas)
     off = (
@@ -156,8 +156,8 @@ def paced_until_met(
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Elements `[start, stop)`. counts: those of each source in it. before: those of each source
-    before it."""
+    """Elements `[start, stop)`. counts: elements of each source in it. before: elements of each
+    source before it."""
 
     start: int
     stop: int
@@ -221,7 +221,7 @@ def _half(node: _Node, n: int) -> _Node:
 
 def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list[int]:
     """Share of each source when `left_size` of `size` elements are drawn: multivariate
-    hypergeometric, source after source given those before it."""
+    hypergeometric, source by source, each given the earlier ones."""
     fields = hashes(key, np.arange(4 * len(counts))).astype("<u8").view("<u2")
     normals = (fields.reshape(-1, _FIELDS).sum(axis=1) - _SUM_MEAN) / _SUM_SD
     left = []
@@ -250,6 +250,6 @@ def _hypergeometric(count: int, size: int, draws: int, normal: float, key: int) 
 def _draw_each(num_draws: int, size: int, marked: int, key: int) -> int:
     left = marked
     for j in range(num_draws):
-        # A 64-bit fraction of what is left, compared without a division.
+        # A 64-bit fraction of the rest, compared without a division.
         left -= (mix64(key + j) * (size - j)) >> 64 < left
     return marked - left

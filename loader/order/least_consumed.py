@@ -2,10 +2,10 @@
 
 Every source has a clock, tokens / weight, which each of its sequences moves on. The next sequence
 comes from the source whose clock is lowest; a hash of the source and of its draw decides between
-equal clocks. Clocks are integers, exact wherever the weights have a common multiple below 2^48 and
-else rounded at the 40th binary place. The clock readings at which a source is drawn form an
-arithmetic progression. So a binary search, O(sources x log n), finds the state after n sequences:
-the clock below which n readings lie.
+equal clocks. Clocks are integers, exact if the weights have a common multiple below 2^48, else
+rounded at the 40th binary place. The clock readings at which a source is drawn form an arithmetic
+progression. So a binary search, O(sources x log n), finds the state after n sequences: the clock
+below which n readings lie.
 """
 
 import math
@@ -22,8 +22,9 @@ _MAX_UNIT = 2**48
 
 
 class LeastConsumed:
-    """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal. `tokens`
-    count as read of each source at the start, below 0 where it is owed some; `key` breaks ties."""
+    """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal.
+    `tokens`: tokens of each source that count as read at the start, below 0 if it is owed some;
+    `key` breaks ties."""
 
     def __init__(
         self, weights: Sequence[int], tokens: Sequence[int | Fraction], seq_len: int, key: int
@@ -88,7 +89,7 @@ class LeastConsumed:
         lengths = np.array([ends[i] - counts[i] for i in active], np.int64)
         columns = np.repeat(np.arange(len(active)), lengths)
         offsets = np.arange(len(columns)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        # Within a chunk clocks lie close together; where light sources spread them further than 63
+        # Within a chunk clocks are close together; if light sources spread them further than 63
         # bits, exact integers of Python take over.
         kind = np.int64 if last - first < 2**62 else object
         own = [self._clocks[i] + counts[i] * self._prices[i] - first for i in active]
@@ -108,8 +109,8 @@ def _round_div(numerator: int | Fraction, denominator: int) -> int:
 
 
 def _unit(weights: Sequence[int], seq_len: int) -> int:
-    """How far one token moves the clock of a source of weight 1. It is chosen so that a sequence of
-    the heaviest source moves its clock by 2^40 to 2^48."""
+    """The distance that one token moves the clock of a source of weight 1. It is chosen so that a
+    sequence of the heaviest source moves its clock by 2^40 to 2^48."""
     heaviest = max(weights)
     divisor = math.gcd(*weights)
     common = 1

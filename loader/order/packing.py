@@ -1,8 +1,8 @@
 """Best-fit packing: whole documents into rows of `seq_len` tokens, from the index alone.
 
 Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Truncations Improve
-Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory is
-that of one block, and documents change their order only within a block. A document of at most
+Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory
+holds one block, and documents change their order only within a block. A document of at most
 `seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
 packed. Bins of a block come in the order of their first document. Costs about a microsecond a
 document: once when the data is opened, to count, and again for each block as it is reached.
@@ -30,8 +30,8 @@ class Bins(NamedTuple):
     """Packed rows of one block of documents.
 
     starts, lengths: int64 [num_pieces], the pieces of documents in the order of rows; starts count
-    from where the document spans count. is_end: bool [num_pieces], whether the piece ends its
-    document. rows: int64 [num_bins + 1], where each row's pieces start, and their end.
+    from the same origin as the document spans. is_end: bool [num_pieces], whether the piece ends
+    its document. rows: int64 [num_bins + 1], start of each row's pieces, and their end.
     """
 
     starts: np.ndarray
@@ -108,7 +108,7 @@ class PackedRows:
     """Which documents are in each row of a best-fit packed stream: all are packed when it is made.
 
     capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
-    documents in each row. Raises FormatError where a source has no index, or an index is not of its
+    documents in each row. Raises FormatError if a source has no index, or an index is not of its
     file (E-INDEX-...).
     """
 
@@ -123,7 +123,7 @@ class PackedRows:
         counts = [entry.num_documents for manifest in manifests for entry in manifest.shards]
         first_document = np.array([0, *accumulate(counts)], np.int64)
         totals = [0, *accumulate(manifest.total_documents for manifest in manifests)]
-        # Documents of each block, and on one axis of rows where each block and source starts.
+        # Documents of each block, and, on one axis of rows, the start of each block and source.
         documents: list[tuple[int, int]] = []
         first_block = [0]
         for start, stop in pairwise(totals):
@@ -134,7 +134,7 @@ class PackedRows:
         def bins(block: int) -> Bins:
             return pack(_document_spans(index, first_document, *documents[block]), seq_len)
 
-        # Threads may ask at once, and a lock could be held where the process is forked.
+        # Threads may ask at once, and a lock could be held when the process forks.
         self._bins = lru_cache(MAX_KEPT_BLOCKS)(bins)
         blocks = (self._bins(i) for i in range(len(documents)))
         tokens = [np.add.reduceat(b.lengths, b.rows[:-1]).astype(np.uint32) for b in blocks]

@@ -23,8 +23,8 @@ POLICIES = ("swrr", "block", "least_consumed", "weighted_random", "epoch_weighte
 
 
 def weight_unit(policy: str) -> int:
-    """What the integer weights of a stage sum to, but for rounding. `swrr` makes a table of that
-    size; the others lose no weight above 10^-18 of the sum."""
+    """The sum of a stage's integer weights, but for rounding. `swrr` makes a table of that size;
+    the others lose no weight above 10^-18 of the sum."""
     return 10**6 if policy == "swrr" else 10**18
 
 
@@ -159,7 +159,7 @@ def make_schedule(
 
     key: seed of the stage. seq_len: tokens of a sequence, which `least_consumed` counts.
     pass_sequences: sequences in one pass over all data, an epoch of `epoch_weighted`. Raises
-    PlanError where a source has a quota and no weight.
+    PlanError if a source has a quota and no weight.
     """
     block_sizes = {"block": BLOCK_SIZE, "epoch_weighted": pass_sequences}
     block_size = block_sizes.get(policy, sum(shares.quotas))
@@ -171,7 +171,7 @@ def make_schedule(
             stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
             return stream, stream.first_met(quotas)
         if any(drawn):
-            owed = [0] * len(quotas)  # an earlier stretch has paid what was owed
+            owed = [0] * len(quotas)  # an earlier stretch has paid the debt
         if policy == "swrr":
             return swrr_until_met(weights, quotas, owed)
         return paced_until_met(weights, quotas, block_size, key, owed)

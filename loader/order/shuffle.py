@@ -2,8 +2,8 @@
 
 `Permutation` is a Feistel network over the smallest even number of bits that holds the size, walked
 until it lands inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"), so any
-element of any epoch is found alone, in a few hundred nanoseconds. Integers only: equal on every
-machine and under every numpy.
+element of any epoch is found without the others, in a few hundred nanoseconds. Integers only: equal
+on every machine and under every numpy.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def mix64_array(x: np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key for a seed and what it is used for; the order of the parts matters."""
+    """One 64-bit key for a seed and its purpose; the order of the parts matters."""
     key = 0
     for part in parts:
         key = mix64((key + GOLDEN + part) & _MASK)

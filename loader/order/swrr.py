@@ -73,8 +73,8 @@ class PeriodTable:
         return self.picks[at - np.maximum(0, at - self.lead) // self.period * self.period]
 
     def nth_pick(self, source: int, n: int) -> float:
-        """Number of the pick that takes `source` for the n-th time (from 0); infinity where the
-        table is a part of the period that does not reach that pick."""
+        """Number of the pick that takes `source` for the n-th time (from 0); infinity if the table
+        is a part of the period that does not reach that pick."""
         inside = np.flatnonzero(self.picks == source)
         if n < len(inside):
             return int(inside[n])
@@ -112,7 +112,7 @@ def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> a
     """The next picks. `charged` holds the accumulators with the next weights added, and is changed
     in place by each pick."""
     num_sources, period = len(weights), sum(weights)
-    # Row k is what the accumulators gain after k was picked: one addition per pick.
+    # Row k is the gain of the accumulators after k was picked: one addition per pick.
     gains = np.tile(np.array(weights, np.int64), (num_sources, 1))
     gains[np.diag_indices(num_sources)] -= period
     rows = list(gains)

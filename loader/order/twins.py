@@ -16,7 +16,7 @@ from loader.order.packing import Row
 
 
 def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np.ndarray:
-    """Where positions in one corpus lie in the other: int64 `[n]` each. ends, own_ends: int64
+    """Positions of one corpus mapped to the other: int64 `[n]` each. ends, own_ends: int64
     `[num_documents]`, ends of the same documents in the two."""
     document = np.searchsorted(ends, positions, "right")
     starts, own_starts = np.append(0, ends), np.append(0, own_ends)
@@ -25,12 +25,12 @@ def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np
 
 
 class TwinRows:
-    """Which tokens are in each row: those of one window of the twin, and then padding.
+    """The tokens of each row: the tokens of one window of the twin, and then padding.
 
     twins: the other corpus's manifest of each source, its `seq_len` and its `stride`. capacities:
-    rows of each source. row_tokens: uint32 `[num_rows]` of each source. Raises PlanError where the
+    rows of each source. row_tokens: uint32 `[num_rows]` of each source. Raises PlanError if the
     corpora differ in documents (E-PLAN-DATA), or a row is longer than `seq_len` (E-PLAN-TWIN), and
-    FormatError where a source has no index, or an index is not of its file (E-INDEX-...).
+    FormatError if a source has no index, or an index is not of its file (E-INDEX-...).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Makes a loader plan: turns stages, phases and manifests into weights, quotas and digests.
 
 Reads each manifest once and writes nothing. Refuses a plan that its data could not serve to the
-end, a source that is asked for and would get no sequence, and sources of two tokenizers.
+end, a source that has a weight and would get no sequence, and sources of two tokenizers.
 """
 
 import os
@@ -37,7 +37,7 @@ def build_plan(
         stages: From `loader.plan.mixture.resolve_stages`. A source of weight zero is left out.
         manifests: Path of each source's train manifest, or of a directory without one.
         settings: Batch shape, policy and phases.
-        root: Directory that holds all of them; the plan's paths are relative to it.
+        root: Directory that holds all manifests; the plan's paths are relative to it.
         plan_id: Name of the plan for people; not part of its hash.
         valid: The same for the valid split, in the order in which it is to be read.
 
@@ -88,7 +88,7 @@ def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
 
 
 def source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
-    """A source of a plan, from its manifest. Raises PlanError where that lies outside `root`
+    """A source of a plan, from its manifest. Raises PlanError if the manifest is outside `root`
     (E-PATH-ESCAPE)."""
     relative = Path(os.path.relpath(path, root)).as_posix()
     if relative.startswith("../"):
@@ -111,7 +111,7 @@ def _plan_stages(
     planned: list[PlanStage] = []
     first, passes = 0, settings.max_epochs or 1
     for stage in stages:
-        whole: dict[str, int] = {}  # what is left of each source that is read to its end
+        whole: dict[str, int] = {}  # the rest of each source that is read to its end
         if not stage.num_tokens:
             read = [source.name for source in stage.sources if source.name in manifests]
             whole = {name: passes * num_windows(manifests[name], settings) for name in read}
@@ -124,8 +124,8 @@ def _plan_stages(
                 code="E-PLAN-ZERO",
             )
         segments = cut_stage(stage, first, num_sequences, settings.phases, settings.batch_size)
-        # `epoch_weighted` repeats data instead of ending with them, so the weights alone give its
-        # shares.
+        # `epoch_weighted` repeats data instead of ending with them, so its shares come from the
+        # weights only.
         to_end = bool(whole) and settings.policy != "epoch_weighted"
         for segment in segments:
             sources = [source for source in segment.stage.sources if source.weight]
@@ -147,7 +147,7 @@ def _plan_stages(
 
 
 def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
-    """Sequences in one pass over a source. Raises PlanError where there is none (E-PLAN-SHORT)."""
+    """Sequences in one pass over a source. Raises PlanError if there is none (E-PLAN-SHORT)."""
     if settings.packing == "best_fit":
         index = DocumentIndex([manifest])
         return PackedRows([manifest], index, settings.seq_len).capacities[0]

@@ -2,7 +2,7 @@
 
 Costs one read of each manifest; shard headers are checked when the stream is opened. Refuses what
 would otherwise surface in training: a changed or shorter manifest, another tokenizer, a source that
-would run dry. Directories without a manifest are read only where a plan names them as such.
+would run dry. Directories without a manifest are read only if a plan names them as such.
 """
 
 import math
@@ -28,7 +28,7 @@ from loader.plan.settings import (
 
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
-_Range = tuple[str, str, bool]  # what was found, what is expected, whether it is so
+_Range = tuple[str, str, bool]  # found, expected, whether it holds
 
 
 def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
@@ -38,15 +38,15 @@ def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
 
 def read_data(path: Path, vocabulary: Vocabulary) -> Manifest:
     """The manifest at `path`, or one made from a directory's shards in sorted order. Raises
-    FormatError where it or a shard's header is not valid, PlanError where the directory holds no
-    `.npy` file (E-PLAN-SOURCE)."""
+    FormatError if it or a shard's header is not valid, PlanError if the directory holds no `.npy`
+    file (E-PLAN-SOURCE)."""
     return _scan(path, vocabulary) if path.is_dir() else load_manifest(path)
 
 
 def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
-    """The manifest of a plan's source. Raises PlanError where its content or size is not that of
-    the plan (E-PLAN-DATA), or its tokenizer (E-PLAN-TOKENIZER), and FormatError where it is missing
-    or not valid, or its path leaves the root (E-PATH-ESCAPE)."""
+    """The manifest of a plan's source. Raises PlanError if its content or size (E-PLAN-DATA) or its
+    tokenizer (E-PLAN-TOKENIZER) differs from the plan, and FormatError if it is missing or not
+    valid, or its path leaves the root (E-PATH-ESCAPE)."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
     agreed_vocabulary([(source.name, manifest)], vocabulary)
@@ -82,8 +82,8 @@ def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
 
 
 def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
-    """The one vocabulary of all sources and of the values that are given. Raises PlanError where a
-    source differs (E-PLAN-TOKENIZER)."""
+    """The one vocabulary of all sources and of the given values. Raises PlanError if a source
+    differs (E-PLAN-TOKENIZER)."""
     agreed: dict[str, object] = {k: v for k, v in given._asdict().items() if v is not None}
     for name, manifest in sources:
         for key in (*Vocabulary._fields, _FINGERPRINT):
@@ -103,9 +103,9 @@ def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary
 
 
 def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
-    """Refuse a plan that no loader could run to its end. Raises PlanError where a value is out of
-    range (E-PLAN-FORMAT), or a source has fewer tokens than the stages take of it though it may not
-    wrap or end the run (E-PLAN-SHORT)."""
+    """Refuse a plan that no loader could run to its end. Raises PlanError if a value is out of
+    range (E-PLAN-FORMAT), or a source has fewer tokens than the stages take of it and may neither
+    wrap nor end the run (E-PLAN-SHORT)."""
     for found, expected, is_good in _ranges(plan):
         if not is_good:
             raise PlanError(
@@ -119,8 +119,8 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 
 
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
-    """Refuse a run of more steps than the flow has. Raises PlanError where it has fewer, and its
-    sources may not wrap (E-PLAN-STEPS)."""
+    """Refuse a run of more steps than the flow has. Raises PlanError if the flow has fewer steps,
+    and its sources may not wrap (E-PLAN-STEPS)."""
     if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
         return
     raise PlanError(

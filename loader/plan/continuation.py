@@ -2,9 +2,9 @@
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
 `content_hash` and `order` beside them are ours, so that counts of other data or of another order
-are refused. Counts become part of a new plan: each source goes on after the windows that were read,
-and the steps that are left are shared among its weights alone. Stages and phases stay at their
-global step. A source that only the counts know is kept as it is.
+are refused. Counts become part of a new plan: each source continues after the windows that were
+read, and only the remaining steps are shared among its weights. Stages and phases stay at their
+global step. A source that only the counts name is kept as it is.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ from loader.plan.mixture import quotas
 from loader.plan.records import Consumed, LoaderPlan, SourceData
 from loader.plan.schedule import PlanSchedule
 
-# The keys of a row of `datasets`, each with the value that it has where a row leaves it out; None
-# where no row may.
+# The keys of a row of `datasets`, each with its value if a row leaves it out; None if the key is
+# required.
 _ROW = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
 
 
@@ -28,8 +28,8 @@ def malformed(found: str, expected: str) -> StateError:
 
 
 def reading_order(plan: LoaderPlan) -> str:
-    """In which order the windows of a source are read. Blank for its own order in windows that lie
-    end to end: there a count of tokens is a position at any `seq_len`."""
+    """The order in which the windows of a source are read. Blank for its own order in windows that
+    follow each other without overlap: there a count of tokens is a position at any `seq_len`."""
     how = "shuffled in blocks" if plan.shuffle_blocks else "shuffled"
     seed = f", {how} with seed {plan.seed}" if plan.shuffles else ""
     if not seed and (plan.packing, plan.window_stride) == ("concat", "seq_len"):
@@ -39,8 +39,8 @@ def reading_order(plan: LoaderPlan) -> str:
 
 
 def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The `datasets` of a state: what the plan began with and `counts` together, sources of the
-    plan first."""
+    """The `datasets` of a state: the plan's initial counts plus `counts`, sources of the plan
+    first."""
     began = {consumed.source: consumed for consumed in plan.consumed}
     order, offsets = reading_order(plan), []
     for source in plan.sources:
@@ -57,12 +57,12 @@ def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> li
 def resume_counts(
     plan: LoaderPlan, value: object, schedule: PlanSchedule, capacities: Sequence[int]
 ) -> tuple[LoaderPlan, int]:
-    """The plan that goes on where counts (the `datasets` of a state) end, and the sequence index to
-    go on from. If the counts are a place in the plan's own stream, that is the plan itself; else it
-    is a new plan, which begins at 0. Raises StateError: not such rows, or a spec twice
-    (E-STATE-FORMAT); a spec is ambiguous or two are of one source (E-STATE-SPEC); the data or the
-    order of a source is another (E-STATE-DATA); the plan went on from counts itself (E-STATE-PLAN);
-    nothing is left to read (E-STATE-END)."""
+    """The plan that continues from counts (the `datasets` of a state), and the sequence index to
+    continue from. If the counts are a place in the plan's own stream, that is the plan itself; else
+    it is a new plan, which begins at 0. Raises StateError if the rows are malformed or name a spec
+    twice (E-STATE-FORMAT), a spec is ambiguous or two specs are of one source (E-STATE-SPEC), the
+    data or the order of a source differs (E-STATE-DATA), the plan itself continues from counts
+    (E-STATE-PLAN), or no data are left to read (E-STATE-END)."""
     if plan.consumed:
         raise StateError(
             "the plan goes on from another run's counts already",
@@ -99,12 +99,12 @@ def resume_counts(
 def without_consumed(
     plan: LoaderPlan, consumed: tuple[Consumed, ...], capacities: Sequence[int]
 ) -> LoaderPlan:
-    """The plan of the steps that are left, its later stages and phases where they were.
+    """The plan of the remaining steps; its later stages and phases stay at their steps.
 
     Everything that was read, of any source, counts as steps since the start; a begun step counts as
-    done. The stage that holds the next step keeps what is left of its length, shared among its
-    weights. A run that reads its data to their ends gets all that is left of them instead. Raises
-    StateError where nothing is left to read (E-STATE-END)."""
+    done. The stage that holds the next step keeps the rest of its length, shared among its weights.
+    A run that reads its data to their ends gets the rest of the data instead. Raises StateError if
+    no data are left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))

@@ -28,8 +28,8 @@ _Data = Path | str | TextSource  # a directory of tokens or its URL, or text
 
 
 class _Layout(NamedTuple):
-    """The keys of a source. kinds: those that say where its data are, of which it has one. hub: its
-    name, configuration and revision on the hub. needs: what the error asks for where it has none of
+    """The keys of a source. kinds: the keys that locate its data; it has one of them. hub: its
+    name, configuration and revision on the hub. needs: the remedy of the error if it has none of
     them or several."""
 
     keys: tuple[str, ...]
@@ -64,8 +64,8 @@ class ListedSource:
 
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
     """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's. Raises
-    ConfigError where a row has an unknown key, neither path nor hub name, or a weight that is not a
-    number of at least 0, and where there is no row, no weight above 0, or a name twice."""
+    ConfigError if a row has an unknown key, neither path nor hub name, or a weight that is not a
+    number of at least 0, and if there is no row, no weight above 0, or a name twice."""
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
     sources: dict[str, ListedSource] = {}
@@ -88,7 +88,7 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
 def read_mappings(
     configs: Any, weights: Any, where: str, base: Path = Path()
 ) -> tuple[ListedSource, ...]:
-    """The sources of `configs` and `weights`, which name the same sources. Raises ConfigError where
+    """The sources of `configs` and `weights`, which name the same sources. Raises ConfigError if
     they do not, a key is unknown, a source names no data or two kinds of it, or no weight is above
     0."""
     configs = tables.table(configs, f"{where}: configs")
@@ -113,7 +113,7 @@ def read_mappings(
 def _read_source(
     value: Any, layout: _Layout, where: str, base: Path
 ) -> tuple[dict[str, Any], _Data]:
-    """The keys that are set, and where the data are."""
+    """The keys that are set, and the location of the data."""
     table = tables.table(value, where)
     tables.refuse_unknown(table, layout.keys, where)
     given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
@@ -145,8 +145,8 @@ def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
 
 
 def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
-    """The plan of a run over listed sources: `steps` steps by weight, or, with 0, every source to
-    its end. Text is tokenised first. Raises as `build_plan`, and where a source has no data
+    """The plan of a run over listed sources: `steps` steps by weight, or, if `steps` is 0, every
+    source to its end. Text is tokenised first. Raises as `build_plan`, and if a source has no data
     (E-PLAN-SOURCE), or has weight 0 and is never used."""
     check_names(run.phases, [source.name for source in sources], where)
     plan_id = f"{Path(where).stem}:datasets"
@@ -196,8 +196,8 @@ def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str
 
 
 def split_dirs(directory: Path) -> tuple[Path, Path | None]:
-    """Where the train and valid shards of a source are, given its directory, that of its train
-    split, or that split's manifest."""
+    """The directories of a source's train and valid shards, given its directory, the directory of
+    its train split, or that split's manifest."""
     if directory.name == MANIFEST_NAME:
         directory = directory.parent
     if not (directory / MANIFEST_NAME).exists() and (directory / "train").is_dir():
@@ -212,8 +212,8 @@ def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def locate(directory: Path, allow_unmanifested: bool) -> Path:
-    """The directory's manifest; the directory itself where that is allowed. Raises PlanError where
-    there is none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED)."""
+    """The directory's manifest, or, if allowed, the directory itself. Raises PlanError if there is
+    none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED)."""
     if (directory / MANIFEST_NAME).exists():
         return directory / MANIFEST_NAME
     if not directory.is_dir():

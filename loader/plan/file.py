@@ -34,8 +34,8 @@ T = TypeVar("T")
 def load_plan(path: str | Path) -> LoaderPlan:
     """Read a plan and check it against the manifests it names.
 
-    Raises PlanError where it is no plan (E-PLAN-FORMAT), was changed by hand (E-PLAN-HASH), or its
-    data changed (E-PLAN-DATA) or are too short (E-PLAN-SHORT), and FormatError where a manifest is
+    Raises PlanError if it is not a plan (E-PLAN-FORMAT), was changed by hand (E-PLAN-HASH), or its
+    data changed (E-PLAN-DATA) or are too short (E-PLAN-SHORT), and FormatError if a manifest is
     missing or not valid, or a path leaves the root.
     """
     path = Path(path)
@@ -66,7 +66,7 @@ def checked_plan(value: Any, where: object, directory: Path) -> LoaderPlan:
 
 def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
     """The plan in the JSON value of a file in `directory`. Its hash, ranges and data are not
-    checked. Raises PlanError where a field is missing, unknown or of another type (E-PLAN-FORMAT).
+    checked. Raises PlanError if a field is missing, unknown or of another type (E-PLAN-FORMAT).
     """
     found = value.get("format") if isinstance(value, dict) else value
     if found != PLAN_FORMAT:

@@ -1,8 +1,8 @@
 """Mixture and flow profiles: which sources, in which stages, for how many tokens.
 
-A mixture says what a stage is made of, a flow says how long each stage is and at which temperature
-its weights are read. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id`
-and `tokens_b` of a source are read here; its other keys belong to prep. Formats: docs/formats.md.
+A mixture lists the sources of a stage; a flow sets the length of each stage and the temperature of
+its weights. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id` and
+`tokens_b` of a source are read here; its other keys belong to prep. Formats: docs/formats.md.
 """
 
 import math
@@ -27,7 +27,7 @@ _FLOW_KEYS = (
 @dataclass(frozen=True, slots=True)
 class StageSource:
     """A source of a stage and its relative weight after temperature; weights need not sum to 1.
-    `listed` is the weight before temperature, where it differs."""
+    `listed` is the weight before temperature, if it differs."""
 
     name: str
     weight: float
@@ -80,10 +80,10 @@ def resolve_stages(
     """The stages of a flow in the order pretrain, mid, long.
 
     A stage's budget is its `tokens_b_override`, else its mixture's `total_tokens_b` times the
-    flow's scale, where `tokens_b` (or `tokens_b_ratio` x `active_params_b`) sets the scale so that
+    flow's scale, and `tokens_b` (or `tokens_b_ratio` x `active_params_b`) sets the scale so that
     all stages together have that many tokens. Budgets are rounded down to whole tokens. Raises
-    ConfigError where a file, a key or a value is wrong, a name is not known, an id appears twice in
-    a mixture, or `active_params_b` is needed.
+    ConfigError if a file, a key or a value is wrong, a name is not known, an id appears twice in a
+    mixture, or `active_params_b` is needed.
     """
     flow_tables = _named(flow_profiles_toml, "flow")
     mixture_tables = _named(mixture_toml, "mixtures")
@@ -102,7 +102,7 @@ def resolve_stages(
 
 def temper(weights: Sequence[float], temperature: float) -> list[float]:
     """Weights to the power 1/T, scaled so that the largest is 1; zero stays zero, T = 1 as given.
-    Raises ConfigError where a positive weight would become zero."""
+    Raises ConfigError if a positive weight would become zero."""
     if temperature == 1:
         return list(weights)
     largest = max(weights)
@@ -130,8 +130,8 @@ def quotas(
     """Share `num_sequences` among weights by largest remainder; ties go to the earlier source.
 
     The result sums to `num_sequences` exactly; a source of weight zero gets none. owed: sequences
-    that a source gets beside its share, or fewer; one that was ahead by more than its share gets
-    none.
+    that a source gets besides its share, below 0 if it is ahead; a source that is ahead by more
+    than its share gets none.
     """
     exact, beside = [_exact(w) for w in weights], [*owed] or [Fraction(0)] * len(weights)
     while True:

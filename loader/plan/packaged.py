@@ -15,10 +15,10 @@ def packaged(package: str, folder: str) -> dict[str, Path]:
 
 
 def find_config(named: str, folder: str, base: Path, package: str, where: object) -> Path:
-    """The file of a configuration that `where` names: a path from `base` on, which need not be
-    there; or the name of one in a folder of the package. `{folder}/{name}.toml`, where a project
-    keeps a copy, is the package's as long as there is none. Raises ConfigError: there is no such
-    name (E-CONFIG-MISSING)."""
+    """The file of a configuration that `where` names: a path relative to `base`, which need not
+    exist, or the name of a file in a folder of the package. `{folder}/{name}.toml`, the path of a
+    project's own copy, is the package's file if the project has no copy. Raises ConfigError if the
+    name is unknown (E-CONFIG-MISSING)."""
     path, known = base / named, packaged(package, folder)
     spelled = {f"{folder}/{name}.toml": own for name, own in known.items()}
     if path.is_file():

@@ -20,8 +20,8 @@ _SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Weights and learning-rate scale from a step on. weights: of the sources it lists, before
-    temperature. inherit: what the others have, `original` or `zero`."""
+    """Weights and learning-rate scale from a step. weights: weights of the listed sources, before
+    temperature. inherit: weights of the other sources, `original` or `zero`."""
 
     start_step: int
     weights: Mapping[str, float]
@@ -40,7 +40,7 @@ class Segment:
 
 
 def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
-    """The phases of a run's settings: `phases`, or the two `anneal_` keys. Raises ConfigError where
+    """The phases of a run's settings: `phases`, or the two `anneal_` keys. Raises ConfigError if
     both forms are given, one `anneal_` key is alone, start steps do not rise, a learning-rate scale
     is not above 0, or a weight is not a number of at least 0."""
     sugar = {key: config[key] for key in _SUGAR_KEYS if key in config}
@@ -88,7 +88,7 @@ def cut_stage(
     stage: Stage, first: int, num_sequences: int, phases: Sequence[Phase], batch_size: int
 ) -> list[Segment]:
     """The parts of a stage, sequences `[first, first + num_sequences)` of the run. Raises
-    ConfigError where a phase leaves the stage without any weight."""
+    ConfigError if a phase leaves the stage without any weight."""
     stop = first + num_sequences
     held: dict[int, Phase | None] = {first: None}  # the phase of each part, by its start
     for phase in phases:

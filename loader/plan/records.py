@@ -45,9 +45,9 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceData:
-    """The data of a source. `manifest` is a POSIX path relative to the plan's root; a directory
-    there has no manifest and was let in by `allow_unmanifested`. `spec` says where the data came
-    from, such as `hf:bigcode/the-stack-v2`; blank means the name."""
+    """The data of a source. `manifest` is a POSIX path relative to the plan's root; if it is a
+    directory, it has no manifest and was allowed by `allow_unmanifested`. `spec` is the origin of
+    the data, such as `hf:bigcode/the-stack-v2`; blank means the name."""
 
     name: str
     manifest: str
@@ -73,7 +73,7 @@ class PlanSource(SourceData):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that the stage reads of the source."""
+        """Number of sequences that the stage reads of the source."""
         return self.quota_sequences - self.unread_sequences
 
 
@@ -89,9 +89,9 @@ class TwinData(SourceData):
 class Consumed:
     """Part of a source that another run had read before this plan began, from that run's state.
 
-    source: Its name, or its spec where the plan has no such source. sequences: windows to pass
-    over. rows, tokens: what the state counted. content_hash, order: the data and the reading order
-    (`loader.plan.continuation.reading_order`) of the counts; blank where the state does not say.
+    source: Its name, or its spec if the plan has no such source. sequences: windows to skip. rows,
+    tokens: counts of the state. content_hash, order: the data and the reading order
+    (`loader.plan.continuation.reading_order`) of the counts; blank if the state has none.
     """
 
     source: str
@@ -117,8 +117,8 @@ class MaskedTokens:
 
 @dataclass(frozen=True, slots=True)
 class PlanStage:
-    """A stretch of the stream with one set of weights. `start_step` is set where a phase or a remix
-    begins, `lr_scale` is its factor on the learning rate."""
+    """A stretch of the stream with one set of weights. `start_step` is set if a phase or a remix
+    begins there, `lr_scale` is its factor on the learning rate."""
 
     name: str
     mixture: str
@@ -140,8 +140,8 @@ class PlanStage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan(StreamSettings):
     """A checked plan. `root`, as the JSON holds it, is relative to the plan's file; `base` is the
-    same directory on this machine, and `store` where its data are read from in blocks; neither is
-    part of the plan's identity."""
+    same directory on this machine, and `store` the URL that its data are read from in blocks;
+    neither is part of the plan's identity."""
 
     plan_id: str
     tokenizer: str
@@ -163,7 +163,8 @@ class LoaderPlan(StreamSettings):
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of a window as policies and shuffles count them: those of the twin's."""
+        """Tokens of a window as policies and shuffles count them: for a twin, tokens of the twin's
+        window."""
         return self.twins[0].seq_len if self.twins else self.seq_len
 
     @property

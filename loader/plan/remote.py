@@ -1,10 +1,10 @@
 """Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
 
-Before step 0 all data of the plan are there: each manifest is committed and the one that the plan
-was built from, each shard has the size and SHA-256 of its manifest. Files come in parallel, each
-written beside its place and renamed into it, so that a killed copy is taken up again; what has been
-checked is not asked for again while its size and time stand. A store that does not answer is not
-needed where the cache holds everything; a warning says so. Needs the extra `remote`.
+Before step 0 all data of the plan are local: each manifest is committed and is the one that the
+plan was built from, each shard has the size and SHA-256 of its manifest. Files come in parallel,
+each written beside its place and renamed into it, so that a killed copy is resumed; a checked file
+is not requested again while its size and time are unchanged. If the cache holds everything, a store
+that does not answer causes only a warning. Needs the extra `remote`.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def fetch_manifests(
         found = [(parent(join(root, path)), m) for path, m in zip(sources, manifests)]
         own = len(found) - len({twin.manifest for twin in plan.twins})
         fetch(found[:own])
-        for directory, manifest in found[own:]:  # of a twin, where its documents end
+        for directory, manifest in found[own:]:  # of a twin: the ends of its documents
             in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}).encode())
@@ -121,8 +121,8 @@ def fetch_index(urls: Mapping[Path, str], manifest: Manifest, entry: ShardEntry)
 
 
 def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
-    """A directory of shards on this machine: itself, or a checked copy of a URL's, with its
-    `train` and `valid` splits where it has them. Raises as `fetch_plan`."""
+    """A directory of shards on this machine: itself, or a checked copy of a URL's, with its `train`
+    and `valid` splits if it has them. Raises as `fetch_plan`."""
     if not is_url(where):
         return Path(where)
     url = address(where).rstrip("/").removesuffix(f"/{MANIFEST_NAME}")
@@ -139,8 +139,8 @@ def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
 
 
 def _fetch_manifests(url: str, mirror: Path) -> list[str]:
-    """Copy the manifest of a directory, or those of its splits; returns the directories of both.
-    Copies of manifests that the store has no more are removed."""
+    """Copy the manifest of a directory, or the manifests of its splits; returns the directories
+    that have one. Copies of manifests that the store no longer has are removed."""
     names = ["."] if _has_manifest(url, mirror) else []
     names = names or [n for n in ("train", "valid") if _has_manifest(join(url, n), mirror / n)]
     if names in ([], ["valid"]):
@@ -184,7 +184,8 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
 
 
 def fetch_whole(url: str, local: Path) -> bool:
-    """Copy a file to its place in one step; False where there is none. Raises as `copy`."""
+    """Copy a file to its place in one step; False if the store has no such file. Raises as
+    `copy`."""
     part = _beside(local, ".part")
     if not copy(url, part):
         return False
@@ -250,7 +251,7 @@ def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -
 
 
 def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
-    """Whether the local copy was checked and is as it was then."""
+    """Whether the local copy was checked and has not changed since."""
     try:
         if local.stat().st_size not in sizes:
             return False

@@ -1,8 +1,8 @@
 """The order of a plan's sequences: which source, and which window of it, as a pure function.
 
 A plan's stages follow each other in the stream, each with the schedule its policy makes of weights
-and quotas; a source goes on from stage to stage. Any position is found without replay and nothing
-grows with the length of the run.
+and quotas; a source continues from stage to stage. Any position is found without replay, and memory
+does not grow with the length of the run.
 """
 
 import zlib
@@ -18,7 +18,7 @@ from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
-_ORDER, _EPOCH = 1, 2  # what a key of the plan's seed is for
+_ORDER, _EPOCH = 1, 2  # purpose of a key of the plan's seed
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
 SHUFFLED_TOKENS = 2**22
 
@@ -32,8 +32,8 @@ class PlanSchedule:
     """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
 
     capacities: windows that each source holds, in the order of the plan's sources. num_sequences:
-    of the split. passed: int64 [num_sources], windows of each that were read before the plan began.
-    Raises PlanError where a source holds no window, or fewer than the plan takes of it
+    sequences of the split. passed: int64 [num_sources], windows of each that were read before the
+    plan began. Raises PlanError if a source holds no window, or fewer than the plan takes of it
     (E-PLAN-SHORT).
     """
 
@@ -96,7 +96,8 @@ class PlanSchedule:
         return self.counts_before(n) * self._epochs
 
     def lr_scale(self, n: int) -> float:
-        """The learning rate's factor at sequence `n`; past the end, that of the last one."""
+        """The learning rate's factor at sequence `n`; past the end, the factor of the last
+        sequence."""
         return self._part_of(min(n, self.num_sequences - 1)).lr_scale
 
     def _part_of(self, n: int) -> Stretch:
@@ -141,7 +142,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
         )
         stop = start + stage.num_sequences
         part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
-        # What a stage takes is known: asking its schedule would open every stretch of it.
+        # The counts of a stage are known: its schedule would open every stretch to find them.
         base = base.copy()
         base[columns] += [source.num_sequences for source in stage.sources]
         if stage.is_cut and (part.counts_before(stop) != base).any():

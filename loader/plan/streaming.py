@@ -21,9 +21,9 @@ from loader.plan.schedule import SHUFFLED_TOKENS
 
 
 def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
-    """A plan whose tokens stay in the store and are read in blocks, through a cache that holds at
-    most `cache_bytes` of them. Raises as `fetch_plan`, ConfigError where windows are shuffled and
-    the cache is too small for all, and FormatError where a manifest has no blocks (E-BLOCKS)."""
+    """A plan whose tokens stay in the store and are read in blocks, through a cache of at most
+    `cache_bytes`. Raises as `fetch_plan`, ConfigError if windows are shuffled and the cache is too
+    small for all, and FormatError if a manifest has no blocks (E-BLOCKS)."""
     local, root, cache = fetch_manifests(url, cache_dir, partial(in_parallel, _fetch_blocks))
     plan = load_plan(local)
     num_bytes = sum(

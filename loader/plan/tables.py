@@ -1,4 +1,4 @@
-"""Reading TOML tables: bounded, typed, and refusing what it does not know.
+"""Reading TOML tables: bounded, typed, and refusing unknown keys.
 
 Every refusal is a ConfigError that names the file, the key, the value found and, for an unknown
 name, the nearest known one.
@@ -15,13 +15,13 @@ from loader.files.nested import MAX_DEPTH, toml_table
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
 _MAX_YAML_VALUES = 100_000  # each takes 0.7 kB while it is read
-PROJECT_FILE = "nmoe.toml"  # the run of a project that says so in one file
+PROJECT_FILE = "nmoe.toml"  # the run of a project, in one file
 _PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML file of at most 16 MiB. Raises ConfigError where it is missing
-    (E-CONFIG-MISSING), or not valid TOML (E-CONFIG)."""
+    """Parse a TOML file of at most 16 MiB. Raises ConfigError if it is missing (E-CONFIG-MISSING),
+    or not valid TOML (E-CONFIG)."""
     content = _read(path)
     try:
         return toml_table(content.decode())
@@ -30,8 +30,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Parse a YAML file of at most 16 MiB and 100,000 values, those of an alias counted wherever it
-    stands; needs the extra `yaml`. Raises ConfigError where PyYAML is not installed, the file is
+    """Parse a YAML file of at most 16 MiB and 100,000 values, with the values of an alias counted
+    at each use; needs the extra `yaml`. Raises ConfigError if PyYAML is not installed, the file is
     missing (E-CONFIG-MISSING) or no YAML mapping (E-CONFIG)."""
     try:
         import yaml
@@ -42,7 +42,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     content, sizes = _read(path), dict[int, int]()
 
     class Counted(yaml.SafeLoader):
-        """Counts values: aliases of aliases may stand for more of them than can be shown."""
+        """Counts values: aliases of aliases may expand to more values than memory holds."""
 
         num_values = depth = 0
 
@@ -81,7 +81,8 @@ def _read(path: str | Path) -> bytes:
 
 def project_dir(path: Path) -> Path:
     """Directory that relative paths in a TOML file are relative to: the nearest ancestor that holds
-    `nmoe.toml`, `workspace.yaml`, `pyproject.toml` or `.git`; without one, that of the file."""
+    `nmoe.toml`, `workspace.yaml`, `pyproject.toml` or `.git`; without one, the directory of the
+    file."""
     own = path.absolute().parent
     for directory in (own, *own.parents):
         if any((directory / mark).exists() for mark in _PROJECT_MARKS):

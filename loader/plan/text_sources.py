@@ -1,7 +1,7 @@
 """Text that a run names: a data set of a hub, or files. A plug-in tokenises it into shards.
 
 This package reads tokens only. A plug-in is an entry point of the group `nmoe_loader.text_sources`,
-a function that takes what `tokenised` takes; the package `nmoe-data` brings one.
+a function with the arguments of `tokenised`; the package `nmoe-data` provides one.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,12 @@ class TextSource:
 
 
 def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
-    """The directory of a source's shards, with `train/` and, of files for validation, `valid/`.
+    """The directory of a source's shards, with `train/` and, if there are files for validation,
+    `valid/`.
 
-    The plug-in makes it in `run.cache_dir` where it is not there yet, with the run's tokenizer.
-    Raises ConfigError where `cache_dir` or the tokenizer is missing, or no plug-in is installed,
-    and NmoeError where the plug-in cannot read or tokenise the text.
+    The plug-in makes it in `run.cache_dir`, with the run's tokenizer, if it does not exist yet.
+    Raises ConfigError if `cache_dir` or the tokenizer is missing, or no plug-in is installed, and
+    NmoeError if the plug-in cannot read or tokenise the text.
     """
     where = f"source {name!r}"
     if run.cache_dir is None:

@@ -32,7 +32,7 @@ class HeldBuffers:
             if count(buffers[i]) == _UNHELD:
                 return buffers[i]
         made = self._make()
-        # Beyond that many held at once the caller collects batches, and fresh ones cost no more.
+        # If the caller holds more than that, it collects batches, and fresh buffers cost the same.
         if len(buffers) < MAX_BUFFERS and _COUNTS_ARE_EXACT:
             buffers.append(made)
         return made
@@ -59,7 +59,7 @@ def check_pinning() -> None:
 
 
 def _is_counted() -> bool:
-    """Whether reference counts say who holds an array: on CPython with its global lock."""
+    """Whether reference counts tell if an array is in use: on CPython with its global lock."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     probe = [np.empty(1)]

@@ -1,4 +1,4 @@
-"""What the processes of Python that this one starts may import."""
+"""Import paths of the Python processes that this one starts."""
 
 import os
 import threading

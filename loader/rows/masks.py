@@ -1,4 +1,4 @@
-"""What a plan masks: spans of tokens on the axis of positions, found by bisection."""
+"""The tokens that a plan masks: spans on the axis of positions, found by bisection."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ _CHUNK = 1 << 20
 
 
 class Masks:
-    """Masked tokens of a plan's sources, whose manifests lie end to end in this order, and the
-    token that is put in their place. Raises PlanError where a manifest has no such file, or the
-    file fewer tokens (E-PLAN-FORMAT)."""
+    """Masked tokens of a plan's sources, whose manifests follow each other in this order, and the
+    token that replaces them. Raises PlanError if a manifest has no such file, or the file fewer
+    tokens (E-PLAN-FORMAT)."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Masks:
         return self._sums[i] - np.maximum(0, ends[i] - positions)
 
     def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
-        """Mask one row. Its tokens lie in `pieces` of its source: (position, length)."""
+        """Mask one row. Its tokens are in `pieces` of its source: (position, length)."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)
@@ -74,12 +74,12 @@ class Masks:
 
 
 class MaskedCounts:
-    """Masked targets before a position, by source: counted on from the last place that was asked
-    for, some 10 million windows per second.
+    """Masked targets before a position, by source: counted from the last requested position, some
+    10 million windows per second.
 
     runs: start and end of runs of targets in windows of a source: int64 `[n]` each, on the axis
-    without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: where
-    sources start on the axis, and their end.
+    without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: starts of
+    the sources on the axis, and their end.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class MaskedCounts:
     ) -> None:
         self._masks, self._runs, self._order, self._passed = masks, runs, order, passed
         self._spans = list(pairwise(source_starts.tolist()))
-        self._last = [(0, 0)] * len(passed)  # windows of each source, and what they hold
+        self._last = [(0, 0)] * len(passed)  # windows of each source, and their masked targets
 
     def before(self, counts: Sequence[int]) -> list[int]:
-        """In the first `counts[i]` windows that the run reads of each source i."""
+        """Masked targets in the first `counts[i]` windows that the run reads of each source i."""
         for source, (count, passed) in enumerate(zip(counts, self._passed)):
             start, found = self._last[source] if self._last[source][0] <= count else (0, 0)
             for a, b in pairwise([*range(start, count, _CHUNK), count]):
@@ -106,7 +106,7 @@ class MaskedCounts:
         return [found for _, found in self._last]
 
     def _up_to(self, source: int, positions: np.ndarray) -> np.ndarray:
-        """Masked tokens of a source before positions that may lie behind its end: it wraps."""
+        """Masked tokens of a source before positions; a position past the source's end wraps."""
         start, end = self._spans[source]
         first, total = self._masks.before(np.array([start, end]))
         rounds, places = np.divmod(positions - start, end - start)

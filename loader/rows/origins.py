@@ -1,7 +1,7 @@
-"""From a sequence of the stream back to the documents it is made of, and from a document forward.
+"""From a sequence of the stream back to its documents, and from a document to its sequences.
 
-The same positions that rows are copied from, joined with the index files: no token is looked at and
-nothing is replayed. Both are pure functions of the plan, as the stream is.
+Joins the positions that rows are copied from with the index files: no token is read and no step is
+replayed. Both are pure functions of the plan, as the stream is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,8 +19,8 @@ class Origin(NamedTuple):
     """A document, or a part of one, in the inputs of a row.
 
     path: the token file. document: number of the document in that file. start, end: its tokens
-    there, end exclusive and past the EOS. first, stop: those of them that are in the row.
-    row_start: place of the first of these in the row.
+    there, end exclusive and past the EOS. first, stop: the tokens of them that are in the row.
+    row_start: place of `first` in the row.
     """
 
     path: Path
@@ -42,9 +42,8 @@ class RowOrigins(NamedTuple):
 
 
 def origins(stream: Stream, n: int) -> RowOrigins:
-    """The documents of global sequence `n`, in the order of its tokens. Raises IndexError where
-    there is no such sequence, FormatError where an index is missing or not of its file
-    (E-INDEX-...)."""
+    """The documents of global sequence `n`, in the order of its tokens. Raises IndexError if there
+    is no such sequence, FormatError if an index is missing or not of its file (E-INDEX-...)."""
     sources, windows = stream.schedule.locate(n, n + 1)
     source, window = int(sources[0]), int(windows[0])
     found, row_start, paths = [], 0, stream.files.paths()
@@ -69,8 +68,8 @@ class Place(NamedTuple):
 
 def readings(stream: Stream, places: Iterable[Place], stop: int | None = None) -> Iterator[int]:
     """Global sequences, of the first `stop`, whose inputs hold a token of any of these places,
-    ascending. Looks at the place of every sequence, some 10 million per second. Raises ValueError
-    where the stream does not read one of these files of that source."""
+    ascending. Checks every sequence, some 10 million per second. Raises ValueError if the stream
+    does not read one of these files of that source."""
     number = {path: i for i, path in enumerate(stream.files.paths())}
     spans: dict[int, list[tuple[int, int]]] = {}
     for place in places:

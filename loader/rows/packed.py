@@ -43,9 +43,9 @@ class PackedReader:
             for start, length, ends in zip(starts, lengths, is_end):
                 file = bisect_right(starts_of, start) - 1
                 offset = start - starts_of[file]
-                # With the token after it where the document goes on in another row.
+                # With the token after it if the document continues in another row.
                 tokens = tokens_of(file)[offset : offset + length + (not ends)]
-                if len(tokens) < length + (not ends):  # it goes on in the next block
+                if len(tokens) < length + (not ends):  # it continues in the next block
                     tokens = np.empty(length + (not ends), tokens.dtype)
                     self._files.copy(start, tokens)
                 row_inputs[at : at + length] = tokens[:length]
@@ -82,10 +82,10 @@ class PackedReader:
 class TokenCounts:
     """Tokens of documents before a position, by source.
 
-    Rows are summed in the order in which the run reads them, on from the last place that was asked
-    for, so a count at every step costs one step's rows. row_tokens: uint32 `[num_rows]` of each
-    source, tokens of documents in each row. order: rows of a source at places `[start, stop)` of
-    the order in which it is read. passed: rows of each source that were read before the run.
+    Rows are summed in the order in which the run reads them, from the last requested place, so a
+    count at every step costs one step's rows. row_tokens: uint32 `[num_rows]` of each source,
+    tokens of documents in each row. order: rows of a source at places `[start, stop)` of the order
+    in which it is read. passed: rows of each source that were read before the run.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TokenCounts:
     ) -> None:
         self._row_tokens, self._order, self._passed = row_tokens, order, passed
         self._totals = [int(tokens.sum()) for tokens in row_tokens]
-        # Of each source: an epoch, a place in it, and the tokens of the epoch before that place.
+        # For each source: an epoch, a place in it, and the tokens of the epoch before that place.
         self._last = [(0, 0, 0)] * len(row_tokens)
 
     def before(self, counts: Sequence[int]) -> list[int]:

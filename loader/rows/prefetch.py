@@ -1,7 +1,7 @@
 """Read ahead in a thread, exactly: the position is the consumer's, never the producer's.
 
 Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
-raised where the item would have been returned. The thread ends with the reader: when it is closed,
+raised when the item would have been returned. The thread ends with the reader: when it is closed,
 moved or collected. A forked process begins anew: threads do not survive a fork.
 """
 
@@ -42,11 +42,11 @@ class Prefetcher(Generic[Item]):
         return value
 
     def close(self) -> None:
-        """End the thread and forget what was read ahead. May be called again."""
+        """End the thread and drop the items read ahead. May be called again."""
         self._next = -1
         if self._thread is not None and self._end is not None:
             self._end()
-            # The producer may wait for room: take what is there until it sees the stop.
+            # The producer may wait for room: empty the queue until it sees the stop.
             while self._thread.is_alive():
                 while not self._queue.empty():
                     self._queue.get_nowait()
@@ -57,7 +57,8 @@ class Prefetcher(Generic[Item]):
         self._process = os.getpid()
         stop, self._queue = threading.Event(), queue.Queue(self._depth)
         arguments = (self._read, n, self._queue, stop)
-        # What is not closed but forgotten ends too: the thread holds neither this nor the loader.
+        # A reader that is collected without `close` ends too: the thread holds neither it nor the
+        # loader.
         self._end = weakref.finalize(self, stop.set)
         self._thread = threading.Thread(target=_produce, args=arguments, daemon=True)
         self._thread.start()
@@ -83,7 +84,7 @@ def _produce(
         result: _Result
         try:
             result = read(n), None
-        except BaseException as error:  # noqa: BLE001 - raised again in `get`, where it belongs
+        except BaseException as error:  # noqa: BLE001 - raised again in `get`
             result = None, error
         while not stop.is_set():
             try:
@@ -94,4 +95,4 @@ def _produce(
         if result[1] is not None:
             return
         n += 1
-        del result  # the queue alone holds what waits
+        del result  # only the queue holds waiting items

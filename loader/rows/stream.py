@@ -56,10 +56,10 @@ class _Ahead:
 class Stream:
     """All sequences of one split of a plan.
 
-    schedule: which source and window each sequence is. reader: what a source's windows hold. files,
+    schedule: source and window of each sequence. reader: content of a source's windows. files,
     index: all tokens, and all documents. capacities: windows that each source holds. Raises
-    PlanError where the split has no source (E-PLAN-VALID), one is too short for a window
-    (E-PLAN-SHORT), or its data are not the plan's, and FormatError where a manifest or shard is
+    PlanError if the split has no source (E-PLAN-VALID), one is too short for a window
+    (E-PLAN-SHORT), or its data are not the plan's, and FormatError if a manifest or shard is
     missing, malformed or of another size.
     """
 
@@ -113,8 +113,9 @@ class Stream:
         self._following = -1, self._ahead.rows  # the batch up to which blocks are known to be next
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
-        """Shape of what `read` fills: `[2, num_rows, seq_len]`, inputs and targets, or, where that
-        is not asked for and rows are not packed, `[num_rows, seq_len + 1]`, where they overlap."""
+        """Shape of the array that `read` fills: `[2, num_rows, seq_len]`, inputs and targets; if
+        not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which they
+        overlap."""
         if self.is_packed or self._masks is not None or contiguous:
             return (2, num_rows, self._seq_len)
         return (num_rows, self._seq_len + 1)
@@ -138,7 +139,7 @@ class Stream:
         return ahead.sources[batch], ahead.windows[batch]
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
-        """Documents of each row: int64 `[num_documents, 2]`; None where a file has no index."""
+        """Documents of each row: int64 `[num_documents, 2]`; None if a file has no index."""
         return self.reader.spans(sources, windows) if self.index.is_known else None
 
     def tokens_before(self, n: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Concatenate and cut: windows of `seq_len + 1` tokens, copied in runs.
 
-Window w of a source is the tokens from `w * stride` on. The rows of a batch that continue one
-another in one file are one run and cost one strided copy that widens on the way; a row alone costs
-one copy, as does a row over a file end. Copies are planned for many batches at once.
+Window w of a source starts at token `w * stride`. Rows of a batch that continue one another in one
+file are one run and cost one strided copy that also widens the type; a single row costs one copy,
+as does a row across a file end. Copies are planned for many batches at once.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from loader.files.tokens import TokenFiles, past_end
 class CopyPlan:
     """Copies of several batches, sorted by batch.
 
-    rows: intp [num_rows], row in its batch of each copied window. first: where each copy's rows
-    start in `rows`, and their end. files, offsets: file and token offset in it, or -1 and position
-    for a row over a file end. batches: where each batch's copies start, and their end.
+    rows: intp [num_rows], row in its batch of each copied window. first: start of each copy's rows
+    in `rows`, and their end. files, offsets: file and token offset in it, or -1 and position for a
+    row across a file end. batches: start of each batch's copies, and their end.
     """
 
     rows: np.ndarray
@@ -48,7 +48,7 @@ class WindowReader:
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> CopyPlan:
         """Plan the copies of several batches: int64 `[num_batches, num_rows]` each. Raises
-        PlanError where a window lies past the end of its source (E-PLAN-SHORT)."""
+        PlanError if a window is past the end of its source (E-PLAN-SHORT)."""
         num_batches, num_rows = sources.shape
         starts, width = self._files.file_starts, self._width
         positions = self.positions(sources, windows).ravel()
@@ -87,20 +87,20 @@ class WindowReader:
         return tuple(found)
 
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position and length of what some windows read, up to the end of their source where they
-        wrap: int64 `[n]` each."""
+        """Position and length of the tokens that some windows read, up to the end of their source
+        if they wrap: int64 `[n]` each."""
         starts, ends = self.positions(sources, windows), self._files.source_starts[sources + 1]
         return starts, np.minimum(self._width, ends - starts)
 
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of the targets of some windows, past the end of their source where they
-        wrap: int64 `[n]` each."""
+        """Start and end of the targets of some windows, past the end of their source if they wrap:
+        int64 `[n]` each."""
         starts = self.positions(np.full(len(windows), source), windows) + 1
         return starts, starts + self._width - 1
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """Position and length of each run of tokens in the inputs of a row: one, or more where the
-        row wraps."""
+        """Position and length of each run of tokens in the inputs of a row: one, or more if the row
+        wraps."""
         position = int(self.positions(np.array([source]), np.array([window]))[0])
         return self._files.pieces(position, self._width - 1)
 
@@ -113,7 +113,8 @@ class WindowReader:
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
             ends = starts + self._width - 1
-            # What a row that wraps takes from the source's start on, once or more often.
+            # The part of a wrapping row that starts again at the source's start, once or more
+            # often.
             beyond = ends - end
             return overlap(starts, ends) | (beyond > least - first)
 

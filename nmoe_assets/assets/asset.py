@@ -33,17 +33,17 @@ class Asset:
         group: Its group in the lineage.
         stage: The part of the pipeline, shown as a tag.
         kind: What its output is, shown as a badge.
-        text: Its description; `facts` adds what the metadata of its page means.
+        text: Its description; `facts` adds explanations of its page's metadata.
         facts: Names of the facts to explain.
         version: Version of its code and of the settings that it reads.
         deps: Its inputs.
         leads_to: Keys of the assets that read it.
-        rows: Columns of its rows, with those they are made from.
+        rows: Columns of its rows, with the columns they are made from.
         pool: The pool that its step holds.
         partitions: None for an unpartitioned asset.
-        max_age_days: When it is shown as overdue; None for never.
+        max_age_days: Age in days at which it is shown as overdue; None for never.
         checks: Names of the checks of its own step.
-        check: Their function, as `Checks` takes it.
+        check: Function of the checks; see `Checks.check`.
     """
 
     run: Run

@@ -50,13 +50,13 @@ def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
 
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:
-    """Keys of the attributes of a source, those of all sources among them."""
+    """Keys of the attributes of a source, with the attributes that all sources share."""
     copies = [DUPLICATES] if "duplicates" in attribute_names(run) else []
     return [*([source, "attributes", name] for name in shard_attribute_names(run)), *copies]
 
 
 def selection_names(run: Run) -> tuple[str, ...]:
-    """The name of the selection's asset, where the run has one."""
+    """The name of the selection's asset, if the run has one."""
     return () if run.config.curation.where is None else ("selection",)
 
 
@@ -66,7 +66,7 @@ def _selections(run: Run, sources: list[str]) -> list[list[str]]:
 
 
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
-    """Copies among all documents, where the run looks for them."""
+    """Copies among all documents, if the run looks for them."""
     names = [source.name for source in sources]
     if "duplicates" not in attribute_names(run):
         return []
@@ -91,7 +91,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
 
 
 def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
-    """What `[curation] where` says of each document, where the run has it."""
+    """The result of `[curation] where` for each document, if the run sets it."""
     if not selection_names(run):
         return []
     name = source.name

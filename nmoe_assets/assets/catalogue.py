@@ -150,13 +150,13 @@ ORDER_FACTS = (
 
 
 def described(text: str, *facts: str) -> str:
-    """A description in Markdown: what the asset is, and what its metadata means."""
+    """A description in Markdown: the asset, and the meaning of its metadata."""
     meanings = (f"- `{fact.replace(', ', '`, `')}`: {_MEANINGS[fact]}" for fact in facts)
     return "\n".join((text, "", *meanings))
 
 
 def curated_group(source: str) -> str:
-    """The group of what follows a source's scores.
+    """The group of the assets after a source's scores.
 
     A source's own group ends where labels begin, so that the graph of groups reads one way:
     sources, `hydra`, curated sources, `mixture`.
@@ -165,7 +165,8 @@ def curated_group(source: str) -> str:
 
 
 def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[str, Any]:
-    """Definition metadata of an asset: the schema of its rows, and links to where it is read.
+    """Definition metadata of an asset: the schema of its rows, and links to the assets that read
+    it.
 
     A column's description names the column it is made from: only Dagster+ draws column lineage.
     """
@@ -218,7 +219,7 @@ def _four_figures(value: float) -> float:
 def table(
     rows: Sequence[Mapping[str, str | int | float]], name: str = "sample"
 ) -> dict[str, dg.TableMetadataValue]:
-    """Rows as a table under a name, or nothing where there are none."""
+    """Rows as a table under a name; empty if there are no rows."""
     if not rows:
         return {}
     columns = [dg.TableColumn(column, _TYPES[type(value)]) for column, value in rows[0].items()]

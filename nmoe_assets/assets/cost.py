@@ -1,4 +1,4 @@
-"""Cost of work: wall seconds, processor seconds, and money where a price is set."""
+"""Cost of work: wall seconds, processor seconds, and money if a price is set."""
 
 import os
 import time
@@ -12,9 +12,9 @@ class Cost:
     """Cost of a piece of work.
 
     Attributes:
-        seconds: Of the clock.
+        seconds: Wall time.
         cpu_seconds: Processor time of this process and of its children that have ended.
-        machine_share: What part of the machine it had, where other work ran beside it.
+        machine_share: Its part of the machine, if other work ran beside it.
     """
 
     seconds: float

@@ -89,7 +89,7 @@ def _rule(run: Run) -> str:
 
 
 def seen_names(run: Run) -> tuple[str, ...]:
-    """The name of the asset of indexes, where the run has it."""
+    """The name of the asset of indexes, if the run has it."""
     return ("seen_index",) if run.config.seen.index else ()
 
 
@@ -163,9 +163,9 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
-    """The loader plan. It is the first asset after all sources, so its page compares them and has
-    the account of the run; what cannot be read for that, such as data that lie elsewhere by now,
-    stops no plan."""
+    """The loader plan. It is the first asset after all sources, so its page compares them and shows
+    the account of the run. Data that cannot be read for the page, for example because they were
+    moved, do not stop the plan."""
     from loader.plan.file import load_plan
     from nmoe_core.report.columns import signals_picture
     from nmoe_core.report.corpus import UNREADABLE

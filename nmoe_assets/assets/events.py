@@ -1,9 +1,9 @@
 """How the result of a task becomes events of Dagster: `Result` -> `Attempt` -> `PartitionResult`.
 
 Dagster gives all partitions of a run one data version. Here each partition gets its own, by an
-event that takes the place of Dagster's: one whose bytes did not change keeps its version, and
-nothing that depends on it goes stale. Where some partitions of a run fail, the good ones are logged
-and checked and the run fails, so a backfill shows exactly the bad ones.
+event that replaces Dagster's: a partition whose bytes did not change keeps its version, and the
+assets that depend on it do not become stale. If some partitions of a run fail, the good ones are
+logged and checked and the run fails, so a backfill shows exactly the bad ones.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from nmoe_core.tasks.shards import Attempt
 # Another run that writes the same output is waited for: it leaves the output current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
-# Facts that count work; where all of those given are 0 or False, the output was there already.
+# Facts that count work; if all of them that are given are 0 or False, the output existed already.
 _WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
 _RATES = ("documents", "documents_tokenized", "tokens", *_WORK[:3])
 Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
@@ -43,7 +43,7 @@ class PartitionResult:
 
 
 def shown_picture(markdown: str) -> dg.MarkdownMetadataValue:
-    """A picture for the UI, which shows pixels as they are: at 800 of them in width."""
+    """A picture for the UI, which does not scale it: 800 pixels wide."""
     from nmoe_core.plots import half_size
 
     return dg.MetadataValue.md(half_size(markdown))
@@ -94,9 +94,8 @@ def materialize_partitions(
         show: More metadata of a partition, such as pictures and samples.
 
     Raises:
-        dg.Failure: Some partitions failed; those that did not are materialised. Or as
-            `require_partitions`.
-        dg.RetryRequested: Others are being written by another run.
+        dg.Failure: Some partitions failed; the others are materialised. Or as `require_partitions`.
+        dg.RetryRequested: Another run is writing some of the partitions.
     """
     require_partitions(context)
     forget_tagged(context, checks.run, checks.asset, context.partition_keys)
@@ -108,7 +107,7 @@ def materialize_partitions(
                 outcome.add(key, attempt, show)
                 if key in outcome.failed:
                     context.log.error(f"partition {key}: {outcome.failed[key]}")
-    except BaseException:  # such as Terminate: the finished partitions are logged all the same
+    except BaseException:  # such as Terminate: the finished partitions are logged anyway
         made = outcome.results(whole_run.read())
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
@@ -163,7 +162,7 @@ class _Outcome:
             self.failed[key] = told(error)
 
     def results(self, cost: Cost, *, worked_only: bool = False) -> dict[str, PartitionResult]:
-        """The finished partitions, each with its share of what the whole run cost."""
+        """The finished partitions, each with its share of the cost of the whole run."""
         spent_s = sum(attempt.seconds for attempt, _, _ in self.finished.values())
         share = min(1.0, cost.seconds / spent_s) if spent_s else 1.0
         made = {}
@@ -199,7 +198,7 @@ def log_partitions(
         context: The asset's context.
         inputs: Read before the work began.
         made: By partition key.
-        seen: Versions of external inputs as this run saw them; recorded where they are new.
+        seen: Versions of external inputs as this run saw them; recorded if they are new.
     """
     for external, version in (seen or {}).items():
         _log_external(context, external, version)

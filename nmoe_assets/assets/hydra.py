@@ -24,7 +24,7 @@ HEADS = ("probe_head", "judge_head")
 
 
 def heads(run: Run) -> list[str]:
-    """The heads' assets; none where the student grades alone, or no one."""
+    """The heads' assets; none if only the student grades, or if the run has no grader."""
     return [*HEADS] * (run.config.grading.grader in ("hydra", "auto"))
 
 

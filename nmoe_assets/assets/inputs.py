@@ -20,7 +20,7 @@ def forget_tagged(
     key: Sequence[str],
     partitions: Sequence[str] = ("",),
 ) -> None:
-    """In a run with the tag `nmoe/rebuild`, remove the records of what it makes, so that current
+    """In a run with the tag `nmoe/rebuild`, remove the records of its outputs, so that current
     outputs are made again too. Raises as `forget`."""
     if context.run.tags.get(REBUILD, "") in ("", "false"):
         return
@@ -50,7 +50,7 @@ class CurrentInputs:
         self._newest = self._read()
 
     def version_tags(self, seen: Mapping[dg.AssetKey, str]) -> dict[str, str]:
-        """The tags by which Dagster later finds what was made of an input that has changed.
+        """The tags by which Dagster later finds outputs whose input has changed.
 
         Args:
             seen: Versions of external inputs as the step itself read them.
@@ -67,8 +67,8 @@ class CurrentInputs:
     def watched(self) -> Iterator[None]:
         """Tag the run if an input is made again before the block ends, whether or not it fails.
 
-        The output may then be made from the input as it was, so automation does not take it as
-        made from the new one (`nmoe_assets.automation.conditions`).
+        The output may then be made from the old input, so automation does not count it as made from
+        the new one (`nmoe_assets.automation.conditions`).
         """
         try:
             yield

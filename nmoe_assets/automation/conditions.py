@@ -1,13 +1,13 @@
 """Automation: outputs follow the content of their inputs, never the time a file was written.
 
-An asset is due when its code version or the content of an input changed, and, where `[automation]`
-says `make` for its kind, also when it was missing at the first look. It waits for inputs that are
-missing, due themselves, being made, about to be made, or did not pass a check that blocks. Inputs
-that are made by hand may be due for good, so they are taken as they are unless their last run
-failed. Readers of shards wait while a blocking check of the manifest has failed, such as one of
+An asset is due when its code version or the content of an input changed, and, if `[automation]`
+says `make` for its kind, also when it was missing at the first evaluation. It waits for inputs that
+are missing, due themselves, being made, about to be made, or did not pass a check that blocks.
+Inputs that are made by hand may stay due for ever, so they are used as they are unless their last
+run failed. Readers of shards wait while a blocking check of the manifest has failed, such as one of
 checksums. Scores do not follow heads and backbone but the calibration, which names them: scores of
-new heads and an old calibration would be refused. Dagster says what may be stale; the fingerprints
-beside the files decide.
+new heads and an old calibration would be refused. Dagster names assets that may be stale; the
+fingerprints beside the files decide.
 """
 
 import functools
@@ -52,11 +52,12 @@ _damaged = _AC.any_checks_match(_AC.check_failed(), blocking_only=True)
 
 
 def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
-    """When the asset of a key (without the mixture's prefix) is asked for; None for never.
+    """The condition that requests the asset of a key (without the mixture's prefix); None for
+    never.
 
-    A tick evaluates every node of every condition for every input, so no node stands here that
-    another one implies. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one
-    input after the other with the latter, and reads the status of each by itself.
+    A tick evaluates every node of every condition for every input, so no node here implies another
+    one. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one input after the
+    other with the latter, and reads the status of each separately.
     """
     mode = _mode(run, key[-1])
     if mode == "off":
@@ -96,15 +97,15 @@ def _not_ready(ignored: tuple[dg.AssetKey, ...]) -> Condition:
 
 @functools.cache
 def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True of an input until it is made from what changed, except its `ignored` inputs: a request
-    alone may come to nothing, and a run that is seen with new code may have been of the code
-    before."""
+    """True for an input until it is made from its changed inputs, except the `ignored` ones: a
+    request may not lead to a run, and a run that is seen with new code may have used the old
+    code."""
     changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
 
 
 def _of_other_documents(run: Run) -> Condition:
-    """True of labels until they are made from the documents as they are: heads and thresholds would
+    """True for labels until they are made from the current documents: heads and thresholds would
     refuse them, and a person starts the labels, which may cost money."""
     shards = (asset_key(run, (source.name, "shards")) for source in run_sources(run))
     changed = (_AC.asset_matches(key, _AC.data_version_changed()) for key in shards)
@@ -139,7 +140,7 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
-        # What is made later is new content of an input.
+        # An output that is made later is new content of an input.
         reason |= _AC.initial_evaluation() & _AC.missing()
     meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
     # Dagster compares the times of the two where both are new.

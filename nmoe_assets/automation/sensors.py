@@ -1,12 +1,12 @@
 """Sensors and the schedule: the runs that the daemon requests besides those for changed content.
 
 New input or a moved revision requests prep of that source; prep compares content and does no work
-where only times changed. Failed label slices are requested again, a bounded number of times and
-after ever longer waits. A notice of each failed run, one line, goes to the log and to a webhook if
-one is set.
+if only times changed. Failed label slices are requested again, a bounded number of times and after
+increasing waits. A notice of each failed run, one line, goes to the log and to a webhook if one is
+set.
 
 Dagster never runs a run key twice, so keys hold the second of the request: an input that changes
-back to former content is a change too.
+back to former content also counts as a change.
 """
 
 import json
@@ -38,7 +38,7 @@ def source_watch(
     """Prep of each source whose input changed since the tick before; the cursor holds their marks.
 
     A source without a mark may have changed before the first tick: it is prepared, which does no
-    work where it is current.
+    work if it is current.
     """
 
     @dg.sensor(
@@ -87,8 +87,8 @@ def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.R
 def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     """Failed label slices again; the cursor holds the tries of each and the time of the next.
 
-    The wait begins when the failure is seen; a time of 0 means that the last try has not been seen
-    to fail yet.
+    The wait begins when the failure is seen; a time of 0 means that the failure of the last try has
+    not been seen yet.
     """
     budget, labels = run.config.automation.label_retries, asset_key(run, ["hydra", "oracle_labels"])
 
@@ -182,7 +182,7 @@ def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:
-    """Job, run, what it was making, and the innermost error of the step that failed first."""
+    """Job, run, the assets it was making, and the innermost error of the step that failed first."""
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name

@@ -1,9 +1,9 @@
-"""The checks of one asset. `nmoe_core.tasks.checks` finds, the run's `[checks]` says how much a
-failure matters; one of level `block` stops the assets that follow in the same run.
+"""The checks of one asset. `nmoe_core.tasks.checks` computes the verdicts; the run's `[checks]`
+sets the level of a failure: `block` stops the assets that follow in the same run.
 
-An asset checks in its own step what it has just made, which costs no second process and sees the
+An asset checks its new output in its own step, which costs no second process and sees the
 partitions of its run. Manifests and the plan have steps for their checks, so that these can run
-again when nothing is made.
+again without making the asset.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.checks import Verdict, Verdicts
 
-# The other checks are of all partitions together, or of what a run made.
+# The other checks cover all partitions together, or the output of a run.
 _OF_EACH_PARTITION = frozenset({"integrity", "counts", "topic_range", "rows", "ranges", "suffixes"})
 _MOST_NAMED = 10
 
@@ -30,11 +30,11 @@ class Checks:
     """The checks of one asset.
 
     Attributes:
-        run: Says how much a failure matters.
+        run: Sets the level of a failure.
         asset: Key of the asset without the mixture's prefix.
-        names: Of the checks.
-        check: Gives all verdicts. Takes the partition keys that a run made; nothing where the asset
-            is an unpartitioned file; the result itself where the asset leaves no file.
+        names: Names of the checks.
+        check: Gives all verdicts. Takes the partition keys that a run made; no argument if the
+            asset is an unpartitioned file; the result itself if the asset writes no file.
     """
 
     run: Run
@@ -60,7 +60,7 @@ class Checks:
         ]
 
     def results(self, *made: Any) -> Iterator[dg.AssetCheckResult]:
-        """Check now what is not partitioned."""
+        """Check an unpartitioned asset now."""
         verdicts = self.check(*made)
         for name in self.names:
             yield self._result(name, verdicts[name])
@@ -70,8 +70,8 @@ class Checks:
     ) -> Iterator[dg.AssetCheckResult]:
         """Check the partitions that a run made.
 
-        A check has one verdict for all partitions: a run over others does not forget those that
-        did not pass and were not made again since.
+        A check has one verdict for all partitions: a run over other partitions keeps the failed
+        ones that were not made again since.
         """
         try:
             verdicts = self.check(made)

@@ -1,8 +1,8 @@
-"""The verdicts of a check that Dagster holds, and which of them it takes for the newest.
+"""The verdicts of a check in Dagster, and the one that Dagster takes as the newest.
 
-Dagster takes the execution whose run was created last, and only where it is about the newest
-materialisation. Of runs of one asset that overlap, that is not the one that ended last: the verdict
-of the others would not count, or would hold up the assets that follow.
+Dagster takes the execution whose run was created last, and only if it is about the newest
+materialisation. If runs of one asset overlap, that run need not be the last to end: the verdicts of
+the other runs would not count, or would block the assets that follow.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from nmoe_assets.dagster_private import CheckTarget
 
 FAILED_PARTITIONS = "failed_partitions"
 _VERDICTS = ("SUCCEEDED", "FAILED")
-_LOOK_BACK = 40  # executions of runs that overlapped, those that gave no verdict included
+_LOOK_BACK = 40  # executions of runs that overlapped, including executions without a verdict
 
 
 def failed_partitions(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> list[str]:
-    """Partitions that the verdict given last names."""
+    """Partitions that the last verdict names."""
     history = instance.event_log_storage.get_asset_check_execution_history(check, _LOOK_BACK)
     verdicts = [record for record in history if record.status.value in _VERDICTS]
     newest = max(verdicts, key=_logged_at, default=None)
@@ -52,7 +52,7 @@ def evaluation(
 def make_newest(
     instance: dg.DagsterInstance, run_id: str, results: Iterable[dg.AssetCheckResult]
 ) -> None:
-    """Give a run's verdicts once more where the check has an execution of a run created later."""
+    """Report a run's verdicts again if the check has an execution of a run created later."""
     for result in results:
         verdict = evaluation(result)
         history = instance.event_log_storage.get_asset_check_execution_history(

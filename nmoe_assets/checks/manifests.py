@@ -1,4 +1,4 @@
-"""Checks that are steps of their own: those of all manifests and of the loader plan."""
+"""Checks with their own steps: the checks of all manifests and of the loader plan."""
 
 import dagster as dg
 

@@ -1,4 +1,4 @@
-"""A run that is told to stop, by Terminate or by a signal, stops at a safe point."""
+"""A run that receives Terminate or a signal stops at a safe point."""
 
 import os
 import signal
@@ -28,11 +28,11 @@ def keep_ignored() -> None:
 
 @contextmanager
 def interrupts_since() -> Iterator[Callable[[], None]]:
-    """Give a call that raises if the process was told to stop since the block began.
+    """Give a function that raises if the process was told to stop since the block began.
 
-    A run that is executed in process holds interrupts back while Dagster does its own work, and
-    forgets at its end those that came after its last step. So the run that executes it makes this
-    call afterwards. The call raises ToldToStop: SIGINT or SIGTERM came.
+    A run that is executed in process delays interrupts while Dagster does its own work, and drops
+    at its end the interrupts that came after its last step. So the code that executes the run calls
+    this function afterwards. It raises ToldToStop if SIGINT or SIGTERM came.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # only the main thread gets signals

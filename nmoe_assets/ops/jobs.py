@@ -94,7 +94,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
 
 
 def verify_job(run: Run, sources: list[SourcePlan]):  # as `TaskJob.definition`
-    """`verify`: the checks of every manifest and of the plan again, making nothing."""
+    """`verify`: runs the checks of every manifest and of the plan again, without making assets."""
     keys = [(s.name, name) for s in sources for name in ("manifest", "curated_manifest")]
     keys += [(s.name, "valid_manifest") for s in sources if s.has_valid]
     keys.append(("mixture", "loader_plan"))

@@ -30,7 +30,7 @@ _WRAPPERS = ("DagsterExecutionStepExecutionError", "RetryRequestedFromPolicy")
 def pipeline_job(
     run: Run, jobs: list[TaskJob], definitions: Callable[[], dg.Definitions]
 ) -> dg.JobDefinition:
-    """The job over all tasks; `definitions` has theirs by the time that a run begins."""
+    """The job over all tasks; `definitions` holds their jobs by the time that a run begins."""
     steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
 
     @dg.op(name=named(run, "run_pipeline"), out=dg.Out(dg.Nothing))
@@ -108,8 +108,8 @@ def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
 
 
 def step_error(event: dg.DagsterEvent) -> str:
-    """The error that a failed step ended with, in one line, without the path of its class. What it
-    was caused by is for the log of the run."""
+    """The error that a failed step ended with, in one line, without the path of its class. Its
+    cause is in the log of the run."""
     error = event.step_failure_data.error
     while error is not None and error.cls_name in _WRAPPERS and error.cause is not None:
         error = error.cause

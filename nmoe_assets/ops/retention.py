@@ -3,7 +3,7 @@
 Dagster keeps a materialisation in the events of its run: to delete the run is to lose it. A run is
 kept if it is young, among the last of its job, or if a current asset depends on it:
 
-* it made the version of an asset or partition that was current at the cutoff, or a later one;
+* it made the version of an asset or partition that was current at the cutoff, or a later version;
 * it made an input of such a version: Dagster finds staleness by comparing the two;
 * it is the last attempt of a partition that failed, or the last execution of a check.
 """
@@ -27,7 +27,7 @@ JOB_NAME = "retention"
 
 
 class RetentionConfig(dg.Config):
-    """Run config: days that a run is kept, runs that a job keeps; `dry_run` only tells."""
+    """Run config: days that a run is kept, runs that a job keeps; `dry_run` only reports."""
 
     keep_days: int = 30
     keep_last: int = 20
@@ -89,7 +89,7 @@ def retention_job(
 
 
 def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
-    """The job by `[retention] cron`; no schedule where that is empty."""
+    """The job by `[retention] cron`; no schedule if that is empty."""
     table = run.config.retention
     if not table.cron:
         return []
@@ -110,13 +110,13 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
 def deletable_runs(
     instance: dg.DagsterInstance, before: datetime, keep_last: int, checks: list[dg.AssetCheckKey]
 ) -> tuple[list[dg.DagsterRun], dict[str, int]]:
-    """Finished runs to delete, and how many of the old ones stay for which reason.
+    """Finished runs to delete, and the number of old runs that stay, by reason.
 
     Args:
-        instance: Whose runs.
+        instance: The instance of the runs.
         before: Runs that were updated later stay.
         keep_last: Runs of each job that stay, whatever their age.
-        checks: Whose last executions stay.
+        checks: The checks whose last executions stay.
     """
     finished = dg.RunsFilter(statuses=_FINISHED, updated_before=before)
     old = [record.dagster_run for record in instance.get_run_records(finished)]

@@ -239,8 +239,8 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     """Write `merged/noise_{split}.json` over the sample of all shards; None if there is none.
 
     `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
-    the two aggregates, `ceiling` its root; both are None where undefined. The fields of the kind
-    with the lowest reliability stand beside `kinds` too. Raises as `checked_digest`.
+    the two aggregates, `ceiling` its root; both are None if undefined. The fields of the kind with
+    the lowest reliability stand beside `kinds` too. Raises as `checked_digest`.
     """
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}

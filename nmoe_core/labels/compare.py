@@ -57,7 +57,7 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
 
 
 def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Lin's concordance, which for grades is kappa with quadratic weights; None where both are one
+    """Lin's concordance, which for grades is kappa with quadratic weights; None if both are one
     value. scikit-learn's kappa is equal, but takes a millisecond, and each interval needs 200."""
     expected = a.var() + b.var() + (a.mean() - b.mean()) ** 2
     return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None

@@ -232,7 +232,7 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One label shard; counts are None where they are not known yet.
+    """One label shard; counts are None if they are not known yet.
 
     DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: neither;
     after a kill, `labelled` says how far the shard came.

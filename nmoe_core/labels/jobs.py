@@ -34,7 +34,7 @@ class LabelJob(NamedTuple):
 def slice_jobs(
     run: Run, sources: Sequence[str], keys: Sequence[str] | None = None
 ) -> Iterator[LabelJob]:
-    """The documents of slices, by default of all, and where their labels belong; ConfigError where
+    """The documents of slices, by default of all, and where their labels belong; ConfigError if
     there is no such slice."""
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
     for key in keys or ():

@@ -69,7 +69,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
     """List the documents of one source in `slices/sources/{source}/docids_{split}.jsonl`.
 
     Returns the digest of the summary; facts: documents of each split, and whether they `changed`.
-    Raises FormatError where the source has no committed manifest, or an index does not match it.
+    Raises FormatError if the source has no committed manifest, or an index does not match it.
     """
     manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
     summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())

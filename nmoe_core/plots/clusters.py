@@ -202,7 +202,7 @@ def k_plot(calibration: Mapping[str, Any]) -> bytes:
 
     Args:
         calibration: As `nmoe curate calibrate-k` writes it: `results` with `k`, `silhouette` and
-            `reachable`; the recommended `within_5pct` and `reachable`, None where there is none.
+            `reachable`; the recommended `within_5pct` and `reachable`, None if there is none.
     """
 
     def draw(figure: Figure) -> None:

@@ -2,7 +2,7 @@
 
 Files are found and the first block of each source is tokenised here, which gives tokens per byte
 and this machine's rate; a hub dataset is not asked, so a plan needs no network. Every figure is an
-estimate except the quotas, and None where it would be a guess.
+estimate except the quotas, and None if it would be a guess.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class _Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSplit:
-    """One split that would be prepared; None where a figure is not known."""
+    """One split that would be prepared; None if a figure is not known."""
 
     source: str
     split: str

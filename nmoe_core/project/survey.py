@@ -1,7 +1,7 @@
 """What the sources of a new project hold, as far as each can be read in a few seconds.
 
 Up to 64 MB of text of a source is read and up to 400 of its documents are tokenised; what goes on
-beyond that is estimated by its size as stored. Every figure is None where it would be a guess.
+beyond that is estimated by its size as stored. Every figure is None if it would be a guess.
 """
 
 import importlib.util

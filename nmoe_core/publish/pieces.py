@@ -46,7 +46,7 @@ def is_plan(path: Path) -> bool:
 
 def pieces_of(path: Path) -> list[Piece]:
     """The files of a plan, of a manifest, or of the manifest in a directory, in the order of their
-    commits. Raises as `load_plan` and `load_manifest`, and FormatError where a file is missing
+    commits. Raises as `load_plan` and `load_manifest`, and FormatError if a file is missing
     (E-SHARD-MISSING)."""
     path = path / MANIFEST_NAME if path.is_dir() else path
     if not is_plan(path):

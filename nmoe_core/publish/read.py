@@ -92,7 +92,7 @@ class Opened:
 @contextmanager
 def opened(where: str) -> Iterator[Opened]:
     """Open a manifest, the directory that holds one, or a plan. Raises as `load_manifest` and
-    `load_plan`, and PlanError where the store does not answer (E-STORE)."""
+    `load_plan`, and PlanError if the store does not answer (E-STORE)."""
     if not is_url(where):
         path = Path(where)
         yield _opened(_manifest_in(path) if path.is_dir() else path, where)

@@ -63,15 +63,15 @@ class Hit:
     before: str
     after: str
     readings: list[Reading] | None
-    """The first of them; None where there is no plan."""
+    """The first of them; None if there is no plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a run has read of a sentence.
 
-    is_read, first_step: of all its occurrences, not only of the hits that are listed; None where
-    there is no plan. steps: how many of the plan's steps were looked at.
+    is_read, first_step: of all its occurrences, not only of the hits that are listed; None if there
+    is no plan. steps: how many of the plan's steps were looked at.
     """
 
     sentence: str

@@ -133,7 +133,7 @@ def _name(entry: ShardEntry) -> str:
 
 
 def _problem(directory: Path, entry: ShardEntry, row: dict[str, Any]) -> str | None:
-    """What is wrong with the file of a row; None where it is as it was written."""
+    """What is wrong with the file of a row; None if it is as it was written."""
     path = directory / row["suffixes"]
     if row["checksum"] != entry.checksum:
         return "of other tokens"

@@ -84,8 +84,8 @@ class HubFiles(NamedTuple):
     def tables(self, builder: Any, rows: Any, row: int, batch_rows: int) -> Iterator[Any] | None:
         """Arrow tables of at most so many rows, from a row on; none goes over the end of a file.
 
-        None where the builder reads something else than files of this commit, such as a member of
-        an archive or an address elsewhere. `rows` is its stream, which knows the types of columns.
+        None if the builder reads something else than files of this commit, such as a member of an
+        archive or an address elsewhere. `rows` is its stream, which knows the types of columns.
         """
         prefix = f"hf://datasets/{self.dataset}@{self.commit}/"
         files = [str(file) for file in (builder.config.data_files or {}).get(self.split, ())]

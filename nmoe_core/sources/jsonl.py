@@ -71,7 +71,7 @@ _MAX_DEPTH = 3  # of the objects whose fields an error names
 
 @dataclass(frozen=True, slots=True)
 class LinesBlock(Block):
-    """Whole lines of one file: their bytes, or None where the worker is to read them."""
+    """Whole lines of one file: their bytes, or None if the worker is to read them."""
 
     file: SourceFile
     payload: bytes | None = None

@@ -227,7 +227,7 @@ class Source(ABC):
         return sum(block.end.row - block.start.row for block in self.blocks())
 
     def size_bytes(self) -> int | None:
-        """Bytes that a whole pass reads; None where that is not known beforehand."""
+        """Bytes that a whole pass reads; None if that is not known beforehand."""
         return None
 
     @abstractmethod

@@ -115,7 +115,7 @@ def taken_down(tree: Tree) -> frozenset[str]:
 
 
 def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
-    """Which documents of the shard that `manifest` describes are taken down; None where none is, so
+    """Which documents of the shard that `manifest` describes are taken down; None if none is, so
     that a record changes nothing of other shards. Raises as `read_rows` and `ingest_ids`."""
     texts = taken_down(shard.tree)
     if not texts:
@@ -127,7 +127,7 @@ def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None
 
 
 def record_digest(tree: Tree, source: str) -> str | None:
-    """Digest of the texts that are taken down from a source; None where none is."""
+    """Digest of the texts that are taken down from a source; None if none is."""
     texts = sorted({row.text_sha256 for row in read_rows(tree) if row.source == source})
     return sha256_json(texts) if texts else None
 

@@ -31,7 +31,7 @@ def backbone_kind(run: Run) -> str:
 
 def make_backbone(run: Run) -> Result:
     """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way. Raises
-    CheckpointError where there is none, or it cannot be read."""
+    CheckpointError if there is none, or it cannot be read."""
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
@@ -84,7 +84,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """The run's backbone, loaded once in a process. Raises CheckpointError where there is none
+    """The run's backbone, loaded once in a process. Raises CheckpointError if there is none
     (E-CHECKPOINT-MISSING), or it cannot be read."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 

@@ -28,7 +28,7 @@ Progress = Callable[[int, int | None], None]
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
     """The splits to prepare of each source of the run, or of a stage of training; only some sources
-    have a validation split. Raises ConfigError where there is no such split or stage."""
+    have a validation split. Raises ConfigError if there is no such split or stage."""
     for name in names:
         if name not in SPLITS:
             raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
@@ -126,7 +126,7 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     """Fit thresholds on rows that grading wrote; without them, by the published rule, on the labels
-    alone. Raises CalibrationError where rows are missing, or are not those of the labels."""
+    alone. Raises CalibrationError if rows are missing, or are not those of the labels."""
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
     from nmoe_core.calibration.targets import Targets
 

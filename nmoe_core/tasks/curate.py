@@ -122,9 +122,9 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
     """Write `mixture/loader_plan.json`, with the run's remixes, unless the same plan is there.
-    Raises as `with_remixes`, and PlanError where a
-    curated source has too few tokens for the flow (E-PLAN-SHORT), or the run asks for more steps
-    than the flow has (E-PLAN-STEPS); and as `refuse_contaminated`, where the run has a limit."""
+    Raises as `with_remixes`, and PlanError if a curated source has too few tokens for the flow
+    (E-PLAN-SHORT), or the run asks for more steps than the flow has (E-PLAN-STEPS); and as
+    `refuse_contaminated`, where the run has a limit."""
     require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:

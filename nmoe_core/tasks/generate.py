@@ -81,7 +81,7 @@ class Prompts:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The named one, else the checkpoint's own, loaded with the first use. Raises ConfigError
-        where the checkpoint has none."""
+        if the checkpoint has none."""
         if self.tokenizer_name is not None:
             return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
         from nmoe_core.engine.weights.checkpoint import open_checkpoint

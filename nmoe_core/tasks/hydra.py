@@ -44,7 +44,7 @@ def label_slices(
     """Label slices named `train-00` and so on, by default all, with the run's oracle.
 
     `is_whole_budget`: `max_cost` holds for what all slices may still cost, not only for these.
-    Raises as `label_shard` and `require_budget`, and ConfigError where there is no such slice.
+    Raises as `label_shard` and `require_budget`, and ConfigError if there is no such slice.
     """
     from nmoe_core.labels.cost import require_budget
     from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs

@@ -102,7 +102,7 @@ def make_slices(run: Run, source: str) -> Result:
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
     """The slices of sources, and those of all together; by default the sources of the mixture, or
-    without one all below the data root. Raises ConfigError where there is no source."""
+    without one all below the data root. Raises ConfigError if there is no source."""
     if names is None and run.has_file:
         names = [source.name for source in run_sources(run)]
     data = run.tree.data
@@ -118,8 +118,8 @@ def source_mark(run: Run, source: SourcePlan) -> str:
 
     Reads listings alone, so it may be asked every few minutes. Local files are known by name, size
     and time of change: a mark may move although no byte did, and the prep that follows then does no
-    work. Remote files and hub data sets are known by what their store says. Raises SourceError
-    where they cannot be listed.
+    work. Remote files and hub data sets are known by what their store says. Raises SourceError if
+    they cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])

@@ -43,7 +43,7 @@ class StaleShard:
 class RegradePlan:
     """All stale shards, and what grading them would change.
 
-    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None where
+    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None if
     nothing was measured. `problem` says why nothing can be graded yet.
     """
 

@@ -37,7 +37,7 @@ _TEXT_TOKENS = 64
 
 
 def run_report(run: Run) -> dict[str, Any]:
-    """Everything the table shows, as JSON values; FormatError where a task has not run
+    """Everything the table shows, as JSON values; FormatError if a task has not run
     (E-MANIFEST-MISSING)."""
     if not run.tree.plan.is_file():
         raise FormatError(

@@ -134,8 +134,7 @@ def attribute_sources(
 
 
 def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
-    """The named sources of a run in its order, by default all; ConfigError where it has none
-    such."""
+    """The named sources of a run in its order, by default all; ConfigError if it has none such."""
     known = [source.name for source in run_sources(run)]
     unknown = sorted(set(names or ()) - set(known))
     if unknown:

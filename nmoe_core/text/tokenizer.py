@@ -35,7 +35,7 @@ class Tokenizer:
 
     Attributes:
         name: What manifests say: an encoding's name, or `tokenizer-` and part of the fingerprint.
-        bos_token_id: None where documents start with their text.
+        bos_token_id: None if documents start with their text.
 
     Raises:
         TokenizerError: The engine is not installed, does not have the tokenizer or differs from

@@ -14,8 +14,8 @@ from nmoe_core.labels.scores import QUALITY, Scale
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
     """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
 
-    `resolve` makes a path of the table absolute. Raises ConfigError where a key's environment
-    variable is not set (E-CONFIG-MISSING) or holds no key, or as the oracle.
+    `resolve` makes a path of the table absolute. Raises ConfigError if a key's environment variable
+    is not set (E-CONFIG-MISSING) or holds no key, or as the oracle.
     """
     if table.kind == "engine":
         from nmoe_core.labels.oracles.engine import EngineOracle

@@ -112,7 +112,7 @@ class HeuristicOracle:
 
 
 def refusal(text: str) -> str | None:
-    """Why a text gets no scores; None where it gets some."""
+    """Why a text gets no scores; None if it gets some."""
     if not text.strip():
         return EMPTY_TEXT
     if text_statistics.latin_share(text) < MIN_LATIN_SHARE:

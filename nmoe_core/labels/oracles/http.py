@@ -73,7 +73,7 @@ class HttpOracle(MeasuredOracle):
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; its own event loop runs while the next ones are awaited.
 
-        Raises LabelError where the server is down (E-LABEL-ORACLE-DOWN) or refuses for good
+        Raises LabelError if the server is down (E-LABEL-ORACLE-DOWN) or refuses for good
         (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
         table = self._table

@@ -63,8 +63,8 @@ P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
-    """Severity of a failed check of this name in this run. Raises ConfigError where `[checks]
-    levels` names an unknown check."""
+    """Severity of a failed check of this name in this run. Raises ConfigError if `[checks] levels`
+    names an unknown check."""
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
         known = ", ".join(LEVELS)

@@ -43,7 +43,7 @@ def suspects_of(
     plan: LoaderPlan, first_step: int, stop_step: int, sources: Sequence[str] = ()
 ) -> list[Document]:
     """Documents that the steps read: source, token file, start, end, each once, in the order of
-    reading. Raises ConfigError where a step or a source is not the plan's."""
+    reading. Raises ConfigError if a step or a source is not the plan's."""
     stream = Stream(plan, "train")
     try:
         num_steps = stream.num_sequences // plan.batch_size
@@ -157,8 +157,8 @@ class Replays:
 
     def value(self, plan: LoaderPlan, *, again: bool = False) -> float:
         """The last number that the command prints, or infinity where it is not a number; `again`
-        takes none of the runs that gave the answer before. Raises PlanError where the command fails
-        or prints no number (E-BISECT)."""
+        takes none of the runs that gave the answer before. Raises PlanError if the command fails or
+        prints no number (E-BISECT)."""
         first = self._repeat if again and (plan.plan_hash, 0) in self.asked else 0
         numbers = range(first, first + self._repeat)
         self.asked |= {(plan.plan_hash, number) for number in numbers}

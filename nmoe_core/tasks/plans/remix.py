@@ -49,7 +49,7 @@ def write_remix(
     plan: LoaderPlan, step: int, edit: Edit, output: Path, proof: Path | None = None
 ) -> dict[str, Any]:
     """Commit the plan after an edit, and before it its certificate, by default beside it; returns
-    what changes. Raises as `loader.remix`, and ConfigError where a source that was read is neither
+    what changes. Raises as `loader.remix`, and ConfigError if a source that was read is neither
     weighted nor removed."""
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:
@@ -82,7 +82,7 @@ def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -
 
 def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, str]]:
     """The plan that a run's remixes make of its first one, and for each the shares before and
-    after. Raises PlanError where one goes on from another plan (E-REMIX-CHAIN), or its certificate
+    after. Raises PlanError if one goes on from another plan (E-REMIX-CHAIN), or its certificate
     does not hold (E-REMIX-CERTIFICATE)."""
     said = {}
     for path in tree.remixes():

@@ -18,7 +18,7 @@ _MADE_BY = {"columns": "run prep", "quality": "run grade", "topics": "curate sha
 
 
 def required_where(run: Run) -> str:
-    """The run's expression; ConfigError where it has none."""
+    """The run's expression; ConfigError if it has none."""
     if run.config.curation.where is None:
         raise ConfigError(
             "curation.where is not set",

@@ -180,7 +180,7 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
     """The attributes of a document of the training split, and what `where` says of it: `keep`, the
-    clause that drops it, and a line `why`; None where the shard is not selected yet, or another
+    clause that drops it, and a line `why`; None if the shard is not selected yet, or another
     `where` was."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)

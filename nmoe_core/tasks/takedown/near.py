@@ -13,7 +13,7 @@ from nmoe_core.takedown.find import Found
 
 def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None:
     """Documents whose texts are nearly those of documents of the training split that go, by the
-    run's attribute `duplicates`; None where the run does not look for copies. A document is near to
+    run's attribute `duplicates`; None if the run does not look for copies. A document is near to
     the one that was kept of its group, so all of the group are listed, each with the estimated
     similarity to the kept one; that one has none."""
     if "duplicates" not in run.config.attributes.use:
