@@ -1,7 +1,7 @@
 """Calibration: thresholds on the deployed grader's scores of val documents (docs/calibration.md).
 
 Val is halved by the hash of each document's content: thresholds come from one half, every reported
-figure from the other. It costs one pass of the backbone over val, or none with predictions or where
+figure from the other. It costs one pass of the backbone over val, or none with predictions or if
 the student grades.
 """
 
@@ -57,11 +57,11 @@ def calibrate(
 ) -> Result:
     """Fit weights and thresholds on a grader's own scores of the val labels' documents.
 
-    Of two `graders`, each with the documents as it reads them, the better one is chosen (`choose`).
+    The better one of two `graders`, each with the documents as it reads them, is chosen (`choose`).
     Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
-    Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of each grader where
-    this call asked it, which `cost.json` keeps. `languages` gives those of documents by their ids,
-    for targets by language.
+    Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of each grader that
+    this call ran, which `cost.json` keeps. `languages` gives the languages of documents by their
+    ids, for targets by language.
 
     Raises:
         CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), scores without spread
@@ -117,11 +117,11 @@ def calibration_fingerprints(
     """Fingerprints of the thresholds that `calibrate` fits.
 
     Args:
-        labels: Those of val, and of test where there are some.
-        data_root: Where their documents lie.
+        labels: Labels of val, and of test if there are some.
+        data_root: Directory of their documents.
         graders: The fingerprints of each grader, and the tokens of a document that it reads.
-        targets: Of the thresholds.
-        languages: Of the documents by their ids, where targets are by language; else empty.
+        targets: Targets of the thresholds.
+        languages: Languages of the documents by their ids if targets are by language; else empty.
     """
     val, test = labels
     sources = sorted({*val.sources, *(test.sources if test is not None else ())})
@@ -166,7 +166,7 @@ def refit(
 def target_languages(
     targets: Targets, languages: Languages | None, doc_ids: Sequence[str]
 ) -> dict[str, str]:
-    """Those of documents, by their ids, where targets need them."""
+    """Languages of documents by their ids; empty unless targets need them."""
     if targets.target_by != "language":
         return {}
     return dict(zip(doc_ids, require_languages(languages)(doc_ids)))
@@ -175,7 +175,8 @@ def target_languages(
 def _grouping(
     targets: Targets, languages: Mapping[str, str]
 ) -> Callable[[CalibrationRows], CalibrationRows]:
-    """What names the group of each document whose targets are its own."""
+    """The function that adds the group of each document to rows, if groups have targets of their
+    own."""
     match targets.target_by:
         case "source":
             return lambda rows: replace(rows, groups=rows.sources)
@@ -189,7 +190,7 @@ def _grouping(
 def _scored(
     scorer: Scorer, corpus: Corpus, labels: Labels, test: Labels | None, costs: list[dict[str, Any]]
 ) -> Candidate:
-    """A grader's scores; appends to `costs` what a million such documents cost on this machine,
+    """A grader's scores; appends to `costs` the cost of a million such documents on this machine,
     without early exits. The summary does not hold it: equal inputs give equal bytes."""
     started, of_test = time.perf_counter(), None
     of_val = rows_from_scorer(scorer, corpus, labels)
@@ -307,7 +308,7 @@ def _fitted(
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
         "heads_digest": fit.heads_digest,
-        # A student at which nothing leaves is no part of the grader.
+        # A student that drops no document is not part of the grader.
         **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
         "fingerprints": fingerprints,
     }

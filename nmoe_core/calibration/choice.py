@@ -1,9 +1,9 @@
 """The choice between graders: `[grading] grader = "auto"` (docs/calibration.md).
 
-The half of val that thresholds are fitted on chooses: the grader wins whose aggregate has the
-higher lower bound of its rank correlation with the oracle's, the student in a tie. The other half,
-and the test slice, say how good both are. Both are compared on the same documents, and neither was
-trained on any of those.
+The half of val that thresholds are fitted on decides: the winner is the grader with the higher
+lower bound of the rank correlation between its aggregate and the oracle's, or the student in a tie.
+The other half, and the test slice, measure both. Both are compared on the same documents, and
+neither was trained on any of them.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from nmoe_core.calibration.rows import CalibrationRows
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import rounded
 
-# A grader's rows of val, and of test where that is labelled.
+# A grader's rows of val, and of test if it is labelled.
 Candidate = tuple[CalibrationRows, CalibrationRows | None]
 _NAMES = {"hydra": "probe and judge", "student": "the student"}
 
 
 class Scored(NamedTuple):
-    """What a grader gave to the labelled documents: the half of val to fit on, the half to report
-    on, and the test slice, where that is labelled."""
+    """A grader's scores of the labelled documents: the half of val to fit on, the half to report
+    on, and the test slice if it is labelled."""
 
     fit: CalibrationRows
     report: CalibrationRows
@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
-    """The graders, the best one first, and the facts of the choice: none of a single one."""
+    """The graders, the best one first, and the facts of the choice, empty for a single grader."""
     if len(candidates) == 1:
         val, test = candidates[0]
         return [Scored(*val.halves(), test)], {}
@@ -52,7 +52,7 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     tests = [test for _, test in candidates if test is not None]
     tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
     # A grader that reads less of each document takes more documents for equal. Halves by its keys
-    # do not part such documents.
+    # do not separate such documents.
     keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
 
@@ -74,7 +74,7 @@ def _lower_bound(rows: CalibrationRows) -> float:
 
 
 def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
-    """Rank correlations with the oracle, and by how much that of the chosen one is higher."""
+    """Rank correlations with the oracle, and the lead of the chosen grader."""
     oracle = graders[0].scale.aggregate(graders[0].oracle)
     scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
     figures = {

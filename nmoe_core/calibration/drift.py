@@ -1,10 +1,10 @@
-"""Drift: how far the scores of a shard lie from those of val documents of the same source.
+"""Drift: how far a shard's scores are from the scores of val documents of the same source.
 
-Thresholds hold for documents like those they were fitted on. Both are compared in ten bins of equal
-count in val: PSI, the population stability index, and KS, the largest difference of the cumulative
-shares at the bins' edges. PSI above 0.25 is commonly read as another population (Siddiqi 2006).
-Between samples of n and m documents of one population, PSI has the law of (1 / n + 1 / m) times
-chi-square with a degree of freedom less than bins; its 99.9 % quantile is taken off.
+Thresholds hold for documents like the fitted ones. Both sets of scores are compared in ten bins of
+equal count in val: PSI, the population stability index, and KS, the largest difference of the
+cumulative shares at the bins' edges. PSI above 0.25 is commonly read as another population (Siddiqi
+2006). Between samples of n and m documents of one population, PSI has the law of (1 / n + 1 / m)
+times chi-square with a degree of freedom less than bins; its 99.9 % quantile is taken off.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class ScoreDrift(NamedTuple):
 def score_bins(sources: np.ndarray, scores: np.ndarray) -> dict[str, dict[str, list[Any]]]:
     """The reference of each source with enough documents: `edges` between bins, `counts` in them.
 
-    `sources` are texts `[N]`, `scores` float `[N]`, those of early exits -1.
+    `sources` are texts `[N]`, `scores` float `[N]`, -1 for early exits.
     """
     found = {}
     for source in np.unique(sources).tolist():
@@ -51,7 +51,7 @@ def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> Score
 
 
 def _quantile(degrees: int) -> float:
-    """The 99.9 % quantile of chi-square; 0 where there is a single bin."""
+    """The 99.9 % quantile of chi-square; 0 if there is a single bin."""
     from scipy.special import chdtri
 
     return float(chdtri(degrees, 0.001)) if degrees else 0.0

@@ -2,7 +2,7 @@
 
 Files of other tools that hold only weights, `tau_drop` and `tau_keep` are read by the published
 rule: the probe's threshold is then `tau_drop`. Such files name no heads, so grading takes them only
-where the user accepts them.
+if the user accepts them.
 """
 
 import math
@@ -27,12 +27,12 @@ COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A committed calibration: scale with fitted weights, thresholds, and whose scores they fit.
+    """A committed calibration: scale with fitted weights, thresholds, and the grader that they fit.
 
-    `heads_digest`, of both heads or of the student, is empty where the file was not made from
-    scores of known ones; `grader` says which of the two; `rule` what it was made by.
-    `student_digest` is of the student that is asked before the probe, empty where none is.
-    `groups` are the thresholds of sources or languages (`target_by`) that have their own.
+    `heads_digest`, of both heads or of the student, is empty if the scores came from unknown ones;
+    `grader` says which of the two; `rule` names the rule that made the file. `student_digest` is of
+    the student that scores before the probe, empty if there is none. `groups` are the thresholds of
+    sources or languages (`target_by`) that have their own.
     """
 
     path: Path
@@ -64,8 +64,8 @@ class Calibration:
         )
 
     def decide_again(self, row: Mapping[str, Any], early_exit: bool) -> Decision | None:
-        """The decision of a grade's row by its recorded scores; None where only the judge can tell.
-        A document that failed stays dropped."""
+        """The decision of a grade's row by its recorded scores; None if only the judge can tell. A
+        document that failed stays dropped."""
         group = row["source"] if self.target_by == "source" else row.get("group")
         taus = self.of(group)
         steps = ("student_scores", taus.tau_student), ("probe_scores", taus.tau_probe)

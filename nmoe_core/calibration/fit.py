@@ -23,7 +23,7 @@ MIN_GROUP = 40  # documents of a half of val
 
 
 class _AllAlikeError(CalibrationError):
-    """Some scores of the documents are all alike, so that no threshold parts them."""
+    """Some scores of the documents are all alike, so no threshold can separate them."""
 
     code = "E-CALIBRATION-CONSTANT"
 
@@ -36,8 +36,8 @@ class Point(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What one half of val gives: the scale with its weights, what those come from, and the
-    thresholds, those of `groups` and of documents of no group."""
+    """The fit on one half of val: the scale with its weights, the origin of the weights, and the
+    thresholds of `groups` and of documents in no group."""
 
     scale: Scale
     weights_source: str
@@ -65,8 +65,8 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     """Fit weights and thresholds on a half of val; raises as `summarise`.
 
     A group of `MIN_GROUP` documents or more has thresholds of its own; the other documents share
-    theirs, and drop nothing where they are too few. Each bound gets an equal part of the error, so
-    that the bound of all holds too.
+    thresholds, which drop none of them if they are too few. Each bound gets an equal part of the
+    error, so that the bound over all groups holds too.
     """
     proof = fit.held_out()
     scale, is_uniform = fit.scale, len(set(fit.scale.weights)) == 1

@@ -62,7 +62,8 @@ def read_graded(directory: Path) -> Graded:
     """The grading of a directory, its rows compared with the SHA-256 that the summary names.
 
     Summaries of older versions name none; their rows are not compared. Raises FormatError: as
-    `read_grading_summary`; the rows are missing or not those that were committed (E-GRADE-CHANGED).
+    `read_grading_summary`; the rows are missing or differ from the committed ones
+    (E-GRADE-CHANGED).
     """
     summary, path = read_grading_summary(directory), directory / SCORES_NAME
     found = sha256_file(path) if path.is_file() else "no file"
@@ -73,8 +74,8 @@ def read_graded(directory: Path) -> Graded:
 
 
 def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None:
-    """The result of a grading that is made from these already, after what a killed one left beside
-    it is removed. None: it is to be made, as also where its rows were edited since."""
+    """The result of a grading that was made from these inputs, after removing leftovers of a killed
+    one. None if it must be made: there is none, or its rows were edited since."""
     if not is_current(directory / SUMMARY_NAME, fingerprints):
         return None
     try:
@@ -106,10 +107,10 @@ def scored_by(row: Row, judge: str) -> str:
 class PartialRows:
     """Rows of an unfinished grading; a context manager that holds their file open.
 
-    The note beside them says what they are made from, how many bytes were appended (whole buffers
-    of documents that ran together) and their SHA-256. After a kill, bytes behind those are cut off;
-    rows that were damaged meanwhile or made from other `fingerprints` are graded again. The caller
-    holds the lock of `out_dir`.
+    The note beside them names the inputs they are made from, how many bytes were appended (whole
+    buffers of documents that ran together) and their SHA-256. After a kill, later bytes are cut
+    off; rows that were damaged meanwhile or made from other `fingerprints` are graded again. The
+    caller holds the lock of `out_dir`.
     """
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:

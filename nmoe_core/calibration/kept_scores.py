@@ -1,7 +1,7 @@
-"""Scores of labelled documents that a calibration keeps, so that other targets need no grader.
+"""Scores of labelled documents that a calibration keeps, so that new targets need no grader.
 
-The file lies beside the calibration. It only saves work: one that is missing, damaged or of other
-inputs is ignored, and the documents are scored again.
+The file is beside the calibration. It only saves work: if it is missing, damaged or of other
+inputs, it is ignored and the documents are scored again.
 """
 
 import io

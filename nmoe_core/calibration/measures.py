@@ -42,7 +42,7 @@ class Aggregates(NamedTuple):
 
     @classmethod
     def of(cls, rows: CalibrationRows, scale: Scale) -> Aggregates:
-        """Of rows, by the weights of a scale."""
+        """Aggregates of rows, by the weights of a scale."""
         early = (rows.probe, rows.student)
         probe, student = (None if s is None else scale.aggregate(s) for s in early)
         judge, oracle = scale.aggregate(rows.judge), scale.aggregate(rows.oracle)
@@ -50,7 +50,7 @@ class Aggregates(NamedTuple):
 
     def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
         """Masks of the documents that have left after each early step, in the order of the steps;
-        those that are not asked have none."""
+        steps that do not run have none."""
         steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
         found, has_left = dict[str, np.ndarray](), np.zeros(len(self.judge), np.bool_)
         for name, scores, tau in steps:
@@ -63,7 +63,7 @@ class Aggregates(NamedTuple):
         return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
 
     def deployed(self, taus: Taus) -> np.ndarray:
-        """The judge's score, -1 for those that left before it."""
+        """The judge's score, -1 for documents that left before it."""
         return np.where(self.exits(taus), -1.0, self.judge)
 
     def decisions(self, taus: Taus) -> np.ndarray:
@@ -109,11 +109,11 @@ def triage(
     """The steps of grading in their order, with the evidence for each step's threshold.
 
     `fit` and `report` are scores, masks of the documents that the oracle would keep, and thresholds
-    of the documents; `taus` are shown, those of documents of no group. Each row
-    has a `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at
-    this step; and of the documents that are dropped up to and with it: `certified_upper95`, the
-    bound on false drops that the fit half proves, `false_drop_rate` of the report half and its
-    bound, and `lost_keep_rate`, the share of all documents that the judge would have kept.
+    of the documents; `taus`, the thresholds of documents in no group, are shown. Each row has a
+    `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at this
+    step; and of the documents that this and earlier steps drop: `certified_upper95`, the bound on
+    false drops that the fit half proves, `false_drop_rate` of the report half and its bound, and
+    `lost_keep_rate`, the share of all documents that the judge would have kept.
     """
     found, before = [], 0.0
     (_, fit_keeps, _), (scores, oracle_keeps, own) = fit, report
@@ -139,7 +139,7 @@ def triage(
 def decision_agreement(
     scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
-    """Decisions against those that the oracle's own scores give at the same shares."""
+    """Decisions against the decisions by the oracle's own scores at the same shares."""
     decided, deployed = scores.decisions(taus), scores.deployed(taus)
     drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
     by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))

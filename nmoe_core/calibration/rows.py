@@ -33,15 +33,14 @@ from nmoe_core.labels.scores import QUALITY, Scale
 class CalibrationRows:
     """Documents with labels and scores, in the order of the labels.
 
-    `keys` `[N]` name the content that the grader sees, or the document where that is not known;
+    `keys` `[N]` name the content that the grader sees, or the document if that is not known;
     `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, D]` on the
-    `scale`,
-    `probe` None where there is none, `judge` the student's scores where it grades, `student` its
-    scores where it is asked before the probe, of which `student_digest` names the file; `targets`
-    float `[N]` or None; `lengths` int64 `[N]` in tokens, 0 where the id does not tell;
-    `groups` texts `[N]` where each has thresholds of its own, else None;
-    `is_held_out` bool `[N]` says which rows may be measured on; `left_out` counts documents by the
-    reason that no figure of quality has them for, `trained_on` None where that is not known.
+    `scale`, `probe` None if there is none, `judge` the student's scores if it grades, `student` its
+    scores if it scores before the probe, and `student_digest` names its file; `targets` float `[N]`
+    or None; `lengths` int64 `[N]` in tokens, 0 if the id does not tell; `groups` texts `[N]` if
+    groups have thresholds of their own, else None; `is_held_out` bool `[N]` says which rows may be
+    measured on; `left_out` counts documents that figures of quality exclude, by reason, with
+    `trained_on` None if it is not known.
     """
 
     keys: np.ndarray
@@ -65,7 +64,7 @@ class CalibrationRows:
         return len(self.keys)
 
     def take(self, rows: Any) -> CalibrationRows:
-        """The rows at some positions, or where a mask is true."""
+        """The rows at some positions, or the rows of a mask."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         taken = {name: value[rows] for name, value in values if isinstance(value, np.ndarray)}
         return replace(self, **taken)
@@ -130,7 +129,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
     """Read the labelled documents' scores from a file as grading writes it.
 
     Lines have `doc_id` and `scores`, or `aggregated` in [0, 1] alone; `probe_scores` or `q_probe`
-    where the heads triage. `summary.json` beside the file names the heads. Raises CalibrationError:
+    if the heads triage. `summary.json` beside the file names the heads. Raises CalibrationError:
     the file is missing, or a row is no prediction, is of a document that left at the probe, or
     names a document again (E-CALIBRATION-PREDICTIONS).
     """
@@ -241,8 +240,7 @@ def _given(
 
 
 def _grader_beside(path: Path) -> tuple[GraderKind, str]:
-    """Who graded, and the digest of its files where the summary beside the predictions names
-    them."""
+    """The grader, and the digest of its files if the summary beside the predictions names them."""
     directory = path.parent
     if not (directory / SUMMARY_NAME).is_file():
         return "hydra", ""

@@ -29,7 +29,7 @@ def keep_shares(
     rows: CalibrationRows, keeps: np.ndarray, groups: np.ndarray
 ) -> list[dict[str, Any]]:
     """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), of all
-    and by `group` (texts `[N]`). Tokens are those of whole documents; None where ids do not tell
+    and by `group` (texts `[N]`). Tokens are counted over whole documents; None if ids do not tell
     them."""
     every, found = np.ones(len(rows), np.bool_), []
     for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
@@ -50,11 +50,11 @@ def keep_shares(
 def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
     """95 % interval of the share of new documents that the fitted thresholds keep.
 
-    Both halves tell of it: the report half by counting, and the fit half because a threshold at an
-    order statistic keeps a share of known law, Beta(k, n - k + 1), whatever the scores' own law is.
-    The interval is of both counts together, at 97.5 %. It has to cover two things at once, the
-    share of new documents and that of the report half itself, so each gets half of the error
-    (Bonferroni). `keys` name the contents of the documents of both.
+    Both halves are evidence: the report half by counting, and the fit half because a threshold at
+    an order statistic keeps a share of known distribution, Beta(k, n - k + 1), for any distribution
+    of scores. The interval is of both counts together, at 97.5 %. It has to cover both the share of
+    new documents and the share of the report half itself, so each gets half of the error
+    (Bonferroni). `keys` name the contents of the documents of both halves.
     """
     return wilson(*independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 

@@ -1,8 +1,8 @@
 """Fits weights and thresholds on one half of val and measures everything on the other.
 
-Keep shares are unweighted shares of all documents under grading with triage, those included that
-the heads were trained on and those whose text comes again, since the corpus has them too. Every
-figure of quality leaves those out.
+Keep shares are unweighted shares of all documents under grading with triage. They include documents
+that the heads were trained on and repeated texts, since the corpus has them too. Every figure of
+quality excludes both.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ MIN_TEST_DOCUMENTS = 3
 def operating_points(
     fit: CalibrationRows, measured: Sequence[CalibrationRows], targets: Targets
 ) -> list[dict[str, Any]]:
-    """What a grader would keep and drop of each of `measured` at thresholds of its own, and how
-    much of that is wrong; `not_fitted` says why it has no thresholds."""
+    """The documents of each of `measured` that a grader would keep and drop at thresholds of its
+    own, and how many of them wrongly; `not_fitted` says why it has no thresholds."""
     try:
         fitted = fit_on(fit, targets)
     except CalibrationError as error:
@@ -170,7 +170,7 @@ def _of_groups(
     keeps = Aggregates.of(report, fitted.scale).decisions(fitted.taus(report)) == 2
     of_all, *rows = keep_shares(report, keeps, report.groups)
     shown = {row["group"] for row in rows}
-    # Grading reads their thresholds here, also where the other half has no document of them.
+    # Grading reads their thresholds here, even if the other half has no such document.
     unseen = sorted({*fitted.groups} - shown)
     rows += [{"group": name, "documents": 0, "tokens": 0} for name in unseen]
     for row in rows:
@@ -188,10 +188,10 @@ def drops_by_labels(
 ) -> dict[str, Any]:
     """What the bound on false drops costs: the share of documents that more labels would drop.
 
-    `certain` is the largest share of which no more than `max_false_drop` are false drops, as if
-    every label there will be were here; `more` has pairs (labels to fit on, share that those would
-    prove), of this number of labels and of 2 to 32 times as many like them. `scores` are deployed
-    ones, `oracle_keeps` bool, both of the labels that prove the bound, `[N]`.
+    `certain` is the largest share with at most `max_false_drop` false drops among these labels,
+    without a margin for chance; `more` has pairs (labels to fit on, share that they would prove),
+    for this number of labels and for 2 to 32 times as many like them. `scores` are deployed ones,
+    `oracle_keeps` bool, both of the labels that prove the bound, `[N]`.
     """
     if targets.target_drop is not None:
         return {}
@@ -208,7 +208,7 @@ def drops_by_labels(
 
 
 def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, Any]:
-    """What scores of shards are compared with: the deployed scores of all val documents."""
+    """The reference for scores of shards: the deployed scores of all val documents."""
     scores = [Aggregates.of(h, fitted.scale).deployed(fitted.taus(h)) for h in halves]
     sources = np.concatenate([half.sources for half in halves])
     return score_bins(sources, np.concatenate(scores))
@@ -217,7 +217,7 @@ def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, 
 def _untouched(
     fit: CalibrationRows, test: CalibrationRows | None, fitted: Fitted
 ) -> dict[str, Any]:
-    """Figures of the test slice, which is only reported on, where it has labels."""
+    """Figures of the test slice, which is only reported on, if it has labels."""
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()

@@ -37,7 +37,7 @@ class Targets:
 
     @property
     def identity(self) -> list[Any]:
-        """What thresholds depend on; without what older calibrations do not know."""
+        """Settings that thresholds depend on, without those unknown to older calibrations."""
         values = asdict(self)
         unit, by, of = (values.pop(f"target_{name}") for name in ("unit", "by", "of"))
         more = [unit] if unit != "documents" else []
@@ -49,7 +49,7 @@ class Targets:
         return {name: value for name, value in asdict(self).items() if name != "delta"}
 
     def of(self, group: str, delta: float) -> Targets:
-        """Those of one group, whose bounds fail with a chance of `delta`."""
+        """The targets of one group, whose bounds fail with a chance of `delta`."""
         share = self.target_of.get(group, self.target_keep)
         return replace(self, target_keep=share, delta=delta, target_by="all", target_of={})
 
@@ -77,7 +77,7 @@ class Targets:
 
 
 def require_languages(languages: Languages | None) -> Languages:
-    """Refuse targets by language where documents have none (E-CALIBRATION-TARGET)."""
+    """Refuse targets by language if documents have no language (E-CALIBRATION-TARGET)."""
     if languages is None:
         raise CalibrationError(
             "targets by language need documents in the shards of a run",

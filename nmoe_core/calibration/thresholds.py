@@ -1,6 +1,6 @@
 """Thresholds from the heads' own scores, and the aggregation weights (docs/calibration.md).
 
-Each threshold lies midway between two scores seen, so the last digits of a score do not move a
+Each threshold is midway between two observed scores, so the last digits of a score do not move a
 document across it.
 """
 
@@ -21,7 +21,7 @@ from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
 
 Decision = Literal["drop", "band", "keep"]
 Group = str | None
-"""Whose thresholds a document has: a source, a language, or nobody's but those of all."""
+"""The source or language whose thresholds a document has; None: the thresholds of all."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 STARTS = (1.0, 1.6, 2.6, 5.0)
 # Largest share of all documents that the early exit may take from what the judge keeps.
@@ -31,11 +31,11 @@ MAX_ENUMERATED = 10  # dimensions, of which 1,023 sets are tried
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Scores in 0..1 that part documents; none of them is above `tau_keep`.
+    """Scores in 0..1 that separate documents; no threshold is above `tau_keep`.
 
     A document leaves at the student when its student score is below `tau_student`, and at the probe
-    when its probe score is below `tau_probe`; of the others, it is kept from `tau_keep` on and
-    dropped below `tau_drop`, both on the judge's score.
+    when its probe score is below `tau_probe`; otherwise it is kept from `tau_keep` on and dropped
+    below `tau_drop`, both on the judge's score.
     """
 
     tau_probe: float
@@ -51,7 +51,7 @@ class Thresholds:
 
 
 class RowThresholds(NamedTuple):
-    """Thresholds of documents, each float64 `[N]`; those of the document's group."""
+    """Thresholds of documents, each float64 `[N]`, by the document's group."""
 
     tau_probe: np.ndarray
     tau_drop: np.ndarray
@@ -60,7 +60,7 @@ class RowThresholds(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Group], own: Callable[[Group], Thresholds]) -> RowThresholds:
-        """Of documents of these groups, whose thresholds `own` gives."""
+        """Thresholds of documents of these groups; `own` gives the thresholds of a group."""
         numbers: dict[Group, int] = {}
         places = [numbers.setdefault(group, len(numbers)) for group in groups]
         each = np.array([astuple(own(group)) for group in numbers], np.float64).reshape(-1, 4)
@@ -95,12 +95,12 @@ def fit_thresholds(
 ) -> Thresholds:
     """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
-    `early` are the scores of the student and of the probe, in the order in which they are asked;
-    None stands for one that is not asked, at which no document leaves. Early exits count as
-    dropped: `max_false_drop` bounds those up to each step, and all drops. `oracle_keeps` (bool
-    `[N]`) are the documents that the oracle would keep; `is_proof` those that bounds are proved on,
-    all when left out: no grader was trained on them, and no two have the same content. `weights`
-    (`[N]`, 1 each by default) are what the shares to keep and to drop are of. Raises
+    `early` are the scores of the student and of the probe, in the order in which they run; None is
+    a step that does not run, where no document leaves. Early exits count as dropped:
+    `max_false_drop` bounds the drops up to each step, and all drops. `oracle_keeps` (bool `[N]`)
+    are the documents that the oracle would keep; `is_proof` the documents that bounds are proved
+    on, all by default: no grader was trained on them, and no two have the same content. `weights`
+    (`[N]`, 1 each by default) weigh the documents in the shares to keep and to drop. Raises
     CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
@@ -172,9 +172,9 @@ def midpoint_above(
 ) -> float:
     """A threshold that `num_above` of the scores reach: midway to the next lower score.
 
-    It is 0.0 when all reach it. Scores tied at the cut all reach it or, where that is nearer to
-    `num_above`, none does. `reached` (int64 `[N]`) counts what reaches each score, 1, 2, ... by
-    default.
+    It is 0.0 when all reach it. Scores tied at the cut all reach it or, if that is nearer to
+    `num_above`, none does. `reached` (int64 `[N]`) counts the documents that reach each score, 1,
+    2, ... by default.
     """
     reached = np.arange(1, len(descending) + 1) if reached is None else reached
     if num_above >= reached[-1]:
@@ -199,13 +199,13 @@ def largest_certified(
 ) -> float:
     """The largest threshold up to `ceiling` below which few documents are worth keeping; or 0.0.
 
-    With a confidence of 1 - `delta`, at most `max_false_drop` of the documents below it are ones
-    that the oracle keeps; with the same confidence, those below it that `judge_keeps` (bool `[N]`)
-    names are at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a
-    hundredth of the documents apart, from four starts, each at a quarter of the error; a start's
-    first failure of either bound ends it. That is fixed-sequence testing, so no correction for the
-    number of thresholds is due (Angelopoulos et al. 2021, Learn then Test). The first start has
-    just enough documents to pass without an error.
+    With a confidence of 1 - `delta`, the oracle keeps at most `max_false_drop` of the documents
+    below it; with the same confidence, the documents of `judge_keeps` (bool `[N]`) below it are at
+    most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth of
+    the documents apart, from four starts, each at a quarter of the error; a start's first failure
+    of either bound ends it. That is fixed-sequence testing, so it needs no correction for the
+    number of thresholds (Angelopoulos et al. 2021, Learn then Test). The first start has just
+    enough documents to pass without an error.
     """
     if max_false_drop <= 0:
         return 0.0
@@ -251,9 +251,9 @@ def fit_weights(
 ) -> dict[str, float]:
     """Weights, none negative, that sum to 1 and explain targets `[N]` in 0..1 by least squares.
 
-    With at most ten dimensions exact: a solution is the plain one on the dimensions it does not set
-    to zero, and there are few sets of those (31 of five). With more, that weights sum to 1 is one
-    equation among the others, of a million times their weight.
+    With at most ten dimensions it is exact: a solution is the plain one on the dimensions that it
+    does not set to zero, and there are few such sets (31 of five). With more, the sum of 1 is one
+    equation among the others, with a million times their weight.
     """
     x, y, num = scale.shares(scores), targets, len(scale)
     if num > MAX_ENUMERATED:
@@ -265,7 +265,7 @@ def fit_weights(
     best, best_error = np.full(num, 1 / num), math.inf
     for size in range(1, num + 1):
         for chosen in itertools.combinations(range(num), size):
-            # The last chosen one stands for the rest of the sum.
+            # The last chosen one is 1 minus the others.
             *others, last = chosen
             rest = x[:, [last]]
             free = np.linalg.lstsq(x[:, others] - rest, y - rest[:, 0], rcond=None)[0]
