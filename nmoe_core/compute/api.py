@@ -31,8 +31,8 @@ def map_shards(
         fn: A module-level function; for other processes it and the items are pickled.
         items: Consumed lazily, a bounded number ahead of the results.
         compute: One worker is this process, several are processes of this machine; `ray` is a
-            cluster, where an item may run twice: what it writes must be committed atomically, and
-            lie where all nodes see it.
+            cluster, where an item may run twice: it must commit its files atomically, in a
+            directory that all nodes see.
         initializer: Makes the context, once in each worker, before its first item; on Ray with
             GPUs once per item, since a worker that holds a GPU ends after its item.
 
@@ -47,8 +47,8 @@ def map_shards(
 
 @contextmanager
 def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
-    """Workers that several maps use one after the other. Processes of this machine start at once,
-    so they do not inherit files and locks that are opened later."""
+    """Workers that several maps use one after the other. Processes of this machine start
+    immediately, so they do not inherit files and locks that are opened later."""
     if compute.backend == "ray":
         from nmoe_core.compute.ray import open_ray_pool
 

@@ -24,7 +24,7 @@ def _own_gpu(count: int, pid: int) -> int:
     directory.mkdir(exist_ok=True)
     visible = os.environ.get(_VISIBLE, "").split(",")
     names = visible if len(visible) == count else [str(index) for index in range(count)]
-    place = 0  # of the process among those on one GPU
+    place = 0  # place of the process among the processes on one GPU
     while True:
         for index, name in enumerate(names):
             # Locked until the process ends: a number, unlike a file object, is never closed.

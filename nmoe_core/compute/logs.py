@@ -23,14 +23,14 @@ _printing = logging.Handler()
 
 
 class WorkerHandler(logging.Handler):
-    """Gives what is kept of each record to a function."""
+    """Passes the kept fields of each record to a function."""
 
     def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
         super().__init__()
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; one whose arguments do not fit it is printed, and the work goes on."""
+        """Send a record; print it if its arguments do not fit it, and continue."""
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):  # what formatting raises
@@ -60,7 +60,8 @@ def write_to(pipe: Connection, fields: dict[str, Any]) -> None:
 
 
 def send_all(send: Callable[[dict[str, Any]], object], level: int) -> None:
-    """Send this process's records, and print none; `level` is that of the package's loggers."""
+    """Send this process's records, and print none; `level` is the level of the package's
+    loggers."""
     package = logging.getLogger(LOGGER)
     logging.root.handlers[:] = [WorkerHandler(send)]
     package.handlers.clear()

@@ -56,7 +56,7 @@ class Worker:
         self._context: tuple[Any, ...] | None = None
 
     def run(self, fn: Callable[..., Result], item: Any) -> Result:
-        """`fn(item)`, or `fn(context, item)` where there is an initializer."""
+        """`fn(item)`, or `fn(context, item)` if there is an initializer."""
         if self._context is None:
             self._context = () if self._initializer is None else (self._initializer(),)
         return fn(*self._context, item)
@@ -84,7 +84,7 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
         executor = ProcessPoolExecutor(workers, context, _start_worker, start)
     with executor:
         with warnings.catch_warnings():
-            # Newer Pythons warn of any thread; those of BLAS take care of a fork themselves.
+            # Newer Pythons warn of any thread; the threads of BLAS handle a fork themselves.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
             submit = executor.submit if is_forked else partial(_submit_clean, executor)
             for _ in range(workers):
@@ -159,7 +159,7 @@ def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:
-    """Have the workers remove what they were writing, and end; kill those that do not."""
+    """Have the workers remove their unfinished files and end; kill any that do not."""
     workers: list[multiprocessing.process.BaseProcess] = list((executor._processes or {}).values())
     executor.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
@@ -193,8 +193,8 @@ def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
 
 
 def sendable(error: Exception) -> Exception:
-    """An error of a worker, or, where another process could not unpickle it and would count the
-    worker as lost, one of the same text."""
+    """An error of a worker, or an error of the same text if another process could not unpickle it
+    and would count the worker as lost."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception as reason:  # noqa: BLE001 - whatever its class raises
@@ -226,7 +226,7 @@ def _start_worker(
         set_parent_death_signal = 1
         libc: Any = ctypes.CDLL(None)
         libc.prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
     worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
     gc.freeze()  # a collection would copy the pages that are shared with the parent

@@ -1,9 +1,9 @@
 """`map_shards` on Ray: items as tasks of a cluster, results in the order of the items.
 
-Ray starts an item again, on another worker or node, when the one that ran it was lost, and makes a
-result again that was lost with its node. GPUs are resources: Ray shows a task only those it holds.
-As many items are in flight as the cluster has room for now, and some more, so nodes may come
-and go. Nothing here is Ray's own state: outputs are files, committed atomically.
+Ray starts an item again, on another worker or node, if its worker was lost, and makes a result
+again that was lost with its node. GPUs are resources: Ray shows a task only the GPUs it holds. The
+number of items in flight is the cluster's current room and some more, so nodes may come and go. No
+output is state of Ray: outputs are files, committed atomically.
 """
 
 import importlib
@@ -40,9 +40,8 @@ _COUNT_EVERY_SECONDS = 1.0
 
 @contextmanager
 def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
-    """A pool on Ray; a connection that is there already is used, and left as it is. Raises
-    ConfigError where Ray is not installed, cannot be reached, or has no such resources
-    (E-CONFIG-RAY)."""
+    """A pool on Ray; an existing connection is used and left open. Raises ConfigError if Ray is not
+    installed, cannot be reached, or has no such resources (E-CONFIG-RAY)."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -185,7 +184,7 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
                 os.environ["SOURCE_DATE_EPOCH"] = start.epoch
             _of_pool = start.pool, Worker(start.initializer)
         result, failure = _of_pool[1].run(fn, item), None
-    except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
+    except Exception as error:  # noqa: BLE001 - raised again when the result is read
         result, failure = None, sendable(error)
     records = _kept.copy()
     _kept.clear()
@@ -214,7 +213,7 @@ def _connect(ray: Any, options: RayTable) -> None:
 
 
 def _require_listener(address: str | None) -> None:
-    """Raise OSError where no process listens: Ray itself would try for five minutes."""
+    """Raise OSError if no process listens: Ray itself would try for five minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

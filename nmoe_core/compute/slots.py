@@ -2,8 +2,8 @@
 
 A pipe copies a value four times, 64 KiB at a time. Here the sender copies it into a slot and the
 receiver copies it out: an item first, then, in the same slot, its result. A slot is anonymous
-memory, taken up as it is written to, and ends with the last process that has it. Only this pool's
-own processes write what is unpickled here.
+memory, allocated as it is written to, and freed with the last process that has it. Only this pool's
+own processes write the bytes that are unpickled here.
 """
 
 import mmap

@@ -1,5 +1,5 @@
 """Shards in the formats of other trainers: Megatron-LM, OLMo-core and MosaicML Streaming.
 
-The tokens are those of the manifest, in its order, each document with its EOS. The directory is
-made aside and appears whole, `export.json` with it; an export that is current is left alone.
+The tokens are the manifest's, in its order, each document with its EOS. The directory is made under
+another name and appears whole, with `export.json`; a current export is left alone.
 """

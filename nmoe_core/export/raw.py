@@ -8,10 +8,10 @@ offset of each, int64 bounds of documents in sequences (`megatron.core.datasets.
 document is one sequence. Give the path without its ending as `--data-path`.
 
 OLMo-core reads `{name}-NNNNN.npy` of raw tokens and `{name}-NNNNN.csv.gz` of documents. The `.npy`
-is no NPY file: it is the tokens alone, as `numpy.memmap` writes them, which is what
-OLMo-core and Dolma mean by the name. The table has one row per document: start and end in tokens,
-end exclusive, then its id, its file and its number there. Each shard file makes one file here. Give
-the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
+is not an NPY file: it is the tokens alone, as `numpy.memmap` writes them; OLMo-core and Dolma use
+the name that way. The table has one row per document: start and end in tokens, end exclusive, then
+its id, its file and its number there. Each shard file makes one file here. Give the `.npy` paths as
+`paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
 """
 
 import csv

@@ -1,9 +1,10 @@
-"""The oracle asked about documents that grading kept and dropped: the error of a run's decisions.
+"""The error of a run's decisions, by the oracle's labels of documents that grading kept and
+dropped.
 
-Documents are drawn from the test split, on which nothing is fitted: from each source a number of
-kept and a number of dropped ones, those whose ids have the lowest hashes. Labels of the same texts
-are taken over, and a larger draw asks only about what it adds. The rows of `all` are of the lowest
-hashes in all sources, so they are a plain sample of the corpus and cost no further question.
+Documents are drawn from the test split, which no fit uses: from each source a number of kept and a
+number of dropped ones, the ids with the lowest hashes. Labels of the same texts are reused, and a
+larger draw labels only the documents it adds. The rows of `all` are the lowest hashes in all
+sources, so they are a plain sample of the corpus and cost no further label.
 """
 
 import hashlib
@@ -37,12 +38,12 @@ _NAMES = {"keep": "kept", "drop": "dropped"}
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the oracle says of a sample of the documents of one decision.
+    """The oracle's verdict on a sample of the documents of one decision.
 
-    `documents` are those of the test split, `asked` the sample, `unlabelled` those of it that got
-    no label. `worth_keeping` is the share of the others that the oracle would keep, `low` to `high`
-    with a confidence of 95 %; for dropped documents that is the share of false drops, and with the
-    same confidence each, it is at least `at_least` and at most `at_most`.
+    `documents` counts the test split, `asked` the sample, `unlabelled` the documents of the sample
+    without a label. `worth_keeping` is the share of labelled ones that the oracle would keep, `low`
+    to `high` its interval with a confidence of 95 %; for dropped documents it is the share of false
+    drops. It is at least `at_least` and at most `at_most`, each with the same confidence.
     """
 
     source: str
@@ -58,7 +59,7 @@ class Audited:
 
 
 class _One(NamedTuple):
-    """A document of a sample; `group` is the one whose thresholds decided it."""
+    """A document of a sample; the thresholds of `group` decided it."""
 
     key: bytes
     doc_id: str
@@ -158,7 +159,7 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
 
 
 def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:
-    """Of the labels among records: float64 `[labels]`."""
+    """Aggregates of the labels among records: float64 `[labels]`."""
     parsed = [record for record in records if record["ok"]]
     scale = one_scale(parsed, where)
     scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]

@@ -1,7 +1,7 @@
 """Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
 Rows are computed in bounded buffers and appended to a partial file, so memory hardly grows with the
-input and a killed grading goes on at the last whole buffer, with the same bytes in the end. A
+input and a killed grading resumes at the last whole buffer, with the same bytes in the end. A
 current output is left as it is.
 
 The documents that run together decide the last digits of their scores. So scores of an earlier
@@ -54,9 +54,9 @@ NOTE_NAME = ".quality_scores.batches.json"
 class Grader:
     """A scorer and its calibration; they serve any number of inputs.
 
-    With `early_exit`, documents below `tau_student` leave before the probe, and those below
-    `tau_probe` before the judge; where the student grades alone, none leaves. `languages` gives
-    those of documents by their ids, where thresholds differ by language.
+    With `early_exit`, documents below `tau_student` leave before the probe, and documents below
+    `tau_probe` before the judge; if the student grades alone, none leaves. `languages` gives the
+    languages of documents by their ids, if thresholds differ by language.
     """
 
     scorer: Scorer
@@ -73,8 +73,9 @@ class Grader:
         *,
         compat: bool = False,
     ) -> Grader:
-        """A scorer with the calibration that was fitted for it; `compat` accepts one that names
-        none. Raises CalibrationError: fitted for another scorer (E-CALIBRATION-HEADS)."""
+        """A scorer with the calibration that was fitted for it; `compat` accepts a calibration that
+        names no scorer. Raises CalibrationError: fitted for another scorer (E-CALIBRATION-HEADS).
+        """
         calibration.require_heads(scorer.digest, compat=compat)
         if early_exit:
             calibration.require_student(scorer.student_digest)
@@ -113,8 +114,8 @@ def grade_fingerprints(
 ) -> Fingerprints:
     """Fingerprints of grades, computed without loading a model.
 
-    `documents` are the input's own; `digests` those of the scorer (`Scorer.fingerprints`), and of
-    the `calibration`.
+    `documents` are the input's fingerprints; `digests` come from the scorer
+    (`Scorer.fingerprints`), and from the `calibration`.
     """
     settings = sha256_json([max_ctx, early_exit])
     return {"code": GRADE_CODE, **documents, **digests, "settings": settings}
@@ -130,10 +131,10 @@ def grade_rows(
 
     A document that left early has `scores` null, the aggregate of the step that it left at as
     `aggregated`, and the decision `drop`. The probe's fields are null for a document that left at
-    the student, and where the student grades alone. Keys `q_student` and `student_scores` are added
-    where the student is asked first. A document without finite states has `aggregated` 0, the
-    decision `drop`, and a key `failed` that says why. A key `group` is added where sources or
-    languages have thresholds of their own; `groups` name them.
+    the student, and if the student grades alone. Keys `q_student` and `student_scores` are added if
+    the student scores first. A document without finite states has `aggregated` 0, the decision
+    `drop`, and a key `failed` that says why. A key `group` is added if sources or languages have
+    thresholds of their own; `groups` name them.
     """
     by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))

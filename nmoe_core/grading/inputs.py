@@ -32,8 +32,8 @@ class GradeDocument:
 class GradeInput:
     """Documents in a fixed order.
 
-    `documents(start, max_ctx)` gives those from number `start` on, each cut to `max_ctx` tokens, so
-    that a killed grading can go on. `fingerprints` say what they are made from.
+    `documents(start, max_ctx)` gives the documents from number `start` on, each cut to `max_ctx`
+    tokens, so that a killed grading can resume. `fingerprints` identify their inputs.
     """
 
     count: int
@@ -51,7 +51,7 @@ def shard_input(
     """All documents of one manifest of a source, of a shard or a split, in slice order.
 
     `model` is how the backbone reads documents whose ids are not its own; `more` are fingerprints
-    of what else grades depend on.
+    of other inputs of grades.
     """
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
@@ -73,8 +73,7 @@ def docid_input(
 ) -> GradeInput:
     """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
-    With `sample`, only that many are graded, chosen by the MD5 of their ids. `model` as
-    `shard_input`.
+    With `sample`, only this number is graded, chosen by the MD5 of ids. `model` as `shard_input`.
     """
 
     def place(i: int) -> str:
@@ -104,12 +103,12 @@ def text_input(
 ) -> GradeInput:
     """The documents of a JSON lines file (`JsonlTexts`), tokenised as prep does it.
 
-    `tokenizer` is that of the heads' backbone. Without `id_field`, the id of a line is its `doc_id`
-    or else its `id`, where it has one.
+    `tokenizer` is the tokenizer of the heads' backbone. Without `id_field`, the id of a line is its
+    `doc_id` or else its `id`, if it has one.
 
     Raises:
         SourceError: A line is not a document (E-SOURCE-RECORD).
-        FormatError: A document id comes twice (E-DOCID).
+        FormatError: A document id occurs twice (E-DOCID).
     """
     texts, eos = JsonlTexts(path, text_field, id_field), tokenizer.eos_token_id
 

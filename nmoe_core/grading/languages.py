@@ -36,8 +36,8 @@ def language_digest(shard: ShardPaths) -> str:
 
 
 def grouped_by(calibration: Calibration, shard: ShardPaths) -> Fingerprints:
-    """What grades of a shard are made from beside its documents: its languages, where thresholds
-    differ by them. Raises as `language_digest`."""
+    """Inputs of a shard's grades beside its documents: its languages, if thresholds differ by them.
+    Raises as `language_digest`."""
     return {"languages": language_digest(shard)} if calibration.target_by == "language" else {}
 
 
@@ -56,7 +56,7 @@ def shard_languages(tree: Tree) -> Languages:
     def languages(doc_ids: Sequence[str]) -> list[str]:
         paths = [tree.shard_of(parse_doc_id(doc_id).rel) for doc_id in doc_ids]
         found = np.empty(len(doc_ids), object)
-        # Labels lie in all shards, in no order: one shard after the other.
+        # Labels come from all shards, in no order: one shard after the other.
         for i in sorted(range(len(doc_ids)), key=lambda i: paths[i].directory):
             found[i] = of_shard(paths[i])[doc_ids[i]]
         return found.tolist()

@@ -1,4 +1,4 @@
-"""Labelled documents to read: a sample, failures, corrected ones, or those that graders doubt."""
+"""Labelled documents to read: a sample, failures, corrected ones, or ones that graders doubt."""
 
 import hashlib
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def look_at_labels(
 ) -> list[dict[str, Any]]:
     """Up to `count` labelled documents of a split, with the text that the oracle was shown.
 
-    `disagreements` are those where the student differs most from the oracle; its score stands
-    beside. Raises LabelError: labels are not merged (E-LABEL-MISSING), or the student was reported
+    `disagreements` are documents on which the student differs most from the oracle; its score is
+    added. Raises LabelError: labels are not merged (E-LABEL-MISSING), or the student was reported
     on others (E-LABEL-MIXED).
     """
     _, records = read_label_file(run.tree.merged_labels(split))

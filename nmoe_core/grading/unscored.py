@@ -1,4 +1,4 @@
-"""A run without a grader: a row per document, without scores, whose decision is keep."""
+"""A run without a grader: one row per document, without scores, with the decision keep."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def asked_grader(run: Run) -> GraderKind | Literal["auto"]:
-    """The grader that the run names. Raises ConfigError where it names none."""
+    """The grader that the run names. Raises ConfigError if it names none."""
     if (asked := run.config.grading.grader) == "none":
         raise ConfigError(
             "this run scores no document",
@@ -33,8 +33,8 @@ def asked_grader(run: Run) -> GraderKind | Literal["auto"]:
 
 
 def keep_documents(shard: ShardPaths) -> Result:
-    """Write the rows and the summary of a shard; current ones are left alone. The facts are those
-    of `grade_documents`."""
+    """Write the rows and the summary of a shard; current ones are left alone. Facts as
+    `grade_documents`."""
     manifest, out_dir = load_manifest(shard.manifest), shard.graded
     fingerprints = keep_fingerprints(manifest)
     if (current := current_result(out_dir, fingerprints)) is not None:

@@ -22,7 +22,7 @@ from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import QUALITY
 
 UNKNOWN = "unknown"
-# What torch raises when it reads bytes that are not a pickle.
+# Raised by torch when it reads bytes that are not a pickle.
 _DAMAGED = (
     *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, ArithmeticError, AssertionError, struct.error, OSError, MemoryError),
@@ -102,7 +102,7 @@ def _known_form(
 
 
 def _first_name(name: str) -> str:
-    """What the first form calls a tensor that has this name in the second form."""
+    """The name in the first form of a tensor that has this name in the second form."""
     if name in ("q_token", "encoder.q_token"):
         return "q0"
     part, _, rest = name.partition(".")

@@ -1,12 +1,12 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
 Documents of similar length are padded on the right and run together. Lengths say what is padding,
-never a token's value. A document with states that are not finite fails; more than a few of those
-are an error.
+never a token's value. A document with states that are not finite fails; more than a few such
+documents are an error.
 
 Pooled states of training documents are kept on disk in parts, so that another training costs no
 backbone pass: 11.5 kB per document at 2,880 dimensions. States at every position are kept in memory
-where they fit.
+if they fit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def device_of(model: Transformer) -> torch.device:
 
 def arithmetic(model: Transformer) -> str:
     """Weight type and kind of device that the backbone computes with, and its way of multiplying by
-    experts where a setting names one."""
+    experts if a setting names one."""
     weights, way = next(model.parameters()), model.runtime.experts.name
     return f"{weights.dtype} {weights.device.type} {way}".rstrip()
 
@@ -132,10 +132,9 @@ def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
 def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cache: Path) -> Tensor:
     """Pooled states after block `tap`: float32 `[N, H]` on the backbone's device.
 
-    Rows of documents whose states are not finite are NaN. Parts that are whole in the directory
-    `cache` are read, the others computed and written: its name is a digest of what they are made
-    from.
-    Raises HeadError: more than a few documents have such states (E-HEAD-NONFINITE).
+    Rows of documents whose states are not finite are NaN. Parts that are complete in the directory
+    `cache` are read, the others computed and written; the directory's name is a digest of their
+    inputs. Raises HeadError: more than a few documents have such states (E-HEAD-NONFINITE).
     """
     parts = []
     for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
@@ -161,8 +160,8 @@ def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cac
 class TapStates:
     """States after block `tap`, for any rows of the training documents.
 
-    They are kept in memory if they take at most `cache_bytes`, else computed when asked for.
-    `lengths` are the documents' tokens; `failed` has the reason of each that is left out, by id.
+    They are kept in memory if they take at most `cache_bytes`, else computed on each use. `lengths`
+    are the documents' tokens; `failed` has the reason of each excluded document, by id.
     """
 
     def __init__(

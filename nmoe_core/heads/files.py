@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nmoe_core.heads.models import Judge, Probe
 
 HEAD_FORMAT = "hydra-head/2"
-# Heads of older versions, whose header carries no hashes.
+# Heads of older versions, whose header has no hashes.
 UNSEALED_FORMATS = ("hydra-head/1",)
 HEADER_KEY = "nmoe"
 CONTENTS_KEY = "train_contents"
@@ -60,8 +60,9 @@ def write_tensors(
 
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, Arrays]:
-    """Header and tensors of a file of `write_tensors`, unchecked; none without weights. Raises
-    OSError, SafetensorError, KeyError, TypeError or ValueError where it is no such file."""
+    """Header and tensors of a file of `write_tensors`, unchecked; no tensors if `with_weights` is
+    false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if it is no such file.
+    """
     with safe_open(str(path), framework="np") as file:
         header = json_value((file.metadata() or {})[key])
         names = list(file.keys()) if with_weights else []
@@ -124,8 +125,8 @@ def read_header(path: Path) -> Header:
 
 
 def read_head(path: Path) -> tuple[Header, Arrays]:
-    """Header and tensors of a head file, which must be those that were written. Raises HeadError:
-    as `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
+    """Header and tensors of a head file, unchanged since it was written. Raises HeadError: as
+    `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
     header, tensors = _read(path, with_weights=True)
     expected = header.get("tensors_sha256")  # headers of older versions have none
     if expected is not None and (found := tensors_digest(tensors)) != expected:
@@ -236,8 +237,8 @@ def bad_format(path: Path, found: str) -> HeadError:
 
 
 def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
-    """The scale of a head's scores. Raises HeadError (E-HEAD-FORMAT): the header names none, or one
-    of another number of scores."""
+    """The scale of a head's scores. Raises HeadError (E-HEAD-FORMAT): the header names none, or a
+    scale with another number of scores."""
     try:
         scale = Scale.read(header.get("scale"))
     except ValueError as error:
@@ -267,7 +268,7 @@ def context_of(path: Path) -> int:
 
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
     """Load a head for a backbone, onto its device, and for `max_ctx` tokens of a document. Raises
-    HeadError: as `read_head`; its tensors are not those of its shape (E-HEAD-FORMAT) or not finite
+    HeadError: as `read_head`; its tensors do not have its shape (E-HEAD-FORMAT) or are not finite
     (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another number of
     tokens (E-HEAD-CONTEXT)."""
     import torch
@@ -312,5 +313,5 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
 
 
 def heads_digest(probe_digest: str, judge_digest: str) -> str:
-    """The digest that stands for a pair of head files."""
+    """The digest of a pair of head files."""
     return sha256_json({"probe": probe_digest, "judge": judge_digest})

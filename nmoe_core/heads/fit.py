@@ -1,11 +1,11 @@
 """The training loops of the two heads: seeded and on one thread, so equal inputs give equal bytes.
 
 Recipe: AdamW, linear warm-up over min(500, a tenth of all steps) that starts at 1/warm-up, then a
-constant rate, gradients clipped to norm 1. A batch of more than `PASS_TOKENS` padded tokens goes in
+constant rate, gradients clipped to norm 1. A batch of more than `PASS_TOKENS` padded tokens runs in
 several passes, whose gradients are added up, so memory is bounded by the tokens of a pass (or by
-one longer document), not of a batch: at the default widths 60 kB a token, 2 GB in all. Only targets
-are clamped: a clamp on predictions would have no gradient where they are most wrong. A loss that is
-not finite ends the training.
+one longer document), not of a batch: at the default widths 60 kB per token, 2 GB in all. Only
+targets are clamped: clamped predictions would have no gradient where they are most wrong. A loss
+that is not finite ends the training.
 """
 
 import itertools
@@ -44,11 +44,11 @@ _OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
-    """A training that goes on where a kill left it: weights, optimiser, generators and losses.
+    """A training that resumes after a kill: weights, optimiser, generators and losses.
 
     The file is committed at most once in `SAVE_INTERVAL_S`; a damaged file, or one with other
-    fingerprints, is not used. On a CPU a training that was killed gives the same bytes as one that
-    ran through.
+    fingerprints, is not used. On a CPU a killed and resumed training gives the same bytes as an
+    uninterrupted one.
     """
 
     def __init__(self, path: Path, fingerprints: Fingerprints) -> None:
@@ -137,7 +137,7 @@ def fit_probe(
 
     Inputs are standardised for the optimiser and the standardisation is folded into the linear
     map afterwards, so the probe stays one linear map of the normalised state. `targets` are the
-    oracle's scores `[N, D]` on the `scale`; a killed training goes on from `state`.
+    oracle's scores `[N, D]` on the `scale`; a killed training resumes from `state`.
     """
     inputs = layer_norm(features)
     mean, std = inputs.mean(0), inputs.std(0, correction=0)
@@ -167,7 +167,7 @@ def fit_judge(
 ) -> tuple[Judge, list[float]]:
     """The judge, by SmoothL1 (beta 0.5) on both passes, the second weighing one half.
 
-    Arguments and results are those of `fit_probe`, but for the judge's shape and its states.
+    Arguments and results as for `fit_probe`, except the judge's shape and its states.
     """
     judge = Judge(replace(arch, num_scores=len(scale))).to(targets.device).train()
     targets = _clamped(targets, scale)

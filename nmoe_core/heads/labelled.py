@@ -23,19 +23,19 @@ Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
 
 
 class Reported(NamedTuple):
-    """What a training reports: `metrics` on val and `test_metrics`, empty where there are none; and
-    digests of the contents that are not to be measured on, those of train and near copies."""
+    """What a training reports: `metrics` on val and `test_metrics`, empty if there are none; and
+    digests of contents that must not be measured on: train and its near copies."""
 
     figures: dict[str, dict[str, Any]]
     contents: np.ndarray
 
 
 class Labelled:
-    """Merged label files by split, of which `train` must be there.
+    """Merged label files by split; `train` is required.
 
     Attributes:
-        train: What is fitted.
-        reported: Labels of val and test, where there are some.
+        train: Labels to fit on.
+        reported: Labels of val and test, if there are some.
         use_salvaged: Whether salvaged labels are among them.
 
     Raises:
@@ -55,7 +55,7 @@ class Labelled:
 
     @property
     def digests(self) -> Fingerprints:
-        """Digests of the labels of each split; empty where it has none."""
+        """Digests of the labels of each split; empty if it has none."""
         found = {split: labels.digest for split, labels in self.reported.items()}
         val, test = found.get("val", ""), found.get("test", "")
         return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
@@ -67,7 +67,7 @@ class Labelled:
         return sorted({source for labels in read for source in labels.sources})
 
     def fingerprints(self, corpus: Corpus) -> Fingerprints:
-        """Fingerprints of the labels, and of what their document ids stand for."""
+        """Fingerprints of the labels, and of the documents that their ids name."""
         data = data_digest(corpus.data_root, self.sources)
         return {**self.digests, "data": data, **corpus.fingerprints}
 
@@ -79,9 +79,9 @@ class Labelled:
         student: Mapping[str, np.ndarray] | None = None,
     ) -> Reported:
         """Figures on the documents of val whose content, or a near copy of it, is not in train, and
-        on those of test that are in neither.
+        on the documents of test that are in neither.
 
-        `fitted` are the documents of train; `student` the student's scores by split.
+        `fitted` are the documents of train, `student` the student's scores by split.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
         used, read, near = fitted.digests(), list(fitted.tokens), np.empty(0, np.int64)

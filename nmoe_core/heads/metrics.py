@@ -45,7 +45,7 @@ class HeldOut(NamedTuple):
 def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
     """The documents whose content is not among `seen`, the first one of each content.
 
-    Both are digests of contents; `contents` are those of the documents, `[N]`.
+    Both are digests of contents; `contents` belong to the documents, `[N]`.
     """
     digests = np.asarray(contents)
     is_seen = np.isin(digests, np.asarray(seen, digests.dtype))
@@ -58,11 +58,11 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 def head_metrics(
     predicted: np.ndarray, student: np.ndarray | None, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
-    """Agreement and baselines on the documents `fresh`; empty where those are fewer than three.
+    """Agreement and baselines on the documents `fresh`; empty if these are fewer than three.
 
     `predicted` and `student` are the scores that the head and the student give to the documents of
-    `labels`, `[N, D]`, NaN where states are not finite; `train` are the labels that both were
-    fitted on. `student` is None for the student's own metrics.
+    `labels`, `[N, D]`, NaN if states are not finite; `train` are the labels that both were fitted
+    on. `student` is None for the student's own metrics.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -93,20 +93,20 @@ def head_metrics(
 def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     """How well scores `[N]` select what the oracle's `[N]` would select, with 95 % intervals.
 
-    `auc_better_half`: the chance that a document of the oracle's better half is placed above one of
-    the other half. `precision_top_fifth`: of the fifth that is placed highest, the share that is in
-    the oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth
-    count as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: of
-    the fifth that is placed lowest, the share that is in the oracle's better half, by chance
-    `chance_bottom_fifth`. Intervals of shares are Clopper-Pearson's, of the documents of the fifth;
-    its edge depends on the sample too, so they are approximate. None below `MIN_ITEMS` documents.
+    `auc_better_half`: the chance that a document of the oracle's better half scores above one of
+    the other half. `precision_top_fifth`: the share of the highest-scored fifth that is in the
+    oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth count
+    as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: the share
+    of the lowest-scored fifth that is in the oracle's better half, by chance `chance_bottom_fifth`.
+    Intervals of shares are Clopper-Pearson's, of the documents of the fifth; its edge depends on
+    the sample too, so they are approximate. None below `MIN_ITEMS` documents.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
     best = oracle >= np.sort(oracle)[-count]
 
     def highest(scores: np.ndarray, hits: np.ndarray) -> float:
-        # The order among equal scores says nothing of the grader, so each of them counts in part.
+        # The order among equal scores is no merit of the grader, so each of them counts in part.
         edge = np.sort(scores)[-count]
         above, at = scores > edge, scores == edge
         return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
@@ -128,8 +128,8 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
 
 
 def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
-    """Rank correlation of the student, and how much higher that of the head is, with intervals; of
-    aggregates `[N]`."""
+    """Rank correlation of the student's aggregates `[N]`, and the head's lead over it, with
+    intervals."""
 
     def gain(rows: np.ndarray) -> float | None:
         own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
@@ -145,14 +145,14 @@ def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) ->
 
 
 def _noise_ceiling(labels: Path) -> float | None:
-    """Best rank correlation that the oracle's noise allows, where it was asked twice."""
+    """Best rank correlation that the oracle's noise allows; None if its noise was not measured."""
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
     ceiling = (read_noise(path) or {}).get("ceiling")
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
 
 
 def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
-    """Tokens of each document, int64 `[N]`; 0 where its id does not tell."""
+    """Tokens of each document, int64 `[N]`; 0 if its id does not tell."""
     lengths = np.zeros(len(doc_ids), np.int64)
     for i, doc_id in enumerate(doc_ids):
         with contextlib.suppress(FormatError):
@@ -162,8 +162,8 @@ def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
 
 
 def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
-    """Refuse labels to measure on that another scorer gave than those fitted on. Raises LabelError:
-    E-LABEL-MIXED."""
+    """Refuse labels to measure on if another scorer made the labels that were fitted on. Raises
+    LabelError: E-LABEL-MIXED."""
     if labels.doc_ids and labels.scorer != scorer:
         raise LabelError(
             "labels to measure on have another scorer or rubric",

@@ -84,7 +84,7 @@ class Judge(nn.Module):
         return self.shared_head(encoded[:, 0]), self.shared_head(again)
 
     def _tokens(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encoder input `[B, 1 + T, mid]`, the query token first, and where it is padding."""
+        """Encoder input `[B, 1 + T, mid]`, the query token first, and a mask of its padding."""
         mask = position_mask(lengths, hidden.shape[1])
         # Padding may hold anything, NaN included, and attention multiplies masked values by zero.
         states = layer_norm(hidden.float(), self.arch.nan_to_num)
@@ -97,8 +97,8 @@ class Judge(nn.Module):
 def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
     """LayerNorm of states `[..., H]` over the last dimension, in float32, without parameters.
 
-    `nan_to_num` first puts 0 for NaN and +-1e4 for infinities, as the published heads do. Grading
-    has counted those and failed the document before any head runs.
+    `nan_to_num` first replaces NaN by 0 and infinities by +-1e4, as the published heads do. Grading
+    has counted both and failed the document before any head runs.
     """
     states = states.float()
     if nan_to_num:

@@ -1,8 +1,9 @@
 """Features of documents for the student: hashed 1- and 2-grams of token bytes, and four scalars.
 
-A token is known by the BLAKE2b of its bytes, never by its id, so that a student fitted on the ids
-of one tokenizer reads those of another. Counts of n-grams lie in 2**18 columns, as roots, with a
-norm of one; the scalars, standardised, in four more. Features of a document depend on it alone.
+A token is identified by the BLAKE2b of its bytes, never by its id, so that a student fitted on the
+ids of one tokenizer reads the ids of another. Square roots of n-gram counts, with a norm of one,
+fill 2**18 columns; the standardised scalars fill four more. Features of a document depend on it
+alone.
 """
 
 import hashlib

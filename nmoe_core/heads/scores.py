@@ -1,5 +1,5 @@
-"""Documents as graders see them: the first `max_ctx` tokens, without the EOS. What a grader gives
-to them, and what every grader can do: `Scorer`.
+"""Documents as graders see them (the first `max_ctx` tokens, without the EOS), their scores, and
+the interface of every grader: `Scorer`.
 
 Calibration and grading both use one `Scorer`, so thresholds meet the scores they were fitted on.
 """
@@ -60,7 +60,7 @@ class Corpus:
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the ids beside those of the shards."""
+        """Fingerprints of the ids, in addition to the shards' own."""
         return {} if self.model is None else self.model.fingerprints
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
@@ -117,8 +117,8 @@ def one_thread() -> Iterator[None]:
 
 
 class ExitRules(NamedTuple):
-    """Which documents leave, bool `[B]`, by stored scores `[B, D]` of the student or the probe, and
-    by the documents' places among those that are scored."""
+    """Rules for the documents that leave, bool `[B]`, by stored scores `[B, D]` of the student or
+    the probe, and by the places of the documents in the call."""
 
     student: ExitRule
     probe: ExitRule
@@ -128,11 +128,11 @@ class ExitRules(NamedTuple):
 class HeadScores:
     """Scores of documents in their order, as they are stored: clamped to the scale, six decimals.
 
-    `probe` is float64 `[N, D]`; `judge` the same, NaN where `exited` (bool `[N]`) says that the
-    document left before it; `student` those of a student that is asked first, else NaN. A document
+    `probe` is float64 `[N, D]`; `judge` the same, NaN if `exited` (bool `[N]`) says that the
+    document left before it; `student` the scores of a student that runs first, else NaN. A document
     that left at the student has no scores of the probe either. `failed` holds, by row, why a
     document has no scores; a failure after the probe leaves its probe scores. `batches` holds the
-    rows that ran together, by `batch_key`; `ran` those not taken over from earlier scores.
+    rows that ran together, by `batch_key`; `ran` the rows not reused from earlier scores.
     """
 
     probe: np.ndarray
@@ -174,7 +174,7 @@ class Scorer(Protocol):
 
     @property
     def student_digest(self) -> str:
-        """Digest of the student that is asked before the probe; empty where none is."""
+        """Digest of the student that scores before the probe; empty if there is none."""
         ...
 
     @property
@@ -189,7 +189,7 @@ class Scorer(Protocol):
 
     @property
     def scored_by(self) -> Fingerprints | None:
-        """Fingerprints of a score beside the texts of its batch; None where making a score is as
+        """Fingerprints of a score beside the texts of its batch; None if computing a score is as
         quick as finding it."""
         ...
 

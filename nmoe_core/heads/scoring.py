@@ -1,7 +1,7 @@
 """Runs documents through the backbone and both heads, with early exits before each.
 
-Where a student is asked first, documents that leave at it never reach the backbone. Blocks up to
-the probe's tap run for the others; those that leave at the probe stop there. The rest are packed
+If a student scores first, documents that leave at it never reach the backbone. Blocks up to the
+probe's tap run for the others; documents that leave at the probe stop there. The rest are packed
 together and continue from the same states to the judge's tap, so no block runs twice and none runs
 for a document that has left.
 """
@@ -35,7 +35,7 @@ class Heads:
 
     `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
     `train_contents` the digests of the documents they were fitted on (int64, sorted; see
-    `DocumentTokens.digests`), empty where that is not known; `labels_digest` is of those labels.
+    `DocumentTokens.digests`), empty if not known; `labels_digest` is the digest of their labels.
     """
 
     probe: Probe
@@ -88,7 +88,7 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
 class HeadScorer:
     """The backbone and both heads; `max_batch` documents run together.
 
-    A `student` that was fitted on the same labels is asked first; it reads the same ids.
+    A `student` that was fitted on the same labels scores first; it reads the same ids.
     """
 
     model: Transformer
@@ -147,12 +147,11 @@ class HeadScorer:
         exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
-        """Score documents with the student, where there is one, and with both heads.
+        """Score documents with the student, if there is one, and with both heads.
 
         `exits` says which documents leave; without it none does. `known` are scores by this
-        backbone and these heads: a batch of the same documents, of which the same leave, is taken
-        over whole. Raises HeadError: a score is not finite although the states are
-        (E-HEAD-NONFINITE).
+        backbone and these heads: a batch of the same documents with the same exits is reused whole.
+        Raises HeadError: a score is not finite although the states are (E-HEAD-NONFINITE).
         """
         exits = exits or ExitRules(*2 * [lambda scores, rows: np.zeros(len(rows), np.bool_)])
         known = known or HeadScores.empty(0, len(self.scale))
@@ -208,7 +207,7 @@ def predict(
 ) -> np.ndarray:
     """Stored scores `[N, D]` of one head that reads block `tap`, by the same path.
 
-    They are NaN where states are not finite.
+    They are NaN if states are not finite.
     """
     scores = np.full((len(documents), len(scale)), np.nan)
     for batch in batches(documents, max_batch, device_of(model)):

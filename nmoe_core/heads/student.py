@@ -1,8 +1,8 @@
 """A student that needs no backbone: ridge regression of the oracle's scores on n-grams of tokens.
 
 The penalty is chosen by the closed form of leave-one-out errors. Costs an eigendecomposition: 4 s
-for 3,000 labels. With more than `MAX_DUAL` labels, that many choose the penalty, and all are fitted
-by conjugate gradients. Scoring takes over 5 million tokens a second on one core.
+for 3,000 labels. With more than `MAX_DUAL` labels, a part of that size chooses the penalty, and
+conjugate gradients fit all. Scoring takes over 5 million tokens per second on one core.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Student:
     scale: Scale = QUALITY
 
     def predict(self, documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
-        """Scores of documents, each its token ids: float64 `[N, D]`, as scores are stored.
+        """Scores of documents, given as token ids: float64 `[N, D]`, as scores are stored.
 
         A document's scores do not depend on the others. `table` is of the documents' tokenizer.
         """

@@ -78,7 +78,7 @@ def make_student(
     """Fit the student and write it, with its card beside it; a current one is left as it is.
 
     `labels` are merged files by split; the student reads `corpus.max_ctx` tokens of a document,
-    which should be those that the oracle read. Facts are those of a head's training. Raises as
+    which should be the tokens that the oracle read. Facts as of a head's training. Raises as
     `Labelled`, and HeadError: the shards are of another tokenizer (E-HEAD-TOKENIZER).
     """
     labelled, path = Labelled(labels, use_salvaged), heads_dir / STUDENT_NAME
@@ -121,8 +121,8 @@ def make_student(
 
 
 def load_student(path: Path) -> LoadedStudent:
-    """Read a student's file. Raises HeadError as `read_head`, or its tensors are not those of a
-    student (E-HEAD-FORMAT), or not finite (E-HEAD-NONFINITE)."""
+    """Read a student's file. Raises HeadError as `read_head`, or its tensors are not a student's
+    (E-HEAD-FORMAT), or not finite (E-HEAD-NONFINITE)."""
     header, arrays = read_head(path)
     kind = header["arch"].get("kind") if isinstance(header.get("arch"), dict) else None
     shapes = {name: arrays[name].shape for name in _SHAPES if name in arrays}

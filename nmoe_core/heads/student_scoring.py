@@ -1,7 +1,7 @@
-"""The student as the grader: its scores stand in the place of the judge's, and no probe is asked.
+"""The student as the grader: its scores replace the judge's, and no probe runs.
 
-No document leaves early, and none is taken over from an earlier grading: a core scores some fifty
-thousand documents a second. `HeadScorer` asks the same scorer before its probe.
+No document leaves early, and no score is reused from an earlier grading: a core scores some fifty
+thousand documents per second. `HeadScorer` runs the same scorer before its probe.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class StudentScorer:
         exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
-        """Scores of documents as those of a judge; without a probe there is nothing to exit by."""
+        """Scores of documents in the judge's place; without a probe there is no early exit."""
         scores = HeadScores.empty(len(documents), len(self.scale))
         scores.judge[:] = self.loaded.student.predict(documents.tokens, self.table)
         return scores

@@ -1,9 +1,8 @@
 """Trains the probe and the judge on oracle labels, over a frozen backbone.
 
 The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
-judge reads every position: its states are kept in memory while they take at most `cache_gib`,
-else computed again for each batch. A killed training goes on where it was. torch is imported when
-one runs.
+judge reads every position: its states are kept in memory if they take at most `cache_gib`, else
+computed again for each batch. A killed training resumes. torch is imported when a training runs.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ HeadKind = Literal["probe", "judge"]
 class HeadTraining:
     """One training of a head, from merged label files by split.
 
-    The head is fitted on `train`; `val` and `test`, where given, are only reported on, beside the
-    student of the same labels in `heads_dir`. The corpus's `max_ctx` counts, not that of the table.
+    The head is fitted on `train`; `val` and `test`, if given, are only reported on, beside the
+    student of the same labels in `heads_dir`. The corpus's `max_ctx` applies, not the table's.
     Raises as `Labelled` and `load_student`, and HeadError: the tap is no block (E-HEAD-FORMAT).
     """
 
@@ -132,7 +131,8 @@ class HeadTraining:
     def _fit(
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
-        """The head, the loss of each step, where states were kept, how many documents failed."""
+        """The head, the loss of each step, the place of the states, the number of failed
+        documents."""
         import torch
 
         from nmoe_core.heads.features import TapStates, device_of
@@ -152,7 +152,7 @@ class HeadTraining:
         return judge, losses, held, len(states.failed)
 
     def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
-        """Pooled states of the labelled documents, from disk where they were computed before."""
+        """Pooled states of the labelled documents, from disk if they were computed before."""
         from nmoe_core.heads.features import FEATURE_BATCH, arithmetic, pooled_features
 
         corpus = self.corpus
