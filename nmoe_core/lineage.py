@@ -1,7 +1,7 @@
-"""One lineage, both ways: what a training step read, and what became of a document.
+"""One lineage, both ways: the documents that a training step read, and the outcome of a document.
 
-Each fact is read from what the tasks committed, and checked to belong to its document. A fact that
-no task has made yet is None.
+Each fact is read from the files that the tasks committed, and checked to belong to its document. A
+fact that no task has made yet is None.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
 
     Raises:
         FormatError: No document has this id, or several have this ingest id (E-DOCID).
-        CurationError: Scores or lineage are of another version of the shard (E-CURATION-...).
-        PlanError: The data are not those of the plan (E-PLAN-DATA).
+        CurationError: Scores or lineage belong to another version of the shard (E-CURATION-...).
+        PlanError: The data differ from the plan (E-PLAN-DATA).
     """
     shard, file, document = _find(run, name)
     paths, tree = shard.paths, run.tree
@@ -103,16 +103,16 @@ def explain_step(
     row: int | None = None,
     at_hand: Callable[[Path], None] = lambda directory: None,
 ) -> Facts:
-    """The rows of a step of the plan, or only `row`, and the documents that each is made of.
-    `at_hand` is called with the directory of each shard before its ids and lineage are read.
+    """The rows of a step of the plan, or only `row`, and the documents of each. `at_hand` is called
+    with the directory of each shard before its ids and lineage are read.
 
     Returns:
         `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and
-        `documents`; each of these the place of its tokens in the row, its `doc_id` in the data
-        tree, its `ingest_id`, and its decision, scores, topic and label where tasks gave them.
+        `documents`; each document has the place of its tokens in the row, its `doc_id` in the data
+        tree, its `ingest_id`, and its decision, scores, topic and label if tasks gave them.
 
     Raises:
-        PlanError: There is no plan (E-PLAN-FORMAT), or the data are not its own (E-PLAN-DATA).
+        PlanError: There is no plan (E-PLAN-FORMAT), or the data differ from it (E-PLAN-DATA).
         FormatError: An index is missing or not of its file (E-INDEX-...).
         StateError: The plan has no such step, or the step no such row (E-SEEK).
         CurationError: A curated shard's lineage is not its own (E-CURATION-LINEAGE).
@@ -147,7 +147,7 @@ def _part(
 ) -> Facts:
     """A part of a row: its place, its document in the data tree, and what its lineage says."""
     directory = origin.path.parent
-    root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN: that of a run, or of a copy
+    root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN: of a run or a copy
     rel = origin.path.relative_to(root).as_posix()
     if directory not in shards:
         at_hand(directory)
@@ -201,7 +201,7 @@ def _find(run: Run, name: str) -> tuple[_Shard, ShardFile, int]:
 
 
 def _shards_with(run: Run, ingest_id: str) -> Iterator[_Shard]:
-    """The shard of each split of each source where this ingest id would be."""
+    """The shard in each split of each source that would hold this ingest id."""
     for source in run_sources(run):
         for split in SPLITS:
             path = run.tree.manifest(source.name, split)

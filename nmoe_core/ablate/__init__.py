@@ -1,1 +1,1 @@
-"""`nmoe ablate`: what the choice of documents is worth, by small decoders trained on each arm."""
+"""`nmoe ablate`: the effect of data selection, measured by training small decoders on each arm."""

@@ -59,7 +59,7 @@ class Texts:
         own: A JSON lines file of the user's evaluation texts; or None.
 
     Attributes:
-        evaluation: Texts of each set by its name: `kept`, `all`, and `own` where it is given.
+        evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
         left_out: Texts of `own` that a grader saw.
 
     Raises:
@@ -120,7 +120,7 @@ class Texts:
         )
 
     def _evaluation(self, name: str, count: int) -> list[bytes]:
-        """Documents of a set, equally many of each source where it has them."""
+        """Documents of a set, equally many of each source if it has enough."""
         found: list[bytes] = []
         share = -(-count // len(self._sources))
         for source, one in self._sources.items():

@@ -47,7 +47,7 @@ class Decoder(nn.Module):
 
     def losses(self, windows: torch.Tensor) -> torch.Tensor:
         """Loss in nats of each byte after the first: `[batch, time]` of int64 `[batch, time + 1]`;
-        0 where the byte to predict is below 0, which is padding."""
+        0 if the byte to predict is below 0, which is padding."""
         inputs, targets = windows[:, :-1].clamp_min(0), windows[:, 1:]
         x = self.embed(inputs) + self.place.weight[: inputs.shape[1]]
         logits = self.head(self.norm(self.blocks(x)))
@@ -68,8 +68,8 @@ def windows_of(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Decoder:
-    """A decoder trained on whole batches of windows, each once; initialisation and order follow
-    from the seed and the number of windows alone, so that arms are paired."""
+    """A decoder trained on whole batches of windows, each once; initialisation and order depend
+    only on the seed and the number of windows, so that arms are paired."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder()
@@ -93,7 +93,7 @@ def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Deco
 
 @torch.no_grad()
 def document_bits(model: Decoder, texts: Sequence[bytes]) -> np.ndarray:
-    """Bits that the model needs for each text: float64 `[N]`."""
+    """Bits per text under the model: float64 `[N]`."""
     rows, owners = [], []
     for i, text in enumerate(texts):
         stream = np.concatenate([[SEPARATOR], np.frombuffer(text, np.uint8)])

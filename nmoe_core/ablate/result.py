@@ -1,4 +1,4 @@
-"""Runs an ablation, and says what it found with intervals."""
+"""Runs an ablation and describes its results with intervals."""
 
 from __future__ import annotations
 

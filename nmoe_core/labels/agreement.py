@@ -1,14 +1,14 @@
 """Agreement of predictions with the oracle and of the oracle with itself, with intervals.
 
 A predictor that knows only a document's source, or only its length, is shown beside every head: a
-head that agrees no better has learned nothing about the text. AUC is written out, because
-scikit-learn's takes many times as long. So is Wilson's interval, because scipy's takes no
+head that agrees no better has learned nothing about the text. AUC is computed here, because
+scikit-learn's takes many times as long; so is Wilson's interval, because scipy's accepts no
 fractional counts.
 
 The oracle's own noise is measured on a sample that is labelled again: with the rubric's dimensions
-in reverse order (`Rubric.turned`), and with answers that are drawn and not the likeliest ones. It
-bounds heads: one that predicted the oracle's true opinion would correlate with one labelling at
-about the root of the correlation of two.
+in reverse order (`Rubric.turned`), and with sampled answers instead of the likeliest ones. The
+noise bounds heads: a head that predicted the oracle's true opinion would correlate with one
+labelling at about the root of the correlation between two labellings.
 """
 
 import math
@@ -190,7 +190,8 @@ def agreement(
 
 
 def _explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
-    """R2: share of the truth's variance that the prediction explains; None without variance."""
+    """R2: share of the truth's variance that the prediction explains; None if there is no
+    variance."""
     spread = float(truth.var())
     return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
 
@@ -240,7 +241,7 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
 
     `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
     the two aggregates, `ceiling` its root; both are None if undefined. The fields of the kind with
-    the lowest reliability stand beside `kinds` too. Raises as `checked_digest`.
+    the lowest reliability are beside `kinds` too. Raises as `checked_digest`.
     """
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}
@@ -258,7 +259,7 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
 
 
 def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
-    """The noise between the labels and those of the sample in directories of a name."""
+    """The noise between the labels and the sample's labels in directories of a name."""
     pairs: list[tuple[Record, Record]] = []
     for shard in (tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)):
         files = [shard / SCORES_NAME, shard / name / SCORES_NAME]
@@ -286,8 +287,8 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
 
 
 def _is_of(again: Record, first: Record | None) -> bool:
-    """Whether a second label is of the text and on the scale of the first: a sample of earlier
-    labels stays where none is asked for now, or labelling ended before it came to the sample."""
+    """Whether a second label has the text and scale of the first. A sample of earlier labels stays
+    if no sample is requested now, or if labelling ended before the sample."""
     if first is None or first.get("text_sha256") != again.get("text_sha256"):
         return False
     return not (first["ok"] and again["ok"]) or first.get("scale") == again.get("scale")

@@ -1,9 +1,9 @@
 """Two files of labels compared: a second oracle's or a person's against the first, with intervals.
 
 A row is one dimension, or the aggregate, within one source or `all` of them. Only documents of both
-files count, and only where both were shown the same text. Intervals are of documents drawn with
-replacement from a fixed seed, and are not given below 10; that of `same` is Clopper-Pearson's.
-Cost: 1.5 seconds for 800 documents of seven sources.
+files count, and only if both were shown the same text. Intervals come from documents drawn with
+replacement from a fixed seed, and are omitted below 10; the interval of `same` is
+Clopper-Pearson's. Cost: 1.5 seconds for 800 documents of seven sources.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ ALL, AGGREGATE = "all", "aggregate"
 def compare_labels(first: Path, second: Path) -> dict[str, Any]:
     """`labels` of each file, counts of documents, and `rows` of their agreement.
 
-    Files are merged ones, those of one label shard, or a directory of that; a person's have at
-    least `doc_id`, `source`, `ok` and `scores`. Raises LabelError: a file is missing
+    Files are merged files, files of one label shard, or its directory; a person's files have at
+    least `doc_id`, `source`, `ok` and `scores`. Raises LabelError if a file is missing
     (E-LABEL-MISSING), the two have no document in common (E-LABEL-COVERAGE), or as `read_labels`.
     """
     files = [path / SCORES_NAME if path.is_dir() else path for path in (first, second)]
@@ -64,7 +64,7 @@ def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
-    """The labels that count by document, and what the file says of them."""
+    """The labels that count, by document, and the facts of their file."""
     if not path.is_file():
         raise LabelError("labels are missing", where=path, code="E-LABEL-MISSING")
     checked_digest(path)

@@ -1,8 +1,9 @@
 """Corrections of labels by a person: `labels/corrections.jsonl`, applied where labels are merged.
 
-A correction holds for a text and a rubric: every document of that text has it, also after growth or
-under another tokenizer. Lines are only appended; the last one of a text counts. The oracle's own
-labels stay as they are, and the merged record says who corrected it, when, why, and what it was.
+A correction holds for a text and a rubric: it applies to every document with that text, also after
+growth or under another tokenizer. Lines are only appended; the last one of a text counts. The
+oracle's own labels stay as they are; the merged record has the person, time and reason of the
+correction, and the oracle's label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from nmoe_core.labels.slices import LABEL_SHARDS
 
 NAME = "corrections.jsonl"
 Corrections = dict[tuple[str, str], Record]
-"""By the text, or the document where the label names none, and the rubric."""
+"""By the text, or by the document if the label names no text, and the rubric."""
 
 
 def correct_label(
@@ -32,8 +33,8 @@ def correct_label(
 ) -> Record:
     """Append the correction of a labelled document; dimensions that are not given stay as they are.
 
-    Returns the correction. Raises LabelError: no label of this document (E-LABEL-MISSING), or not
-    whole grades of the rubric (E-LABEL-SCORES).
+    Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), or the
+    scores are not whole grades of the rubric (E-LABEL-SCORES).
     """
     found = find_label(run.tree, doc_id)
     scale = scale_in(found) if found["ok"] else Scale.of(run.rubric)
@@ -89,18 +90,18 @@ def read_corrections(tree: Tree) -> Corrections:
 
 
 def corrections_digest(tree: Tree) -> str:
-    """SHA-256 of the file; empty where there is none."""
+    """SHA-256 of the file; empty if there is no file."""
     path = tree.labels / NAME
     return sha256_file(path) if path.is_file() else ""
 
 
 def corrected(record: Record, corrections: Corrections) -> Record:
-    """A label with its correction, where it has one."""
+    """A label with its correction, if it has one."""
     found = corrections.get(_key(record))
     if found is None:
         return record
     kept = {key: value for key, value in record.items() if key not in ("raw", "scale")}
-    # A merged record may have been corrected before: `was` stays what the oracle gave.
+    # A merged record may have been corrected before: `was` stays the oracle's label.
     was = record.get("corrected", {}).get("was", record.get("scores"))
     told = {key: found[key] for key in ("by", "note", "at")} | {"was": was}
     label = scale_in(found).label(found["scores"])

@@ -1,9 +1,10 @@
-"""What labels cost: the questions that labelling would ask, their tokens and price, none asked yet.
+"""Cost of labels: the questions that labelling would ask, their tokens and price. No question is
+asked here.
 
 Prompts are counted by the run's tokenizer, and the template and schema that a server adds by a
-fixed number. An answer counts as the mean of those that the oracle has given here, or else as the
-most tokens that it may have. Failed requests that are sent again come on top. The estimate reads
-the texts: each is one question, however many documents have it, and an empty one is none.
+fixed number. An answer counts as the mean of the oracle's answers in this run, or, if there are
+none, as its maximum number of tokens. Failed requests that are sent again come on top. The estimate
+reads the texts: each distinct text is one question, an empty text none.
 """
 
 import functools
@@ -69,8 +70,8 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
 
 
 def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None:
-    """Refuse jobs that would cost more than `[oracle.http] max_cost` (E-LABEL-COST). Documents are
-    not looked at where there is no such key."""
+    """Refuse jobs that would cost more than `[oracle.http] max_cost` (E-LABEL-COST). Without this
+    key, no document is read."""
     http = run.config.oracle.http
     if run.config.oracle.kind != "http" or http is None or http.max_cost is None:
         return

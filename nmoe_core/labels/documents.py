@@ -121,20 +121,20 @@ class JsonlTexts:
 
     Args:
         path: The file, UTF-8, with or without a byte order mark.
-        text_field: Key of the text; null is an empty text.
-        id_field: Key of the id, which each line must then have. None takes `doc_id`, or else
-            `id`, where a line has one.
+        text_field: Key of the text; a null value is an empty text.
+        id_field: Key of the id; if given, each line must have it. None takes `doc_id`, or else
+            `id`, if a line has one.
 
     Attributes:
         rows: (document id, source) of each line that is not blank. The source is the line's
             `source`, or the file's stem.
-        sha256: Of the file.
-        fingerprints: Which fields hold the documents, and the rule they are read by.
+        sha256: SHA-256 of the file.
+        fingerprints: The fields that hold the documents, and the rule they are read by.
 
     Raises:
         SourceError: The file is missing or compressed (E-SOURCE-NOTFOUND), or a line is not a
             document or is longer than 256 MiB (E-SOURCE-RECORD).
-        FormatError: A document id comes twice (E-DOCID).
+        FormatError: A document id appears twice (E-DOCID).
     """
 
     def __init__(self, path: Path, text_field: str = "text", id_field: str | None = None) -> None:
@@ -166,7 +166,7 @@ class JsonlTexts:
             return normalize_text(self._document(number, parse_object(file.readline()))[2])
 
     def _document(self, number: int, row: dict[str, Any]) -> tuple[str, str, str]:
-        """(id, source, text as it is written) of a line."""
+        """(id, source, text as written) of a line."""
         source = row.get("source")
         if not isinstance(source, str | None):
             raise self._bad(number, f"field 'source' is {type(source).__name__}, not text")

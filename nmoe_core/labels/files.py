@@ -1,4 +1,5 @@
-"""Label files: where labelling stands, digests, the merged file of a split, and what heads read.
+"""Label files: progress of labelling, digests, the merged file of a split, and the labels that
+heads read.
 
 A merged file holds each document once, in the order of the shards and their records. Labels of two
 scorers or two rubrics are refused, because their grades do not mean the same. A file or a summary
@@ -57,9 +58,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def checked_digest(path: Path) -> str:
-    """SHA-256 of a label file, which must be what the summary beside it says (E-LABEL-CORRUPT).
+    """SHA-256 of a label file, which must equal the value in the summary beside it
+    (E-LABEL-CORRUPT).
 
-    A file without a summary is the user's own, unless its labelling has begun and not finished
+    A file without a summary is the user's own, unless its labelling is unfinished
     (E-LABEL-COVERAGE).
     """
     is_shard, digest = path.name == SCORES_NAME, sha256_file(path)
@@ -124,7 +126,7 @@ def merge_fingerprints(tree: Tree, split: str) -> Fingerprints:
 
 
 def is_merged(tree: Tree, split: str) -> bool:
-    """Whether the merged labels of a split are those of its shards and corrections."""
+    """Whether the merged labels of a split match its shards and corrections."""
     path = tree.merged_labels(split)
     summary = path.with_name(f"{path.stem}.summary.json")
     return path.is_file() and is_current(summary, merge_fingerprints(tree, split))
@@ -151,8 +153,8 @@ class Labels:
 
     `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 where
     every row carries an independent `target`, else None. `num_failed` counts rows without scores,
-    `num_unsupported` those of them that the oracle does not judge, and `num_salvaged` those left
-    out because their scores stood among other words; leaving any out changes `digest`.
+    `num_unsupported` the ones among them that the oracle does not judge, and `num_salvaged` rows
+    left out because their reply also contained other text; leaving rows out changes `digest`.
     """
 
     path: Path
@@ -201,9 +203,9 @@ def read_label_file(path: Path) -> tuple[str, list[Record]]:
 def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     """Read a merged label file, or the labels of one finished shard.
 
-    `use_salvaged` also takes labels whose scores stood among other words. Raises LabelError:
-    missing (E-LABEL-MISSING), malformed (E-LABEL-SCORES), or as `checked_digest`, `one_scorer`,
-    `one_scale`.
+    `use_salvaged` also takes labels extracted from replies with other text. Raises LabelError if
+    the file is missing (E-LABEL-MISSING) or malformed (E-LABEL-SCORES), or as `checked_digest`,
+    `one_scorer`, `one_scale`.
     """
     digest, records = read_label_file(path)
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
@@ -287,9 +289,9 @@ def _is_locked(path: Path) -> bool:
 def require_current_labels(tree: Tree, split: str) -> None:
     """Refuse labels of a split whose documents have changed since (E-LABEL-STALE).
 
-    An edited record moves the token spans, and so the ids, of documents behind it: a head would
-    train on other texts than the oracle was shown. Labels of JSON lines are taken as they are.
-    Raises as `read_summary` too, and FormatError if a source is missing.
+    An edited record moves the token spans, and so the ids, of later documents: a head would train
+    on texts other than those the oracle saw. Labels of JSON lines are taken as they are. Raises as
+    `read_summary` too, and FormatError if a source is missing.
     """
     digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
     for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):

@@ -34,8 +34,8 @@ class LabelJob(NamedTuple):
 def slice_jobs(
     run: Run, sources: Sequence[str], keys: Sequence[str] | None = None
 ) -> Iterator[LabelJob]:
-    """The documents of slices, by default of all, and where their labels belong; ConfigError if
-    there is no such slice."""
+    """The documents of slices, by default of all, and the directories of their labels. Raises
+    ConfigError if there is no such slice."""
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
     for key in keys or ():
         if key not in known:
@@ -60,8 +60,8 @@ def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJ
 
 
 class Sampled:
-    """An oracle whose answers are drawn where its own are the likeliest ones, independently of each
-    other and of all answers that it draws itself."""
+    """An oracle that samples its answers instead of taking the likeliest ones, independently of
+    each other and of all samples of the oracle itself."""
 
     def __init__(self, oracle: Oracle) -> None:
         version = f"{oracle.scorer.scorer_version}/sampled"
@@ -77,10 +77,11 @@ class Sampled:
 def label_parts(
     run: Run, job: LabelJob, oracles: Oracles
 ) -> Iterator[tuple[Documents, Path, Oracle]]:
-    """What a job asks: documents, the directory of their labels, and the oracle.
+    """The parts of a job: documents, the directory of their labels, and the oracle.
 
-    After the documents themselves comes the sample for the oracle's noise: with the rubric turned
-    round, where it has more than one dimension, and with sampled answers, where an oracle draws.
+    After the documents themselves comes the sample for the oracle's noise: with the dimensions in
+    reverse order, if the rubric has more than one, and with sampled answers, if the oracle can
+    sample.
     """
     yield job.documents, job.out_dir, oracles(run.rubric)
     if not job.relabel:
@@ -103,7 +104,7 @@ def oracles_of(run: Run) -> Oracles:
 
 
 def nameless_oracles(run: Run) -> Oracles:
-    """As `oracles_of`, for fingerprints alone: they ask no server, so they need no key."""
+    """As `oracles_of`, only for fingerprints: they send no request, so they need no key."""
     table = run.config.oracle
     if table.http is not None:
         table = table.model_copy(
@@ -116,15 +117,16 @@ def label_documents(
     run: Run, job: LabelJob, oracles: Oracles, progress: Progress | None = None
 ) -> Result:
     """Label documents, and `job.relabel` of them again for the noise; as `label_shard`, but the
-    facts also name the `scorer` and count those `relabelled`."""
+    facts also name the `scorer` and count the documents `relabelled`."""
     table, (first, *again) = run.config.oracle, label_parts(run, job, oracles)
-    # What a file says outlives a change of the oracle; labels that cost are dropped on request.
+    # If only the project file sets `replace`, a change of the oracle keeps labels that cost money;
+    # they are dropped only on explicit request.
     replace = table.replace and (run.is_given("oracle.replace") or "free")
     options = {"replace": replace, "retry_failed": table.retry_failed}
     made = label_shard(*first, progress=progress, **options)
     facts = made.facts | {"scorer": first[2].scorer.name}
     for part in again:
-        # Draws follow the labels that they are compared with, which were just found to be current.
+        # Samples follow the labels that they are compared with, which are current at this point.
         options["replace"] = isinstance(part[2], Sampled) or replace
         facts["relabelled"] = label_shard(*part, **options).facts["total"]
     return Result(made.digest, facts)

@@ -1,7 +1,7 @@
 """Answers that an oracle has already given, by the SHA-256 of the text that it was shown.
 
 A document's id changes with its place in the shards, but its text does not. So after growth, or
-under another tokenizer, its label may lie in any shard of the tree. Labels that a shard drops are
+under another tokenizer, its label may be in any shard of the tree. Labels that a shard drops are
 kept beside its own, where the other shards find them. Memory: 300 bytes per label, no text.
 """
 
@@ -22,7 +22,7 @@ KNOWN_NAME = "known.jsonl"
 
 
 class _Place(NamedTuple):
-    """Where a record lies, and what decides between two records of one text."""
+    """Place of a record, and the fields that decide between two records of one text."""
 
     file: IO[bytes]
     offset: int
@@ -47,7 +47,7 @@ class KnownAnswers(ExitStack):
         self._oracle = oracle
         self._places: dict[tuple[bytes, bool], _Place] = {}
         self.new_tokens: list[int] = []
-        """Tokens of each answer, where its record has them."""
+        """Tokens of each answer, if its record has them."""
         for directory in directories:
             if is_of_oracle(directory, oracle):
                 # A shard writes the second file before it drops records from the first.
@@ -60,7 +60,7 @@ class KnownAnswers(ExitStack):
     def find(self, text_sha256: str, is_cut: bool) -> Record | None:
         """The record of a text, shown whole or cut; it is of another document with this text."""
         key, place = bytes.fromhex(text_sha256), None
-        # The record of a cut text says so, which is wrong where the text is all of a document.
+        # The record of a cut text is marked as cut, which is wrong if the text is a whole document.
         for is_truncated in (False, True) if is_cut else (False,):
             place = place or self._places.get((key, is_truncated))
         if place is None:

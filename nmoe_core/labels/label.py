@@ -71,18 +71,18 @@ def label_shard(
     """Label documents into `out_dir/scores.jsonl`.
 
     Args:
-        documents: What to label.
+        documents: Documents to label.
         out_dir: Directory of these labels.
         oracle: Scores texts; its scorer goes into every record.
-        replace: Start over where another scorer's or rubric's labels lie; `free`: where they are
-            the heuristic oracle's, which cost nothing.
-        retry_failed: How many more times to ask about a document whose answer was not accepted.
+        replace: Start over if labels of another scorer or rubric exist; `free`: only if the
+            heuristic oracle made them, which costs nothing.
+        retry_failed: Number of further questions about a document whose answer was not accepted.
         progress: Called with (documents done, documents to do) after each record.
 
     Returns:
         The digest of the labels; facts: `total`, `parsed`, `salvaged` (among the parsed ones),
-        `num_new` questions asked by this call, `num_reused` documents that took over the answer
-        about an equal text, and `resumed_from` records that were there before.
+        `num_new` questions asked by this call, `num_reused` documents that reused the answer about
+        an equal text, and `resumed_from` records that existed before.
 
     Raises:
         LabelError: There are labels of another scorer or rubric (E-LABEL-MIXED) or a broken file
@@ -119,7 +119,7 @@ def is_answered(directory: Path) -> bool:
 
 
 class _Labelling:
-    """The files of one shard's labels, what they are made from, and its labelled documents."""
+    """The files of one shard's labels, their inputs, and the labelled documents."""
 
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None
@@ -163,7 +163,7 @@ class _Labelling:
         self.marks.clear()
         log.clear()
         log.sync()
-        # It comes last: records are never taken for those of another run.
+        # It comes last, so that records are never mistaken for records of another run.
         write_json(self.started, {"fingerprints": self.fingerprints})
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
@@ -206,8 +206,8 @@ class _Labelling:
         return num_reused
 
     def pending(self, retry_failed: int) -> list[Row]:
-        """Documents to ask about: those never asked; then those that the server failed on in an
-        earlier run; then those refused and allowed once more."""
+        """Documents to ask about: first the ones never asked about, then server failures of an
+        earlier run, then refused ones that may be asked about again."""
         marks = self.marks
         rows = [row for row in self.documents.rows if row[0] not in self.given_up]
         new = [row for row in rows if row[0] not in marks]
@@ -257,7 +257,7 @@ class _Labelling:
     def _answers(
         self, asked: list[Row], copies: dict[str, list[Row]], empty: list[Row]
     ) -> Iterator[tuple[Row, Shown, OracleResult]]:
-        """Each document with what the oracle was shown of it, and the result."""
+        """Each document with the text that the oracle was shown, and the result."""
         for row in empty:
             shown = _shown(self.documents.text(row[0]))
             yield row, shown, OracleResult(None, "", EMPTY_TEXT, is_answer=False)
@@ -332,7 +332,7 @@ class _Labelling:
         summary: dict[str, Any] = {
             **coverage(outcomes),
             **self.oracle.scorer._asdict(),
-            # Documented, but always null: how often a run was resumed says nothing about labels.
+            # Documented, but always null: the number of resumes does not describe the labels.
             "resumed_from": None,
             "oracle": self.oracle.facts,
             "scores_sha256": digest,

@@ -1,7 +1,7 @@
-"""Where the record of each document lies in the label file, and its outcome.
+"""Place of each document's record in the label file, and its outcome.
 
-Memory: 25 bytes per document and its entry in a dict, all taken at the start: a long labelling does
-not grow with its answers.
+Memory: 25 bytes per document and its entry in a dict, all allocated at the start: memory does not
+grow with the answers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Marks:
     """The records of the documents in `rows` of (document id, source).
 
     Attributes:
-        num_records: Records seen, those of other documents and of earlier attempts included.
+        num_records: Records seen, including records of other documents and of earlier attempts.
         num_marked: Documents that have a record.
-        num_parsed: Those whose answer was accepted.
+        num_parsed: Documents whose answer was accepted.
     """
 
     def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -70,7 +70,7 @@ class Marks:
         return Mark(self._offsets[row], self._sizes[row], outcome >= _OK, outcome == _SALVAGED)
 
     def attempts(self, doc_id: str) -> int:
-        """Number of questions about a document that the server did not fail on."""
+        """Number of questions about a document, without failures of the server."""
         row = self._rows[doc_id]
         return self._attempts[row] if self._outcomes[row] > _SERVER_FAILED else 0
 

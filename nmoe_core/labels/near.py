@@ -42,7 +42,7 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
 
 
 def _shingles(tokens: np.ndarray) -> np.ndarray:
-    """Hashes of each five tokens in a row, each once; of all tokens where they are fewer."""
+    """Distinct hashes of each five consecutive tokens; of all tokens if there are fewer."""
     ids, size = np.asarray(tokens, np.uint64), min(SHINGLE_TOKENS, len(tokens))
     hashes = np.full(
         max(len(ids) - size, 0) + 1, len(ids) if size < SHINGLE_TOKENS else 0, np.uint64

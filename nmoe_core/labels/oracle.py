@@ -28,8 +28,8 @@ SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 RETRY_TEMPERATURE = 1.0
 # Answers for texts that an oracle does not claim to judge: no failures of it.
 UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE = "unsupported_script", "unsupported_language"
-EMPTY_TEXT = "empty_text"  # of a text that is not asked about
-# What a server's failure is called. Other statuses of 400 to 499 are its refusals of a document.
+EMPTY_TEXT = "empty_text"  # for a text without a question
+# Reasons for a failure of the server. Other statuses of 400 to 499 mean that it refused a document.
 _SERVER_FAILED = re.compile(
     r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large"
 )
@@ -55,7 +55,8 @@ class Question(NamedTuple):
     attempt: int = 0
     """How many answers to it were not accepted."""
     is_again: bool = False
-    """Whether a server failed on it in an earlier run: it is tried once, and nothing waits."""
+    """Whether a server failed on it in an earlier run: it is tried once, and no other question
+    waits for it."""
     is_redrawn: bool = False
     """Whether the answer is drawn to be compared with the first one."""
 
@@ -77,9 +78,10 @@ class Question(NamedTuple):
 class OracleResult:
     """The outcome for one text: `scores` by dimension, or None with the `raw` answer.
 
-    `finish_reason` says how the answer ended, in the oracle's own fixed words. `is_salvaged` marks
-    scores taken out of other words, `is_truncated` that the oracle saw only the text's beginning.
-    `is_answer` is false where the oracle said nothing of the text: its server failed or refused.
+    `finish_reason`: how the answer ended, in the oracle's own fixed words. `is_salvaged`: the
+    scores were extracted from an answer with other text. `is_truncated`: the oracle saw only the
+    text's beginning. `is_answer` is false if the oracle did not judge the text: its server failed
+    or refused.
     """
 
     scores: dict[str, int] | None
@@ -95,7 +97,7 @@ class Oracle(Protocol):
     """A scorer of documents.
 
     `fingerprint` changes whenever the same text could get another answer; `facts` (JSON values)
-    say what the answers depend on, for people; `scale` is the rubric's.
+    name what the answers depend on, for people; `scale` is the rubric's.
     """
 
     scorer: Scorer
@@ -126,7 +128,7 @@ class Shown(NamedTuple):
     snippet: str
     """Its beginning."""
     sha256: str
-    """Of all of it."""
+    """SHA-256 of the whole text."""
     is_cut: bool
     """Whether the document has more text."""
 
@@ -166,12 +168,12 @@ def weighted_again(record: Record, scale: Scale) -> Record:
 
 
 def scorer_of(record: Record) -> Scorer:
-    """The scorer of a record; empty strings where it does not say."""
+    """The scorer of a record; empty strings if it names none."""
     return Scorer(*(str(record.get(key) or "") for key in Scorer._fields))
 
 
 def is_salvaged(record: Record) -> bool:
-    """Whether a record's scores stood among other words."""
+    """Whether a record's scores were extracted from an answer with other text."""
     return bool(record["ok"] and record.get("salvaged"))
 
 
@@ -182,8 +184,8 @@ def is_unsupported(record: Record) -> bool:
 
 
 def is_answered(record: Record) -> bool:
-    """Whether the oracle gave an answer, accepted or not. Labels of earlier versions do not say so
-    of failures, but only answers have a number of tokens or other reasons than these."""
+    """Whether the oracle gave an answer, accepted or not. Failures in labels of earlier versions
+    lack the field, but only answers have a number of tokens or reasons other than these."""
     if record["ok"] or "answered" in record:
         return record["ok"] or bool(record["answered"])
     reason = str(record.get("finish_reason"))
@@ -192,7 +194,7 @@ def is_answered(record: Record) -> bool:
 
 
 def is_server_failure(record: Record) -> bool:
-    """Whether a label failed because the server did, which says nothing about the document."""
+    """Whether a label failed because the server failed, which is independent of the document."""
     reason = str(record.get("finish_reason"))
     return not is_answered(record) and _SERVER_FAILED.fullmatch(reason) is not None
 

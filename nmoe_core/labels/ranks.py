@@ -18,10 +18,10 @@ def bootstrap(
 ) -> Interval | None:
     """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
 
-    A draw has no row that the sample lacks. So where all draws agree, or reach an edge of the
-    statistic's range, the interval allows for the largest share of unlike rows of which a sample
-    of this size shows none with a probability of 2.5 %. None below `MIN_ITEMS`, or where the
-    statistic is undefined on most draws.
+    A draw has no row that the sample lacks. So if all draws agree, or reach an edge of the
+    statistic's range, the interval allows for the largest share of different rows that a sample of
+    this size misses with a probability of 2.5 %. None below `MIN_ITEMS`, or if the statistic is
+    undefined on most draws.
     """
     if num_items < MIN_ITEMS:
         return None

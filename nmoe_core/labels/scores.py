@@ -4,9 +4,9 @@ Oracle scores are integers on the rubric's scale; heads give real numbers that a
 Every aggregate in the platform comes from `Scale.aggregate`, so a decision can be recomputed from
 a row of scores.
 
-An oracle's final answer must be one JSON object and no other word. An object among other words may
-be a guess, a quotation from the document, or what the document told the model to say, so it is
-taken only on request, and marked as salvaged. An answer with two objects has no scores.
+An oracle's final answer must be one JSON object without other text. An object within other text may
+be a guess, a quotation from the document, or a reply that the document told the model to give, so
+it is taken only on request, and marked as salvaged. An answer with two objects has no scores.
 """
 
 import functools
@@ -27,7 +27,7 @@ from nmoe_core.config.rubric import Rubric
 # recomputes a decision from a file gets the same.
 DECIMALS = 6
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
-# A whole answer may stand in a Markdown fence.
+# A whole answer may be in a Markdown fence.
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```\s*", re.IGNORECASE)
 
 
@@ -68,8 +68,8 @@ class Scale:
         return cls(tuple(value), lowest, highest, tuple(map(float, weights)))
 
     def in_file(self) -> dict[str, Any]:
-        """The entry `scale` of a file, by dimension its lowest and highest grade and its weight;
-        nothing for `QUALITY`, which files without an entry are of."""
+        """The entry `scale` of a file: lowest grade, highest grade and weight by dimension. Empty
+        for `QUALITY`, the scale of files without an entry."""
         rows = zip(self.names, self.lowest, self.highest, self.weights)
         return {} if self == QUALITY else {"scale": {name: row for name, *row in rows}}
 
@@ -109,7 +109,7 @@ class Scale:
         return np.round(weighted / weights.sum(), DECIMALS)
 
     def label(self, scores: Mapping[str, int]) -> dict[str, Any]:
-        """What a record of a label says of an oracle's scores."""
+        """The fields of a label's record for an oracle's scores."""
         found = _aggregated(self, tuple(self.vector(scores)))
         return {"scores": {n: scores[n] for n in self.names}, "aggregated": found, **self.in_file()}
 
@@ -188,9 +188,9 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 def read_scores(
     text: str, salvage: bool = False, scale: Scale = QUALITY
 ) -> tuple[dict[str, int] | None, bool]:
-    """The scores that a final answer gives, or None; and whether they stood among other words.
+    """The scores that a final answer gives, or None; and whether the answer has other text.
 
-    With `salvage`, an answer that is not the object alone may have one flat object in it.
+    With `salvage`, an answer with other text may contain one flat object.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):

@@ -1,8 +1,8 @@
 """Slices: the ids of all training documents, divided into train, val and test by their MD5.
 
-Heads are fitted on train, chosen by val, and only reported on for test. Order is that of the files
-a committed manifest names, by path component, then of the documents in each index. Only `train/` is
-sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one index.
+Heads are fitted on train, chosen by val, and only reported on for test. Order follows the files
+that a committed manifest names, by path component, then the documents in each index. Only `train/`
+is sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one index.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def source_manifest(data_root: Path, source: str) -> Manifest:
 
 
 def data_digest(data_root: Path, sources: Sequence[str]) -> str:
-    """SHA-256 over the contents of the named sources: what a document id of theirs stands for."""
+    """SHA-256 over the contents of the named sources, to which their document ids refer."""
     return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
 
 
@@ -142,7 +142,8 @@ def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
 
 @contextmanager
 def _combining(slices_dir: Path) -> Iterator[None]:
-    """Hold the combined files, waiting for another writer, and clear what a killed one left.
+    """Hold the combined files, waiting for another writer, and remove the files that a killed one
+    left.
 
     Not the lock of the whole directory: sources below it may be written at the same time.
     """
@@ -183,7 +184,7 @@ def _result(summary: Path, changed: bool) -> Result:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """A summary of slices; those of earlier versions carry no hash."""
+    """A summary of slices; summaries of earlier versions carry no hash."""
     if not path.is_file():
         do, code = "run nmoe hydra slices", "E-MANIFEST-MISSING"
         raise FormatError("no documents have been drawn for labels", where=path, do=do, code=code)

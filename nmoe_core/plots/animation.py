@@ -1,10 +1,10 @@
 """Films of an order: records leave the original order and enter the curated one.
 
-The bar shows the curated part bright on the left and what remains, in its original order and
-dimmed, on the right; below runs the mean diversity of the windows filled so far, against that of
-the original order. A second film lights points of the plane as they are taken. The last frame shows
-every record. MP4 through the system's ffmpeg or that of the package imageio-ffmpeg, else GIF: about
-10 ms for each frame.
+The bar shows the curated part bright on the left and the rest, in its original order and dimmed, on
+the right; below is the mean diversity of the windows filled so far, against that of the original
+order. A second film lights points of the plane as they are taken. The last frame shows every
+record. MP4 through the system's ffmpeg or the package imageio-ffmpeg, else GIF: about 10 ms for
+each frame.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLANE_PX = 560
 _UNSEEN = np.array((222, 224, 228, 255), np.uint8)
 _MP4_OPTIONS = ("-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart")
 
-# Draws what a frame shows once this many records are in the curated order.
+# Draws a frame with this many records in the curated order.
 Draw = Callable[[int], None]
 
 
@@ -55,7 +55,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     """Write the bar's film under `output`'s name and the plane's with `_umap` added.
 
     Returns:
-        Both paths; they end in `.gif` where there is no ffmpeg at all.
+        Both paths; they end in `.gif` if there is no ffmpeg.
 
     Raises:
         CurationError: ffmpeg failed (E-CURATION-EMBEDDING).
@@ -69,7 +69,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     drawn = {path: draw_bar, path.with_name(f"{path.stem}_umap{path.suffix}"): draw_plane}
     path.parent.mkdir(parents=True, exist_ok=True)
     for path, drawing in drawn.items():
-        # Under a name that the next run removes, where this one is killed.
+        # Under a name that the next run removes if this one is killed.
         scratch = path.with_name(f".{path.name}{TMP_MARK}new")
         with replacing(path), styled_figure() as figure:
             draw = drawing(figure, film)
@@ -240,7 +240,8 @@ def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
 
 
 def _show(axes: Axes, pixels: np.ndarray) -> None:
-    """Draw RGBA pixels into axes as they are then; an image would be resampled for each frame."""
+    """Draw RGBA pixels into axes, with their values at the time of each draw; an image would be
+    resampled for each frame."""
     from matplotlib.artist import Artist
 
     class Pixels(Artist):

@@ -135,10 +135,10 @@ def _ends(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> list[np.
 def cloud_plot(
     points: np.ndarray, labels: np.ndarray, terms: Terms = (), method: str = "pca"
 ) -> bytes:
-    """Records in the plane, a colour for each cluster, the largest clusters named; the few that lie
-    far outside stand at the edge.
+    """Records in the plane, a colour for each cluster, the largest clusters named; the few outliers
+    are drawn at the edge.
 
-    `method` says how the points, float `[N, 2]`, were made: `pca` or `umap`.
+    `method`, by which the points, float `[N, 2]`, were made: `pca` or `umap`.
     """
 
     def draw(figure: Figure) -> None:
@@ -198,7 +198,8 @@ def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) ->
 
 
 def k_plot(calibration: Mapping[str, Any]) -> bytes:
-    """Silhouette, and the share of k that a window can hold, against k; what each rule picks.
+    """Silhouette, and the share of k that a window can hold, against k, with the choice of each
+    rule.
 
     Args:
         calibration: As `nmoe curate calibrate-k` writes it: `results` with `k`, `silhouette` and

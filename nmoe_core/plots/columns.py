@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18
 _BINS, _WIDE, _STEPS = 30, 1000, 4
-# At 800 pixels: the name, a chart with what stands around it, and the rooms of that: left and right
-# of all, between two side by side, above one, below one, between one and the next below.
+# Sizes at 800 pixels: the name, a chart with its margins, and the margins: left and right of all
+# charts, between neighbours, above a chart, below a chart, between rows.
 _HEADER_PX, _CELL_PX, _LEFT_PX, _RIGHT_PX, _BESIDE_PX = 40, 200, 58, 20, 60
 _TITLE_PX, _TICKS_PX, _BETWEEN_PX = 20, 26, 52
 _NAMES_PX, _AXIS_PX = 130, 14  # left of bars, for `_MAX_CHARS` letters; the name of an axis
@@ -26,7 +26,7 @@ _NAMES_PX, _AXIS_PX = 130, 14  # left of bars, for `_MAX_CHARS` letters; the nam
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
     """One chart for each of the first columns of values: a histogram of numbers, the most common
-    texts or booleans with their shares; nulls are counted in the title. `name` stands above."""
+    texts or booleans with their shares; nulls are counted in the title. `name` is the heading."""
     shown = {n: values for n, values in columns.items() if _is_drawn(values)}
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
 
@@ -42,8 +42,8 @@ def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2
 def _grid(
     figure: Figure, name: str, num_charts: int, nothing: str, header_px: int, is_named: bool = False
 ) -> Sequence[Axes]:
-    """Axes of charts, three in a row, under a name; none but the text `nothing` for no charts.
-    `is_named`: texts stand beside bars, and their axis has a name below it."""
+    """Axes of charts, three in a row, under a name. Without charts no axes, and the text `nothing`
+    is drawn. `is_named`: texts are beside bars, and their axis has a name below it."""
     figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
@@ -55,7 +55,7 @@ def _grid(
     height_px = header_px + _CELL_PX * rows
     width = (WIDTH_PX - left_px - _RIGHT_PX - beside_px * (columns - 1)) / columns
     height = (height_px - header_px - _TITLE_PX - below_px - between_px * (rows - 1)) / rows
-    # Rooms that do not depend on what is drawn: to search for them takes as long as to draw.
+    # Margins that do not depend on the content: computing them takes as long as drawing.
     figure.subplots_adjust(
         left=left_px / WIDTH_PX,
         right=1 - _RIGHT_PX / WIDTH_PX,
@@ -99,7 +99,7 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
 
 def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) -> bytes:
     """One chart for each of the first columns of numbers, the same in all sources: the share of
-    each source's documents over common bins. `name` stands above."""
+    each source's documents over common bins. `name` is the heading."""
     columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
     shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
 

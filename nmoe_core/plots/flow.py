@@ -1,4 +1,5 @@
-"""The flow picture of an account: what is taken away and added between its totals, line by line."""
+"""The flow picture of an account: the amounts removed and added between its totals, line by
+line."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _LOOK = 4  # a new number draws every kept picture again
 
 def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:
     """The Markdown of a picture, which is drawn unless the file `path` was made from `made_from`, a
-    JSON value that names all that the picture shows. One line of the file is that value's digest,
+    JSON value that names all inputs of the picture. One line of the file is that value's digest,
     the rest is Markdown."""
     digest = sha256_json([_LOOK, made_from])
     try:

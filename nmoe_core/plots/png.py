@@ -3,8 +3,8 @@
 The same numbers give the same PNG bytes, on any machine: the font is matplotlib's own, and names in
 scripts that it lacks are transliterated. Nothing here touches pyplot, a display or the user's
 matplotlib settings. Pictures are 1,600 pixels wide in 256 colours, at most `MAX_PNG_BYTES`; a page
-that shows them as they are gets them by `half_size`. matplotlib is imported when a picture is
-drawn, not before.
+that does not scale them gets them by `half_size`. matplotlib is imported when a picture is drawn,
+not before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_PNG_BYTES = 400_000
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6fb4", "#e07b00", "#2a8c4a", "#c0392b", "#8a8f98"
 WIDTH_PX, _DPI = 800, 100  # at scale 1
 _PALETTES = ("tab20", "tab20b", "tab20c")
-_LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: what the font of the pictures has
+_LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: the scripts of the pictures' font
 _LEGEND_PT = 34  # from the axis to the legend below it: ticks and the label
 _INLINE = re.compile(r"base64,([A-Za-z0-9+/=]+)")
 _STYLE: dict[Any, Any] = {
@@ -96,7 +96,7 @@ def png_markdown(png: bytes, alt: str) -> str:
 
 def half_size(markdown: str) -> str:
     """The Markdown with its inline PNGs at half their width, for pages that do not scale them; a
-    picture that is halved already stays as it is."""
+    picture that is already halved stays unchanged."""
 
     def halved(found: re.Match[str]) -> str:
         from PIL import Image
@@ -111,7 +111,7 @@ def half_size(markdown: str) -> str:
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    """A legend under the axis and its label, where it hides no data."""
+    """A legend under the axis and its label, so that it hides no data."""
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = axes.get_figure(root=True)
@@ -121,7 +121,7 @@ def legend_below(axes: Axes, columns: int = 1) -> None:
 
 
 def drawable(text: str) -> str:
-    """The text, transliterated where it is in a script that the font of the pictures lacks."""
+    """The text, transliterated if it is in a script that the font of the pictures lacks."""
     if all(ord(letter) <= _LAST_DRAWN for letter in text):
         return text
     from anyascii import anyascii

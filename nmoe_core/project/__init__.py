@@ -1,1 +1,1 @@
-"""A new project: what a source holds, and the file that runs it."""
+"""A new project: a survey of its sources, and the file that runs it."""

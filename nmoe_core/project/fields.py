@@ -1,4 +1,4 @@
-"""Which field of records holds their text, by the names of fields and by what is in them."""
+"""Finds the field of records that holds their text, by the names and values of fields."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -17,7 +17,7 @@ _CHATS = ("messages", "conversations", "conversation")
 _MOST_CHARS = 10_000  # of a text of a sample
 _MOST_SAMPLES = 5_000  # of a source
 _LEAST_SAMPLES = 5  # of a file
-_LEAST_BYTES = 20  # of a text in a field whose name says nothing, in the mean
+_LEAST_BYTES = 20  # mean of a text in a field without a usual name
 _MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a header
 
 
@@ -41,8 +41,8 @@ def no_text(reason: str, where: object) -> SourceError:
 def by_text_field(
     spec: SourceSpec, inputs: Sequence[InputFile], base: Path
 ) -> Iterator[SourceSpec]:
-    """The source as one for each field that holds the text of some of its files. Files without such
-    a field, and those that cannot be read, are left out."""
+    """The source split into one source per field that holds the text of some of its files. Files
+    without such a field, and files that cannot be read, are left out."""
     ours = [f for f in inputs if f.source == spec.id and f.use in ("train", "valid")]
     if spec.kind == "files":
         for file in ours:
@@ -98,8 +98,9 @@ def _cut(source: Source, most: int) -> Iterator[Sample]:
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
-    """The field that holds the text: of those with a usual name, else of those that hold sentences,
-    the one with most text. None: there is none. `is_named`: only a usual name will do."""
+    """The field that holds the text: among the fields with a usual name, else among the fields that
+    hold sentences, the one with most text. None if there is none. `is_named`: accept only a usual
+    name."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     texts = {name: [t for s in samples if (t := s.get(name)) and t.strip()] for name in names}
     usual = [name for name in names if name.rpartition(".")[2].lower() in TEXT_FIELDS]

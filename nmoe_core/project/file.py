@@ -110,7 +110,7 @@ pretrain = {name}
 
 
 def project_text(surveys: Sequence[Survey], workers: int) -> str:
-    """The TOML of a run over the sources that can be read; the others stand in comments."""
+    """The TOML of a run over the sources that can be read; the others are in comments."""
     good = [found for found in surveys if found.problem is None]
     sizes = [found.tokens or _FIRST_TOKENS for found in good]
     documents = sum(found.documents or 0 for found in good)
@@ -156,8 +156,8 @@ def _is_scored(documents: int, judged: int) -> bool:
 
 
 def unjudged(documents: int, judged: int) -> str:
-    """What to know of documents that the heuristic does not judge, or of too few documents; empty
-    if there is nothing to know."""
+    """A note about documents that the heuristic does not judge, or about too few documents; empty
+    if neither applies."""
     if not _is_partly_judged(documents, judged):
         if _is_scored(documents, judged):
             return ""
@@ -204,7 +204,7 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
 
 
 def summary(found: Survey) -> str:
-    """What was found in a source, in words."""
+    """Description of a surveyed source."""
     about = "" if found.is_whole else "about "
     parts = []
     if found.documents is not None:

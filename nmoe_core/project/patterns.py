@@ -1,7 +1,7 @@
-"""Patterns that name the files of a source, so that a file that joins them is read too.
+"""Patterns that name the files of a source, so that files added later are read too.
 
-The widest patterns are taken that match no file which is held out, and few others: those are
-excluded by name. Files that no pattern can name are left out.
+Takes the widest patterns that match no held-out file and few other files, which are excluded by
+name. Files that no pattern can name are left out.
 """
 
 import glob
@@ -52,7 +52,7 @@ def _excluded(
     spec: SourceSpec, base: Path, uses: dict[str, str], names: dict[str, list[str]]
 ) -> tuple[str, ...] | None:
     """Patterns of the few other files that the source's patterns match; None if they match too many
-    or one that is held out, or not all of the source's files."""
+    others, a held-out file, or not all of the source's files."""
     others: set[str] = set()
     ours: set[str] = set()
     for use, patterns in (("train", spec.paths), ("valid", spec.valid_paths)):

@@ -1,7 +1,7 @@
-"""What the sources of a new project hold, as far as each can be read in a few seconds.
+"""Surveys the sources of a new project, as far as each can be read in a few seconds.
 
-Up to 64 MB of text of a source is read and up to 400 of its documents are tokenised; what goes on
-beyond that is estimated by its size as stored. Every figure is None if it would be a guess.
+Up to 64 MB of text of a source is read and up to 400 of its documents are tokenised; the rest is
+estimated by its stored size. Every figure is None if it would be a guess.
 """
 
 import importlib.util
@@ -73,8 +73,8 @@ class Survey:
 
 def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
     """Look at the sources of `inputs`, and leave out those of its files that cannot be read.
-    Relative paths start at `base`; `workers` processes are to prepare the sources, for the estimate
-    of time."""
+    Relative paths start at `base`; `workers`: number of processes of prep, for the estimate of
+    time."""
     found: list[Survey] = []
     for spec in inputs.specs:
         ours = [file for file in inputs.files if file.source == spec.id]
@@ -90,7 +90,7 @@ def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
 
 
 def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
-    """Refuse inputs of which nothing can be read: the first `problem`, or SourceError
+    """Refuse inputs if no source can be read: the first `problem`, or SourceError
     (E-SOURCE-NOTFOUND)."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems and len(problems) == len(found):
@@ -139,7 +139,7 @@ def _opened(spec: SourceSpec, base: Path, ours: Mapping[Path, InputFile]) -> Sou
 
 
 def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers: int) -> None:
-    """Count documents and characters, and tokenise a sample that is spread over what is read."""
+    """Count documents and characters, and tokenise a sample that is spread over the text read."""
     num_documents = num_chars = num_bytes = 0
     stride, sample = 1, []
     blocks = _blocks(source, ours)
@@ -199,14 +199,14 @@ def _leave_out(ours: Mapping[Path, InputFile], file: SourceFile, reason: str) ->
 def _tokenised(texts: list[str]) -> tuple[int, float]:
     """Number of tokens, and seconds of one core."""
     tokenizer = load_tokenizer()
-    tokenizer.encode_batch(texts[:1])  # what is made at the first use
+    tokenizer.encode_batch(texts[:1])  # initialise at the first use
     started = time.process_time()
     num_tokens = len(tokenizer.encode_batch(normalize_batch(texts)[0]).ids)
     return num_tokens, time.process_time() - started
 
 
 def _languages(texts: list[str]) -> dict[str, float]:
-    """Share of documents by language, most first; none where the extra is not installed."""
+    """Share of documents by language, largest first; empty if the extra is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("eldc", "numba", "pyarrow")):
         return {}
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""`nmoe init --update`: what lies beside the sources of a project, added to its configuration."""
+"""`nmoe init --update`: adds files beside the sources of a project to its configuration."""
 
 import os
 import tempfile
@@ -26,8 +26,8 @@ _EXCLUDED = "excluded by the configuration"
 
 
 def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
-    """What lies at a path, with the sources that the run has not. A file that an earlier look took,
-    and that the configuration does not name any more, is left out."""
+    """The inputs at a path, with the sources that the run lacks. A file that an earlier survey
+    took, and that the configuration no longer names, is left out."""
     tables = read_toml(run.required("mixture_toml"))["mixtures"]
     rows = [table for mixture in tables.values() for table in mixture["sources"]]
     specs = {table["id"]: validate(SourceSpec, table, run.path) for table in rows}
@@ -52,7 +52,7 @@ def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
 
 
 def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
-    """The files on this machine that a source's patterns name, with what becomes of them."""
+    """The files on this machine that a source's patterns name, each with its use."""
     both: list[tuple[Use, tuple[str, ...]]] = [("train", spec.paths), ("valid", spec.valid_paths)]
     for use, patterns in both:
         patterns = [pattern for pattern in patterns if not is_url(pattern)]
@@ -72,8 +72,8 @@ def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
 
 def add_sources(run: Run, inputs: Inputs, workers: int) -> list[Survey]:
     """Look at the sources of `inputs` and add those that can be read to the end of the file that
-    has the run's mixture; all else in it stays. Raises ConfigError: that file is not the project's,
-    or cannot take them (E-CONFIG)."""
+    has the run's mixture; all else in it stays. Raises ConfigError if that file is not the
+    project's, or cannot take them (E-CONFIG)."""
     found = survey_all(inputs, run.base, workers)
     path = Path(run.required("mixture_toml"))
     mixture = run_stages(run)[0].mixture

@@ -49,8 +49,9 @@ def _parsed(code: bytes) -> ast.Module:
     """The syntax tree of a module.
 
     Python 3.11 counts the depth of all parses of a process in one place. The garbage collector may
-    run a finalizer in the middle of a parse, and where that parses too, or lets a thread do so, the
-    outer one ends with "SystemError: AST constructor recursion depth mismatch". So it waits.
+    run a finalizer in the middle of a parse, and if that parses too, or lets a thread do so, the
+    outer parse ends with "SystemError: AST constructor recursion depth mismatch". So the collector
+    is paused.
     """
     with collection_paused(), warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes

@@ -28,8 +28,8 @@ DATA, SHARD, SPLIT, PLAN = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file to publish. sha256: by the manifest that names it, else of the file as it is now.
-    tier: DATA, or that of a manifest or plan. content: where it is not that of the file."""
+    """A file to publish. sha256: from the manifest that names it, else of the current file. tier:
+    DATA, or the tier of a manifest or plan. content: if it differs from the file's content."""
 
     name: str
     path: Path
@@ -93,7 +93,8 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
 
 
 def _blocks_of(manifest: Manifest) -> Path:
-    """The blocks of a manifest, which are made where they are missing, damaged or of another."""
+    """The blocks of a manifest, which are made if they are missing, damaged or of another
+    manifest."""
     path = manifest.path.with_name(BLOCKS_NAME)
     try:
         read_blocks(path, manifest)
@@ -120,5 +121,5 @@ def _piece(
 
 
 def _in_order(pieces: list[Piece]) -> list[Piece]:
-    """Each file once, data first. Of a file that several manifests name, the last piece counts."""
+    """Each file once, data first. If several manifests name a file, the last piece counts."""
     return sorted({piece.name: piece for piece in pieces}.values(), key=lambda p: (p.tier, p.name))

@@ -1,8 +1,8 @@
 """Manifests and plans by path or URL: for `nmoe verify`, `info` and `explain`.
 
-What lies in a store is checked there, not in a cache: files come into a temporary directory, those
-of one shard file at a time, and every message names the URL. Without checksums only the first bytes
-of large files are asked for.
+Files in a store are checked there, not in a cache: they are copied to a temporary directory, for
+one shard file at a time, and every message names the URL. Without checksums only the first bytes of
+large files are requested.
 """
 
 import json
@@ -45,7 +45,7 @@ class Opened:
     plan: LoaderPlan | None
     manifests: tuple[Manifest, ...]
     url: str | None = None
-    """Of the directory whose copy the manifests' paths lie in."""
+    """URL of the directory whose copy holds the manifests' paths."""
     root: Path = Path()
     """That copy."""
 
@@ -72,7 +72,7 @@ class Opened:
 
     @contextmanager
     def _at_hand(self, manifest: Manifest, names: Iterable[str], is_whole: bool) -> Iterator[None]:
-        """Copies of files that a manifest names; those that the store lacks stay missing."""
+        """Copies of files that a manifest names; files that the store lacks stay missing."""
         paths = [resolve_inside(manifest.path.parent, name) for name in names]
 
         def fetch(path: Path) -> None:
@@ -125,7 +125,7 @@ def opened(where: str) -> Iterator[Opened]:
 
 
 def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None) -> Facts:
-    """`explain_step` of a plan by its path or URL, without a run: labels are left out. Of a URL,
+    """`explain_step` of a plan by its path or URL, without a run: labels are left out. For a URL,
     ids and lineage of the shards that the step reads are copied beside the data. Raises as
     `explain_step` and `fetch_plan`."""
     if not is_url(plan):

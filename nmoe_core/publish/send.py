@@ -1,10 +1,10 @@
 """Publishes a committed tree: `nmoe publish`, and the asset `published_plan`.
 
-What is there already is not sent again: `publication.json` at the URL says which content each file
-had when it was sent, and the store's own mark whether it is still that file. Manifests and the plan
-come last. Where data that a published manifest names must be replaced, that manifest and the plan
-are deleted first: a reader finds whole data or an uncommitted directory, never a mixture. A publish
-that was interrupted goes on where it stopped.
+Files that are already there are not sent again: `publication.json` at the URL has the digest of
+each file as it was sent, and the store's own mark tells whether it has changed since. Manifests and
+the plan come last. If data that a published manifest names must be replaced, that manifest and the
+plan are deleted first: a reader finds whole data or an uncommitted directory, never a mixture. An
+interrupted publish resumes.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ def publish(
     """Publish a loader plan or the manifest of a split, and all that it names, below a URL.
 
     Returns:
-        The digest of all files; `files`, `bytes`, `files_sent`, `bytes_sent` (of `is_dry`: that
-        would be sent), `files_replaced`, and the `url` of the plan or manifest.
+        The digest of all files; `files`, `bytes`, `files_sent`, `bytes_sent` (with `is_dry`: files
+        and bytes that would be sent), `files_replaced`, and the `url` of the plan or manifest.
 
     Raises:
-        ConfigError: Not a URL that can be written to.
-        FormatError: A file is missing, or is not what its manifest says.
-        PlanError: The data are not those of the plan, or the store does not answer or refuses
-            (E-STORE); what was sent till then is not sent again.
+        ConfigError: The URL cannot be written to.
+        FormatError: A file is missing, or differs from its manifest.
+        PlanError: The data differ from the plan, or the store does not answer or refuses (E-STORE);
+            files sent before the error are not sent again.
     """
     url = address(url).rstrip("/")
     if not is_url(url):
@@ -77,7 +77,8 @@ def publish(
 
 
 def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:
-    """What is replaced at the URL is deleted there first: here, that would be the data."""
+    """Refuse a URL inside the data: a publish deletes files before it replaces them, so it would
+    delete the data."""
     if urlsplit(url).scheme != "file":
         return
     for piece in pieces:
@@ -124,7 +125,7 @@ def _send_all(
 
 
 def _send(url: str, piece: Piece) -> store.Found:
-    """Send a file, and compare what was read with its checksum."""
+    """Send a file, and compare the bytes sent with its checksum."""
     digest = hashlib.sha256(piece.content or b"")
 
     def chunks() -> Iterator[bytes]:
@@ -150,7 +151,7 @@ def _send(url: str, piece: Piece) -> store.Found:
 
 
 class _Record:
-    """`publication.json`: the content of each file as it was sent, and the store's mark of it."""
+    """`publication.json`: the digest of each file as it was sent, and the store's mark of it."""
 
     def __init__(self, url: str) -> None:
         self._url = join(url, RECORD_NAME)
@@ -167,7 +168,7 @@ class _Record:
             self._files = value["files"] if sealed(value) == value else {}
 
     def has(self, piece: Piece, found: store.Found | None) -> bool:
-        """Whether a file was sent with this content and is still as it was sent."""
+        """Whether a file was sent with this content and has not changed since."""
         if found is None or found.size_bytes != piece.size_bytes:
             return False
         return self._files.get(piece.name) == _row(piece, found)

@@ -16,7 +16,7 @@ from nmoe_core.tasks.report import head_headers
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 MADE_BY = "# Written by nmoe report: it is replaced by the next one."
-_LEAST_SHARE = 0.01  # of a language that the card names
+_LEAST_SHARE = 0.01  # least share of a language that the card names
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
 _SIZES += ((10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))
 _CONTEXT = {
@@ -66,7 +66,7 @@ _FIELDS = {
 
 
 def totals(corpus: Corpus) -> dict[str, int | None]:
-    """Counts over all sources; None for what is not made for all of them yet."""
+    """Counts over all sources; None for counts that some source does not have yet."""
     found: dict[str, int | None] = {"sources": len(corpus.sources)}
     for prefix, paths in (("", corpus.manifests()), ("kept ", corpus.curated())):
         made = [one for one in map(readable_manifest, paths) if one is not None]
@@ -158,7 +158,7 @@ def _languages(corpus: Corpus) -> list[str]:
 
 
 def croissant(corpus: Corpus, base: Path) -> str:
-    """The JSON-LD of the corpus, with paths from the directory that it lies in."""
+    """The JSON-LD of the corpus, with paths relative to its directory."""
     name, tree = corpus.name, corpus.run.tree
     made = [path for path in [*corpus.manifests(), *corpus.curated()] if path.is_file()]
     files = [_file(path, base) for path in [*made, *[tree.plan] * tree.plan.is_file()]]

@@ -47,7 +47,7 @@ def columns_picture(
 
 
 def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Sequence[str]) -> str:
-    """Markdown of the histograms of `source_columns`, those of all sources in one chart each."""
+    """Markdown of the histograms of `source_columns`, one chart per column with all sources."""
     title = f"{attribute} of {len(sources)} sources"
 
     def draw() -> str:
@@ -60,8 +60,8 @@ def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Seq
 
 
 def signals_picture(run: Run, sources: Sequence[str]) -> str:
-    """The `sources_picture` of signals; "" where the run does not record them, or no rule makes
-    selection wait for them, or there is one source alone."""
+    """The `sources_picture` of signals; "" if the run does not record them, no rule makes selection
+    wait for them, or there is only one source."""
     is_made = run.config.curation.where is not None and "signals" in shard_attribute_names(run)
     if not is_made or len(sources) < 2:
         return ""

@@ -15,7 +15,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.report.columns import MOST_DRAWN
 from nmoe_core.report.html import Html, element, joined, note
 
-# What a file that is damaged, or of another version, raises when it is read.
+# Errors on reading a file that is damaged or of another version.
 UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
 
@@ -36,7 +36,7 @@ class Corpus:
 
     @classmethod
     def of(cls, run: Run) -> "Corpus":
-        """The corpus of a run, of which nothing need be made yet."""
+        """The corpus of a run; no part of it need exist yet."""
         names = [source.name for source in run_sources(run)]
         made = {name: readable_manifest(run.tree.manifest(name)) for name in names}
         sizes = {name: one.total_tokens for name, one in made.items() if one is not None}
@@ -50,7 +50,7 @@ class Corpus:
 
     @property
     def drawn(self) -> list[str]:
-        """The sources that have pictures; all stand in the tables."""
+        """The sources that have pictures; the tables have all sources."""
         return self.sources[:MOST_DRAWN]
 
     def shards(self) -> Iterator[ShardPaths]:
@@ -59,7 +59,7 @@ class Corpus:
             yield from self.run.tree.shards(name, self.run.config.prep.num_shards)
 
     def manifests(self) -> list[Path]:
-        """Of the training splits."""
+        """Manifests of the training splits."""
         return [self.run.tree.manifest(name) for name in self.sources]
 
     def graded(self) -> list[Path]:
@@ -77,7 +77,7 @@ class Corpus:
         return self.graded() + [shard.selection for shard in self.shards()]
 
     def planned(self) -> list[Path]:
-        """The loader plan, and what is needed for it."""
+        """The loader plan, and the files it needs."""
         return [*self.curated(), *self.outcomes(), self.run.tree.plan]
 
     def attribute(self, name: str) -> list[Path]:
@@ -90,8 +90,8 @@ Make = Callable[[Corpus], Iterable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. `needs` are files without which `task` has not run yet; `attribute` is
-    one that the run must record; without a grader there is nothing in one `is_of_graders`."""
+    """A part of the page. `needs` are files without which `task` has not run yet; `attribute`:
+    attribute that the run must record. `is_of_graders`: empty if the run has no grader."""
 
     anchor: str
     title: str
@@ -102,7 +102,7 @@ class Section:
     is_of_graders: bool = False
 
     def content(self, corpus: Corpus) -> Html:
-        """What it shows, or a line that says why it cannot be shown."""
+        """The content of the section, or a line with the reason why it cannot be shown."""
         if self.attribute and self.attribute not in corpus.run.config.attributes.use:
             return note(f"Not recorded: add {self.attribute!r} to [attributes] use.")
         if self.is_of_graders and corpus.run.config.grading.is_off:

@@ -7,7 +7,7 @@ from importlib import resources
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _PICTURE = re.compile(r"!\[([^\]]*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
-# No script runs and nothing is fetched, whatever a document says.
+# No script runs and no URL is fetched, whatever a document contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 
 
@@ -18,8 +18,8 @@ class Html(str):
 
 
 def escaped(value: object) -> Html:
-    """A value as HTML: numbers with their thousands separated, None as nothing. Characters that
-    no page may hold, or that would turn the direction of what follows, are shown as U+FFFD."""
+    """A value as HTML: numbers with their thousands separated, None as empty. Characters that no
+    page may hold, or that would reverse the direction of later text, are shown as U+FFFD."""
     if isinstance(value, Html):
         return value
     if value is None:
@@ -51,12 +51,12 @@ def paragraph(*content: object) -> Html:
 
 
 def note(*content: object) -> Html:
-    """A line that says what is missing, or what to keep in mind."""
+    """A line about missing content, or with a remark."""
     return element("p", *content, kind="note")
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    """A table that scrolls by itself where it is too wide; numbers stand to the right."""
+    """A table that scrolls if it is too wide; numbers are aligned right."""
     head = element("tr", *(element("th", name) for name in header))
     body = joined(element("tr", *map(_cell, row)) for row in rows)
     whole = element("table", element("thead", head), element("tbody", body))

@@ -1,4 +1,4 @@
-"""Where a corpus comes from, whether its files are whole, and what it cost."""
+"""Origin of a corpus, integrity of its files, and its cost."""
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.preview import TOLD, not_current, told
 from nmoe_core.tasks.report import head_headers
 
-HASHED_BYTES = 4_000_000_000  # beyond these, sizes alone are compared
+HASHED_BYTES = 4_000_000_000  # above this, only sizes are compared
 Cost = Sequence[Mapping[str, Any]]
 
 
 def state(corpus: Corpus) -> Iterator[object]:
-    """What the settings and sources would make otherwise, and why."""
+    """Outputs that the settings and sources would make differently, and why."""
     if rows := told(not_current(corpus.run)):
         yield table(TOLD, rows)
     else:
@@ -100,7 +100,7 @@ def origin(spec: SourceSpec) -> str:
 
 
 def facts(corpus: Corpus) -> dict[str, str]:
-    """What the corpus was made with, by name; what is not made yet is left out."""
+    """Tools and settings of the corpus, by name; parts that are not made yet are left out."""
     run = corpus.run
     found = {
         "configuration": run.path.name,

@@ -17,7 +17,7 @@ _TOKENS, _CHARS = 400, 1200
 
 
 class Sample(NamedTuple):
-    """One document: `reason` is empty where it is kept."""
+    """One document: `reason` is empty if it is kept."""
 
     doc_id: str
     reason: str
@@ -26,8 +26,8 @@ class Sample(NamedTuple):
 
 
 def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sample]]:
-    """Up to `count` kept documents of a source, and of those that are left out, of each reason in
-    turn; they are spread over its first shard that has both, else over its first one."""
+    """Up to `count` kept documents of a source, and of the ones left out, taking each reason in
+    turn; they are spread over the first shard that has both, else over the first shard."""
     shards = run.tree.shards(source, run.config.prep.num_shards)
     for shard in shards:
         codes, reasons = outcome_of(run, shard)

@@ -1,4 +1,4 @@
-"""The sections of the page: what each shows, and which task makes what it needs."""
+"""The sections of the page: their content, and the tasks that make their inputs."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator

@@ -21,8 +21,8 @@ _ORIGINS = (
 
 
 def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
-    """Write `path`, and `README.md` and `croissant.json` in its directory; their paths. What is not
-    made yet is said in a line of its section.
+    """Write `path`, and `README.md` and `croissant.json` in its directory; their paths. A section
+    whose input is missing has a line about it.
 
     Args:
         run: The run.
@@ -30,7 +30,7 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
         cost: As `origins.cost`.
 
     Raises:
-        ConfigError: A `README.md` of somebody else is there (E-REPORT-EXISTS).
+        ConfigError: A `README.md` that nmoe did not write exists (E-REPORT-EXISTS).
     """
     corpus, card = Corpus.of(run), path.with_name(CARD_NAME)
     if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):

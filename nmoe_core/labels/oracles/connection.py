@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
 
-A label costs the labelling process less than half a millisecond in all; a general HTTP client alone
-would take most of that. httptools (the parser of Node.js) reads the responses. There are no
+A label costs the labelling process less than half a millisecond in all; a general HTTP client would
+take most of that time. httptools (the parser of Node.js) reads the responses. There are no
 redirects, cookies or proxies.
 """
 
@@ -58,7 +58,7 @@ class Connection:
         self._wire: _Wire | None = None
 
     async def post(self, body: bytes) -> Response:
-        """The response to one request; a connection is opened where there is none.
+        """The response to one request; a connection is opened if there is none.
 
         The server may close a kept connection just as a request goes out on it. So a request that
         is lost before any byte of its response is sent once more, on a new connection.
@@ -66,7 +66,7 @@ class Connection:
         Raises:
             CannotConnectError: There is no connection and none can be made.
             TimeoutError, ReplyTooLargeError: A limit was passed.
-            OSError: The connection was lost, or what came is not HTTP.
+            OSError: The connection was lost, or the bytes received are not HTTP.
         """
         request = self._address.request(body)
         async with asyncio.timeout(self.timeout_s):
@@ -113,10 +113,10 @@ class _Wire(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def is_idle(self) -> bool:
-        """Whether it is open and has no bytes to read.
+        """Whether the connection is open and has no bytes to read.
 
-        The loop may not have run since the last response: a close, or bytes that no request asked
-        for, may wait in the socket, and the next request would take them for its answer.
+        The loop may not have run since the last response: a close, or unrequested bytes, may wait
+        in the socket, and the next request would mistake them for its response.
         """
         return not self.transport.is_closing() and not self._poll.poll(0)
 
@@ -171,7 +171,7 @@ class _Wire(asyncio.Protocol):
         self._end(None if is_whole else lost)
 
     def _end(self, error: Exception | None, *, keeps_alive: bool = False) -> None:
-        """Answer the request with an error, or with what was received."""
+        """Answer the request with an error, or with the bytes received."""
         if self._answer is not None and not self._answer.done():
             if error is None:
                 status = self._parser.get_status_code()

@@ -2,7 +2,7 @@
 
 Chat leaves the rendering of the prompt to the server. Completions get the prompt that `harmony`
 renders, spelled out as text, for servers of gpt-oss that have no chat: vLLM, SGLang and
-llama-server read its special tokens; Ollama puts a template of its own around it, so it wants chat.
+llama-server read its special tokens; Ollama wraps it in its own template, so it needs chat.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Dialect:
         """The result of a reply's JSON object; only the final answer can hold scores.
 
         Reasons of a failure: `not_a_completion`, `empty_content`, `reasoning_only`,
-        `parse_failed`, or the server's own finish reason where it is not `stop` (`length`,
+        `parse_failed`, or the server's own finish reason if it is not `stop` (`length`,
         `content_filter`).
         """
         try:
@@ -115,7 +115,7 @@ class Dialect:
 
 
 class ChatDialect(Dialect):
-    """`/chat/completions`: rubric and document as messages, the JSON schema asked for."""
+    """`/chat/completions`: rubric and document as messages, the JSON schema requested."""
 
     path = "chat/completions"
 
@@ -139,8 +139,8 @@ class ChatDialect(Dialect):
 class CompletionsDialect(Dialect):
     """`/completions`: the Harmony prompt as text, the stop tokens named, special tokens shown.
 
-    With reasoning `none` the prompt opens the final channel, so the answer is the object alone and
-    its schema is asked for. A schema would keep a model that reasons from reasoning.
+    With reasoning `none` the prompt opens the final channel, so the answer is only the object and
+    its schema is requested. With reasoning, a schema would prevent the model from reasoning.
     """
 
     path = "completions"
@@ -174,7 +174,7 @@ DIALECTS = {"chat": ChatDialect, "completions": CompletionsDialect}
 
 
 def final_text(text: str) -> str | None:
-    """The text of the final channel, where the whole answer is Harmony and ends in that channel.
+    """The text of the final channel, if the whole answer is Harmony and ends in that channel.
 
     A final channel that is only spelled inside another message is a quotation, so an answer whose
     control tokens do not delimit whole messages has none. Two final messages are one text.

@@ -157,7 +157,7 @@ class EngineOracle(MeasuredOracle):
 
 
 def model_name(config: ModelConfig) -> str:
-    """`gpt-oss-20b` and `gpt-oss-120b` by their shapes; others say what they are."""
+    """`gpt-oss-20b` and `gpt-oss-120b` by their shapes; other models by their dimensions."""
     shape = (config.num_hidden_layers, config.hidden_size, config.num_experts)
     return _PUBLISHED.get(shape, "gpt-oss-shaped-{}x{}x{}".format(*shape))
 

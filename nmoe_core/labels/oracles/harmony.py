@@ -111,10 +111,11 @@ def read_answer(
     salvage: bool = False,
     scale: Scale = QUALITY,
 ) -> OracleResult:
-    """The result of an assistant's tokens: scores of a final channel that the answer ends in.
+    """The result of an assistant's tokens: the scores of the final channel, if the answer ends in
+    it.
 
     The stop token is left out of `tokens`; without one the model ran out of tokens. `opened`: the
-    prompt had opened the final channel. `salvage` takes, and marks, scores that stand elsewhere.
+    prompt opened the final channel. `salvage`: also take scores found elsewhere, and mark them.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken
@@ -154,7 +155,7 @@ def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, b
 
 
 def _after_final_marker(tokens: Sequence[int]) -> list[int]:
-    """Tokens after the last header of a final channel; all of them where there is none."""
+    """Tokens after the last header of a final channel; all of them if there is no such header."""
     for i in range(len(tokens) - 2, -1, -1):
         if tokens[i] == CHANNEL and tokens[i + 1] == FINAL:
             return list(tokens[i + 2 :])

@@ -3,8 +3,8 @@
 Each dimension is a weighted mean of two to five statistics (see `text_statistics`), each mapped to
 0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another. All numbers are in
 `DIMENSION_CURVES`; they were set once so that grades spread over English documentation and Python
-source. No statistic is the length of the text or grows with it. It judges form alone: it does not
-know whether a statement is true. It knows English and source code: a text in another script or in
+source. No statistic is the length of the text or grows with it. It judges only form: it does not
+know whether a statement is true. It judges English and source code: a text in another script or in
 another language gets no scores. Cost: a third of a millisecond per document.
 """
 
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     gives: tuple[float, ...]
 
 
-# The curves of each dimension, and the weighted means that stand for grades 0 to 4.
+# The curves of each dimension, and the weighted means of grades 0 to 4.
 DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
     # Words that explain or instruct, in running text.
     "helpfulness": (
@@ -103,8 +103,8 @@ class HeuristicOracle:
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """One result per text; blank texts, those mostly not in Latin letters, and those of another
-        language than English get no scores."""
+        """One result per text; blank texts, texts mostly not in Latin letters, and texts in a
+        language other than English get no scores."""
         for i, question in enumerate(questions):
             reason = refusal(question.text)
             scores = None if reason else grade(text_statistics.measure(question.text))
@@ -124,8 +124,8 @@ def refusal(text: str) -> str | None:
 def grade(statistics: Mapping[str, float]) -> dict[str, int]:
     """Grades 0..4 of the five dimensions.
 
-    A statistic that a text does not have (no brackets, no second sentence) is left out of the
-    weighted mean; a dimension with none at all gets 0.
+    A statistic that a text lacks (no brackets, no second sentence) is left out of the weighted
+    mean; a dimension without any statistic gets 0.
     """
     grades: dict[str, int] = dict.fromkeys(QUALITY.names, 0)
     for name in QUALITY.names:

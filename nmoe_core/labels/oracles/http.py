@@ -73,7 +73,7 @@ class HttpOracle(MeasuredOracle):
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
         """Results as they come; its own event loop runs while the next ones are awaited.
 
-        Raises LabelError if the server is down (E-LABEL-ORACLE-DOWN) or refuses for good
+        Raises LabelError if the server is down (E-LABEL-ORACLE-DOWN) or refuses permanently
         (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
         """
         table = self._table
@@ -164,7 +164,7 @@ class HttpOracle(MeasuredOracle):
 
     def _check_model(self, value: dict[str, Any]) -> None:
         named, asked = value.get("model"), self._table.model
-        # A dated snapshot of the model asked for is that model.
+        # A dated snapshot of the requested model counts as that model.
         if named in (None, asked, *self._table.accept_model) or re.fullmatch(
             re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}", str(named)
         ):
@@ -215,8 +215,8 @@ class _Requests:
     async def next_results(self) -> list[Result]:
         """Results that came since the last call, at least one; an empty list at the end.
 
-        Raises a worker's error, or that of too many failures in a row, when the requests under way
-        have come in, and the results that came before it have been returned.
+        Raises a worker's error, or the error of too many consecutive failures, after the requests
+        under way have ended and all earlier results have been returned.
         """
         while self._idle:
             worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
@@ -280,5 +280,5 @@ class _Requests:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        # A closed transport says so to its protocol in the next round of the loop.
+        # A closed transport notifies its protocol in the next round of the loop.
         await asyncio.sleep(0)

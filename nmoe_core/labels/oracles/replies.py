@@ -6,14 +6,14 @@
 | 400, 413, 422 and any other 4xx not named below | `document`: its failed label |
 | 429, 503, no connection | `overloaded` or away: the run waits |
 | 401, 402, 404, 405, 407, 410, a redirect | `refused`: the run ends for all documents |
-| 403 | `refused`, but the failed label of one document where others are answered (moderation) |
+| 403 | `refused`, but the failed label of one document if others are answered (moderation) |
 | all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after more tries |
 
 When the server is overloaded or gone, the limit of requests is halved and all sending stops for a
 while, longer each time (full jitter; Retry-After is a lower bound). Sending begins again with one
 request, and each success lets one more go out. When the server has not answered for `max_outage_s`,
 the run ends: documents are not marked failed for an outage. Timeouts halve the limit too: a server
-goes on with a request that was given up, so each one that is sent again adds to its load.
+continues with an abandoned request, so each one that is sent again adds to its load.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ async def post(connection: Connection, body: bytes) -> Reply:
 
 
 def retry_after_s(value: str, date: str = "") -> float:
-    """Seconds that a Retry-After header asks for: a number, or a date; 0 where there is none.
+    """Seconds that a Retry-After header requests: a number, or a date; 0 if there is none.
 
     A date is compared with `date`, the reply's own Date header, since the clocks of two machines
-    differ; with the clock here where that is missing.
+    differ; if it is missing, with the clock here.
     """
     try:
         return min(max(0.0, float(value)), 1e9)
@@ -118,8 +118,8 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
 
 
 class Flow:
-    """Admission of at most `concurrency` requests, those of the tasks in `sending`; of none when
-    `is_closed`. `most_at_once` counts those that were under way when one timed out."""
+    """Admits at most `concurrency` requests, of the tasks in `sending`; none when `is_closed`.
+    `most_at_once`: number of requests that were under way when one timed out."""
 
     def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
         self._limit = self._concurrency = concurrency

@@ -59,7 +59,7 @@ _OTHERS = frozenset(
 
 
 def measure(text: str) -> dict[str, float]:
-    """Statistics of `text` by name, without those that have nothing to count in it.
+    """Statistics of `text` by name, without the ones that do not apply to it.
 
     All are shares in 0..1 except `segment_words` (words), `depth` (brackets) and `compression`,
     which may be more than 1.
@@ -74,7 +74,7 @@ def measure(text: str) -> dict[str, float]:
 
 
 def latin_share(text: str) -> float:
-    """Share of Latin letters among the letters of the windows; 1.0 where there is no letter."""
+    """Share of Latin letters among the letters of the windows; 1.0 if there is no letter."""
     letters = [char for window in windows(text) for char in window if char.isalpha()]
     # U+1E00 to U+1EFF are Latin too; the letters between are IPA, Greek, Cyrillic and so on.
     num_latin = sum(char < "\u0250" or "\u1e00" <= char <= "\u1eff" for char in letters)
@@ -170,7 +170,7 @@ def _indentation(lines: list[str]) -> float:
     for indent in indents[1:]:
         while open_levels and open_levels[-1] > indent:
             open_levels.pop()
-        # Below every level of the window: its opening line lies before the window.
+        # Below every level of the window: its opening line is before the window.
         is_known = not open_levels or open_levels[-1] == indent
         num_inward = indent - open_levels[-1] if open_levels else 0
         num_consistent += is_known or num_inward in (2, 4, 8)
@@ -189,7 +189,7 @@ def _punctuation_statistics(window: str) -> Iterator[tuple[str, float]]:
 
 
 def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
-    """Share of brackets that close what is open, and how deep the matched ones lie on average.
+    """Share of brackets that close an open one, and the mean depth of the matched ones.
 
     A window cuts through brackets: closers before any opener and open ones at the end do not count.
     """
