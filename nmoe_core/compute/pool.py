@@ -2,9 +2,9 @@
 
 A process of one thread forks its workers, which share what it has loaded; one with more threads
 (Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
-never outlive a pool: when it is left by an error or an interrupt, they are told to stop, clean up
-after themselves, and are killed if they do not. What they log is handled here (`compute.logs`).
-Items and results of forked workers go through shared memory (`compute.slots`).
+never outlive a pool: on an error or an interrupt they are told to stop, clean up after themselves,
+and are killed if they do not. Their log records are handled here (`compute.logs`). Items and
+results of forked workers go through shared memory (`compute.slots`).
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Decoders in plain torch or on kernels, the checkpoints they read, and generation with them.
+"""Decoders in plain torch or on kernels, their checkpoints, and generation.
 
 Importing this package costs nothing: torch is loaded with the first name that needs it.
 """

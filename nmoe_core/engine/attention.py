@@ -2,8 +2,8 @@
 
 Each head has a learned sink: a logit that joins its softmax and whose probability is dropped, so
 that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
-takes queries one block at a time; blocks lie at multiples of 64 of the position, so that a row's
-result does not depend on where a call begins. `attend_cached` takes one query per sequence.
+takes queries one block at a time; blocks start at multiples of 64 of the position, so that a row's
+result does not depend on the start of a call. `attend_cached` takes one query per sequence.
 """
 
 import functools
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         self.out_weight, self.out_bias = frozen(tensors.out_weight), frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Mix rows x [N, hidden], normalised, with those of their sequences."""
+        """Mix rows x [N, hidden], normalised, with the rows of their sequences."""
         fused = linear(x, self.qkv_weight, self.qkv_bias, context.min_rows)
         q_size, _, v_size = self.qkv_sizes
         num_q, num_kv = q_size // self.head_dim, v_size // self.head_dim
@@ -120,11 +120,11 @@ class PackedDocuments:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, window: int | None, start: int = 0
 ) -> Tensor:
-    """Causal attention of T positions over themselves and what came before; shaped as `q`.
+    """Causal attention of T positions over themselves and earlier positions; shaped as `q`.
 
     Args:
         q: [B, kv_heads, group, T, head_dim] of positions start .. start + T - 1, not yet scaled.
-        k: [B, kv_heads, S, head_dim], the last S >= T of positions 0 .. start + T - 1; what a
+        k: [B, kv_heads, S, head_dim], the last S >= T of positions 0 .. start + T - 1; keys that a
             window does not reach may be left out.
         v: As `k`.
         sinks: float32 [kv_heads * group], None for none.
@@ -161,7 +161,7 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: T
     """Attention of one query per sequence over keys in any order: [B, heads, head_dim].
 
     q is [B, heads, head_dim], not yet scaled; k and v are [B, S, kv_heads, head_dim]. mask, float32
-    [B, 1, 1, S], is 0 where a key is seen, else minus infinity.
+    [B, 1, 1, S], is 0 for a key that is seen, else minus infinity.
     """
     num_kv = k.shape[2]
     grouped = q.unflatten(1, (num_kv, -1))

@@ -1,8 +1,8 @@
 """Devices of this machine, their memory, and the runtime of a model on them.
 
-The one place that decides. A CPU runs plain torch, also where Triton's interpreter could run the
-kernels. A GPU of the compute capability that they are verified on runs kernels if Triton is
-installed; another one runs plain torch, and a line of the log says so.
+This module alone decides. A CPU runs plain torch, even if Triton's interpreter could run the
+kernels. A GPU of the compute capability that the kernels are verified on runs them if Triton is
+installed; any other GPU runs plain torch, and a line of the log says so.
 """
 
 import importlib.util
@@ -85,9 +85,9 @@ def has_kernels(device: torch.device | str) -> bool:
 def choose_runtime(
     config: ModelConfig, device: torch.device, use_kernels: bool | None = None
 ) -> Runtime:
-    """Kernels where the device has them or where they are asked for, else plain torch.
+    """Kernels if the device has them or if they are requested, else plain torch.
 
-    Kernels compute gpt-oss alone. Raises ConfigError if they are asked for another family
+    Kernels compute gpt-oss alone. Raises ConfigError if they are requested for another family
     (E-CONFIG-KERNELS).
     """
     if use_kernels is None:
@@ -115,9 +115,10 @@ def with_experts(
     dtype: torch.dtype,
     is_packed: bool,
 ) -> Runtime:
-    """The runtime with the way of multiplying by experts that is asked for: its own, or a library's
+    """The runtime with the requested way of multiplying by experts: its own, or a library's
     (`grouped.py`, `hub.py`); `is_packed`: the files hold all experts as MXFP4. Raises ConfigError:
-    it does not compute such a model there (E-CONFIG-EXPERTS), or is not here (E-CONFIG-EXTRA)."""
+    the way cannot compute this model on this device (E-CONFIG-EXPERTS), or is not installed
+    (E-CONFIG-EXTRA)."""
     if choice not in ("grouped", "hub"):
         return runtime
     is_gpu = device.type == "cuda" and torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""One block of the model in plain torch, and what a way of running blocks consists of.
+"""One block of the model in plain torch, and the parts of a way of running blocks.
 
 The feed-forward is SwiGLU (clamped in gpt-oss: model card, section 2), of one expert or of the top
 k of a mixture (`experts.py`).
@@ -108,9 +108,9 @@ class Runtime:
     """A way of running blocks.
 
     block: Makes a block of the configuration, its index, its weights and a way of multiplying by
-    experts. experts: That way. documents, step: Contexts of whole documents and of new tokens over
-    a cache. record: Makes a recorder of decoding steps (`kernels.graphs`), given the forward pass,
-    the rotations of all positions and the cache.
+    experts. experts: The way of multiplying by experts. documents, step: Contexts of whole
+    documents and of new tokens over a cache. record: Makes a recorder of decoding steps
+    (`kernels.graphs`), given the forward pass, the rotations of all positions and the cache.
     """
 
     block: Callable[[ModelConfig, int, LayerTensors, ExpertWay], nn.Module]

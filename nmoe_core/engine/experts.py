@@ -1,7 +1,7 @@
 """Ways of multiplying rows by the experts chosen for them, and the way of plain torch.
 
-A way is two functions: one keeps what it needs of a block's weights, the other multiplies. Which
-way runs is a setting, never a measurement at run time: results of two ways differ by rounding.
+A way is two functions: one prepares a block's weights, the other multiplies. Which way runs is a
+setting, never a measurement at run time: results of two ways differ by rounding.
 
 In plain torch rows are sorted by expert and each expert present runs once over its own; a token's
 k results are added in the order of its logits, so the sum does not depend on the batch. Costs k
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
 
 
 class Batching(Protocol):
-    """What a context says about the rows of a call."""
+    """Properties of the rows of a call, given by a context."""
 
     @property
     def min_rows(self) -> int:
@@ -48,8 +48,8 @@ class Batching(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's bits must not depend on how many others there are, where a way's own
-        would."""
+        """Whether a row's bits must not depend on the number of other rows, even if a way's own
+        bits would."""
         ...
 
 
@@ -57,10 +57,10 @@ class Batching(Protocol):
 class ExpertWay:
     """A way of multiplying by experts.
 
-    prepare: What it keeps of a block's weights. product: Of what it keeps, rows [N, hidden],
-    normalised, their experts, the residual [N, hidden] and the batching: the residual plus the
-    weighted sum of each row's experts. name: Of a way that the setting `experts` asks for, as
-    fingerprints hold it; empty for a runtime's own.
+    prepare: Takes a block's weights, returns what it keeps of them. product: Takes this, normalised
+    rows [N, hidden], their experts, the residual [N, hidden] and the batching; returns the residual
+    plus the weighted sum of each row's experts. name: Name in fingerprints of a way that the
+    setting `experts` selects; empty for a runtime's own.
     """
 
     prepare: Callable[[ModelConfig, LayerTensors], Any]
@@ -83,7 +83,7 @@ class ExpertStacks(nn.Module):
         experts, counts = [piece[0] for piece in run], [stop - start for _, start, stop in run]
 
         def product(rows: Tensor, stack: Experts, bias: Tensor | None, out: Tensor) -> Tensor:
-            # One by one: a packed stack decodes a matrix when it is asked for it.
+            # One by one: a packed stack decodes each matrix when it is read.
             weights = (stack.matrix(expert) for expert in experts)
             biases = (None if bias is None else bias[expert] for expert in experts)
             return linear_pieces(rows.split(counts), weights, biases, min_rows, out)
@@ -142,7 +142,7 @@ def _product(
 
 
 def _one_row(kept: ExpertStacks, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
-    """The sum for a single row, the case of decoding one sequence: there is nothing to sort."""
+    """The sum for a single row, as in decoding one sequence: no rows need sorting."""
     run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
     results = x.new_empty(len(experts), x.shape[1])
     kept.multiply(run, x.expand(len(experts), -1), results, min_rows=1)

@@ -1,9 +1,9 @@
 """Experts in the model's type, multiplied by torch's grouped product (`experts = "grouped"`).
 
 MXFP4 experts are decoded once, at load. Two calls of the library multiply copies of the rows,
-sorted by expert; nothing is sent to the host, so that decoding steps can be recorded. Sums are the
-library's, and a product in bfloat16 is rounded before its bias is added: results differ from those
-of the other ways by rounding.
+sorted by expert; no data go to the host, so that decoding steps can be recorded. Sums are the
+library's, and a product in bfloat16 is rounded before its bias is added: results differ from the
+other ways by rounding.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """MXFP4 experts multiplied by OpenAI's triton_kernels (`experts = "hub"`).
 
 The library reads packed weights in a layout of its own, made once at load, a block at a time; gates
-and ups alternate in it, as they do in the files. Sums are the library's: results differ from those
-of the other ways by rounding. Tests hold the calls to the library's contract; docs/kernels.md says
-which build of it has run.
+and ups alternate in it, as they do in the files. Sums are the library's: results differ from the
+other ways by rounding. Tests check the calls against the library's contract; docs/kernels.md names
+the build that has run.
 """
 
 import functools
@@ -72,7 +72,7 @@ def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> tuple[Any, Tens
     layout, options = layouts.make_default_matmul_mxfp4_w_layout(mx_axis=1)
     wrapped = tensor.wrap_torch_tensor(codes.mT, dtype=tensor.FP4)
     weight = tensor.convert_layout(wrapped, layout, **options)
-    # A layout may fill up its storage: the shape that counts is that of the weights.
+    # A layout may pad its storage: the shape of the weights counts.
     weight.shape = torch.Size((len(codes), 2 * codes.shape[2], codes.shape[1]))
     scale = tensor.convert_layout(tensor.wrap_torch_tensor(scales.mT), layouts.StridedLayout)
     flex = ogs.FlexCtx(rhs_data=ogs.InFlexData())
@@ -105,9 +105,9 @@ def _product(
 
 
 def _routing(chosen: Chosen, num_experts: int) -> tuple[Any, Any, Any]:
-    """What the library asks about choices: weights and counts by expert, where rows come from and
-    where they go. Choice t * k + j is the j-th of row t. Nothing is sent to the host, so that
-    decoding steps can be recorded."""
+    """The choices in the library's form: weights and counts by expert, sources and destinations of
+    rows. Choice t * k + j is the j-th of row t. No data go to the host, so that decoding steps can
+    be recorded."""
     routing = library().routing
     by_choice = chosen.experts.flatten().long()
     order = by_choice.argsort(stable=True)

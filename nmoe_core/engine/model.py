@@ -1,7 +1,7 @@
 """The transformer: embedding, blocks of attention and feed-forward, logits.
 
-Results are those of the published model in the dtype asked for; norms, softmaxes and the router
-are float32 always. With MKL on x86 a document has the same bits in any batch, elsewhere the same
+Results are the published model's in the requested dtype; norms, softmaxes and the router are
+float32 always. With MKL on x86 a document has the same bits in any batch, elsewhere the same
 numbers to rounding. Blocks can be run in parts: documents that a first head rejects stop there.
 """
 
@@ -71,14 +71,14 @@ class Transformer(nn.Module):
         Args:
             path: Directory of the checkpoint, or the one above its `original/`.
             config: Stands in for the checkpoint's own.
-            device: Where the weights lie and the work is done.
+            device: Device of the weights and of the computation.
             dtype: torch.float32 or torch.bfloat16.
             experts: "packed" keeps MXFP4 experts as stored and decodes those that a batch needs:
                 the same numbers in a third of the memory of bfloat16, for more time. "decoded"
                 decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
                 "grouped" decodes them once and leaves their products to torch (`grouped.py`).
                 "hub" keeps them packed and leaves their products to triton_kernels (`hub.py`).
-            use_kernels: None for wherever the device has them (`backend.has_kernels`).
+            use_kernels: None to use them if the device has them (`backend.has_kernels`).
 
         Raises:
             CheckpointError: As `open_checkpoint`; the kernels cannot take a scale of packed experts
@@ -126,18 +126,18 @@ class Transformer(nn.Module):
 
         Args:
             input_ids: int64 or int32 [B, T], right-padded; ids past a document's end are not read.
-                Or the residual of an earlier call, from which the next blocks go on.
+                Or the residual of an earlier call, from which the next blocks continue.
             lengths: int64 or int32 [B], tokens of each document; None when all have T.
-            return_hidden_states: Numbers n of blocks, from 1, whose residual is asked for: the
+            return_hidden_states: Numbers n of blocks, from 1, whose residual is returned: the
                 stream after block n, before the final norm.
-            up_to_layer: Number of the last block to run. Default: all, or the last one asked for
-                when no logits are.
+            up_to_layer: Number of the last block to run. Default: all, or without logits the last
+                one whose residual is returned.
             no_logits: Leave out the final norm and the unembedding.
 
         Returns:
             float32 logits [B, T, vocab]; with `return_hidden_states`, the pair of logits (None if
-            not wanted) and {n: residual [B, T, hidden_size] in the model's dtype}. Zero where
-            padded. The tensors may be used under autograd.
+            not wanted) and {n: residual [B, T, hidden_size] in the model's dtype}. Padding is zero.
+                The tensors may be used under autograd.
 
         Raises:
             ConfigError: Arguments do not fit each other or the model (E-CONFIG-FORWARD).
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
                 states[number] = packing.unpack_ordinary(x)
         logits = None
         if not no_logits:
-            # What is made outside inference mode need not be copied for autograd.
+            # Tensors made outside inference mode need not be copied for autograd.
             with torch.inference_mode(False), torch.no_grad():
                 logits = packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
@@ -170,9 +170,9 @@ class Transformer(nn.Module):
 
         Args:
             input_ids: int64 [N], within the vocabulary.
-            context: What the rows are, made by `runtime.step`.
+            context: Context of the rows, made by `runtime.step`.
             rotation: complex64 [N, head_dim / 2], of the rows' positions.
-            wanted: int64 [M], rows whose logits are asked for.
+            wanted: int64 [M], rows whose logits are returned.
         """
         self.tokens_processed += len(input_ids)
         recorder = self._recorder_of(context.cache)

@@ -74,7 +74,7 @@ class Packing:
         return flat if self.rows is None else flat[self.rows]
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """[N, ...] to [B, T, ...], zero where padded."""
+        """[N, ...] to [B, T, ...]; padding is zero."""
         shape = (self.batch_size, self.length, *packed.shape[1:])
         if self.rows is None:
             return packed.view(shape)

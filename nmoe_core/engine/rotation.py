@@ -1,9 +1,9 @@
 """Rotary embedding, in the half-split form: dimension i of a head's first half rotates with
 dimension i of its second half.
 
-YaRN (arXiv 2309.00071): frequencies above the blending range keep their value, those below are
-divided by the factor, and the rotation is scaled. Llama 3: as YaRN with a range of its own and no
-scale. Angles are float32, in the order of operations of the published implementations.
+YaRN (arXiv 2309.00071): frequencies above the blending range keep their value, frequencies below it
+are divided by the factor, and the rotation is scaled. Llama 3: as YaRN with a range of its own and
+no scale. Angles are float32, in the order of operations of the published implementations.
 """
 
 import math
@@ -55,7 +55,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
-    """float32 [head_dim / 2]: 0 where a frequency is kept, 1 where it is divided by the factor."""
+    """float32 [head_dim / 2]: 0 for a frequency that is kept, 1 if it is divided by the factor."""
 
     def turning(turns: float) -> float:
         """The (fractional) dimension pair that makes this many turns over the original context."""

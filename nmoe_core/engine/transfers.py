@@ -1,4 +1,4 @@
-"""Small transfers between host and device that make neither wait for the other; the current GPU.
+"""Small transfers between host and device without a wait on either side; the current GPU.
 
 Waiting for a copy means waiting for all earlier work of the device: a wait in every pass would keep
 the host from preparing the next pass while the device is busy.
@@ -38,7 +38,8 @@ def on_device(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """A tensor's values on their way to the host; `tolist` waits for them and nothing later."""
+    """A tensor's values on their way to the host; `tolist` waits for them and not for later
+    work."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

@@ -1,14 +1,14 @@
 """Keys and values of running sequences, in pages.
 
-Layout, which device kernels rely on. Block n has `keys[n]` and `values[n]`, each [num_pages,
+Device kernels rely on this layout. Block n has `keys[n]` and `values[n]`, each [num_pages,
 page_size, kv_heads, head_dim] in the model's dtype, keys rotated. A sequence has a slot, 0 to
-max_batch - 1. In a block that sees everything, position p of slot s lies in page
-`tables[s, p // page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has
-`ring_pages` pages per slot, page s * ring_pages onwards, and position p lies at row
-p % (ring_pages * page_size) of them: a window rounded up to whole pages.
+max_batch - 1. In a block that sees everything, position p of slot s is in page `tables[s, p //
+page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has `ring_pages` pages
+per slot, page s * ring_pages onwards, and position p is at row p % (ring_pages * page_size) of
+them: a window rounded up to whole pages.
 
 Pages are counted: a `Prefix` and the sequences that began with it share whole pages and copy the
-last, unfilled one. A free page is given out lowest first, so that a lone sequence tends to lie in
+last, unfilled one. The lowest free page is given out first, so that a lone sequence tends to be in
 one piece.
 """
 
@@ -25,7 +25,7 @@ from nmoe_core.engine.weights.config import ModelConfig
 class Prefix:
     """Cached keys and values of the first `length` tokens of a sequence.
 
-    `pages` are those of the blocks that see everything, the last one a copy unless it is full;
+    `pages` are the pages of the blocks that see everything, the last one a copy unless it is full;
     `rings` holds, for each windowed block, copies of a slot's rows of keys and values.
     """
 
@@ -41,11 +41,11 @@ class PagedCache:
         config: Shape of the model.
         max_batch: Slots, of at most `max_seq_len` positions each.
         num_pages: Pages of each block that sees everything, over all slots.
-        like: Has the dtype of keys and values, and lies on their device.
+        like: A tensor with the dtype and the device of keys and values.
 
     Attributes:
         ring_size: Positions that a slot's ring holds.
-        free_pages, free_slots: Heaps of those that no sequence, and no prefix, has.
+        free_pages, free_slots: Heaps of pages and slots that no sequence, and no prefix, has.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PagedCache:
         return True
 
     def close(self, slot: int) -> None:
-        """Free the slot, and those of its pages that nothing else has."""
+        """Free the slot, and its pages unless another sequence or prefix has them."""
         for page in self._pages[slot]:
             self._give_back(page)
         self._pages[slot] = []
@@ -118,8 +118,7 @@ class PagedCache:
     def keep_prefix(self, slot: int, length: int) -> Prefix | None:
         """Keep keys and values of the slot's first `length` tokens; None when no page is free.
 
-        The last page is copied where it is partly filled. The slot's rings must not have gone
-        further than `length`.
+        The last page is copied if it is partly filled. The slot's rings must not be past `length`.
         """
         whole, part = divmod(length, self.page_size)
         if part and not self.free_pages:

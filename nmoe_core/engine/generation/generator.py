@@ -4,9 +4,9 @@ A sequence's tokens are a function of its prompt and its request alone: greedy t
 in any batch in float32 (bit for bit with `batch_invariant`), and sampled ones depend on seed and
 position. Costs `num_pages` pages for each block that sees everything.
 
-Tokens are chosen where the logits are. On a GPU a pass takes the tokens of the one before it from
-there, and they are read on the host while it runs: a stop id is noticed one pass late, and what
-that pass made of the sequence is thrown away. On a CPU they are read at once.
+Tokens are chosen on the device of the logits. On a GPU a pass takes the tokens of the previous pass
+from there, and the host reads them while it runs: a stop id is noticed one pass late, and the later
+pass's result for the sequence is discarded. On a CPU they are read immediately.
 """
 
 import itertools
@@ -67,14 +67,14 @@ class BatchedGenerator:
         checkpoint: A loaded model, or the directory of one.
         max_seq_len: Most tokens of a sequence, prompt and new ones.
         max_batch: Sequences that run at once.
-        device: Where a checkpoint is loaded; a model stays where it is.
+        device: Device to load a checkpoint on; a model stays on its own.
         dtype: As `Transformer.from_checkpoint`, for a checkpoint.
         options: Sizes of the cache and of a pass, and batch invariance.
 
     Attributes:
         counts: Work done so far.
-        launches_ahead: Whether a pass of `complete` is launched before the tokens of the one
-            before it are read.
+        launches_ahead: Whether `complete` launches a pass before it reads the tokens of the
+            previous pass.
 
     Raises:
         ConfigError: A size is out of range (E-CONFIG-GENERATE).
@@ -140,8 +140,8 @@ class BatchedGenerator:
     def step(self) -> tuple[Tensor, list[int]] | None:
         """Logits float32 [B, vocab] of the next tokens of B sequences, and their ids; None if idle.
 
-        Prompts are prefilled along the way. Each sequence returned must be answered by `update`
-        before it goes on; the others go on without it, until all await it (E-STATE-SEQUENCE).
+        Prompts are prefilled along the way. Each sequence returned waits for its answer by
+        `update`; the others continue without it, until all wait (E-STATE-SEQUENCE).
         """
         made = self._next_pass()
         if made is not None:
@@ -207,7 +207,7 @@ class BatchedGenerator:
     def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions of requests as they end, in any order.
 
-        Requests are taken as there is room, `max_batch` ahead of those that run.
+        Requests are taken as there is room, `max_batch` ahead of the running ones.
 
         Raises:
             ConfigError: As `add`, or the generator is not idle (E-CONFIG-GENERATE).
@@ -230,7 +230,7 @@ class BatchedGenerator:
                 self.cancel(seq_id)
 
     def _next_pass(self) -> tuple[Tensor, list[Running]] | None:
-        """Logits of the next tokens, and whose they are; None when no sequence can go on."""
+        """Logits of the next tokens, and their sequences; None if no sequence can continue."""
         while planned := self._scheduler.plan():
             wanted = wanted_rows(planned)
             logits = self._run(planned, wanted)
@@ -252,7 +252,7 @@ class BatchedGenerator:
         return self.model.extend(ids, context, self._rotation[context.positions], rows)
 
     def _advance(self, taken: Taken) -> list[Completion]:
-        """One pass of the requests under way; those that end leave `taken`."""
+        """One pass of the running requests; requests that end leave `taken`."""
         before, made = self._launched, self._next_pass()
         assert before is not None or made is not None
         launched = None if made is None else self._choose(*made, taken)
@@ -271,7 +271,7 @@ class BatchedGenerator:
         return launched
 
     def _read(self, launched: Launched, taken: Taken) -> list[Completion]:
-        """Give sequences the tokens of a pass; those that have ended leave `taken`."""
+        """Give sequences the tokens of a pass; sequences that have ended leave `taken`."""
         done = []
         tokens = checked(launched.ids.tolist())
         for sequence, place, token in zip(launched.sequences, launched.places, tokens):

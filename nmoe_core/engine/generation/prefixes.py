@@ -1,9 +1,10 @@
 """Prefixes that waiting prompts share, and their entries in the cache.
 
 A radix tree over the prompts of waiting, running and just finished requests. A beginning is worth
-keeping where two prompts part, at least 16 tokens after the last such place. The first sequence
-that reaches it stops there, and the cache keeps its keys and values; the others go on from there.
-A prompt's last token is left out, because a sequence must compute a token to have logits.
+keeping if two prompts diverge at its end, at least 16 tokens after the last such place. The first
+sequence that reaches it stops there, and the cache keeps its keys and values; the others continue
+from there. A prompt's last token is left out, because a sequence must compute a token to have
+logits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Node:
 
 
 class PrefixTree:
-    """Beginnings of prompts; `kept` has those in the cache, the one used longest ago first."""
+    """Beginnings of prompts; `kept` has the cached ones, least recently used first."""
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
         self._cache, self._max_kept = cache, max_kept
@@ -94,9 +95,9 @@ class PrefixTree:
         return prefix is not None
 
     def drop(self, only_unused: bool = False) -> bool:
-        """Give back the beginning used longest ago; if `only_unused`, of those that no prompt has.
+        """Free the least recently used beginning; if `only_unused`, one that no prompt has.
 
-        Returns False when there is none.
+        Returns False if there is none.
         """
         for node in self.kept:
             if not (only_unused and (node.children or node.ends)):

@@ -11,7 +11,7 @@ from nmoe_core.engine.generation.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to go on from it; `stop_ids` end a sequence and are not part of it."""
+    """A prompt and how to continue it; `stop_ids` end a sequence and are not part of it."""
 
     tokens: Sequence[int]
     max_tokens: int = 256

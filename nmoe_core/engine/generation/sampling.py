@@ -1,4 +1,4 @@
-"""The next tokens from rows of logits, chosen where the logits are.
+"""The next tokens from rows of logits, chosen on the device of the logits.
 
 Temperature divides the logits, top-k keeps the k largest, top-p then the smallest set of largest
 probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept. The
@@ -49,7 +49,7 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
     """One token id for each row of float32 logits [B, vocab], on their device.
 
     `positions` are the places of the rows' tokens in their sequences; with the seed they fix the
-    draw. Returns int64 [B]; NOT_FINITE where the largest logit is NaN or infinite, see `checked`.
+    draw. Returns int64 [B]; NOT_FINITE if the largest logit is NaN or infinite, see `checked`.
     """
     likeliest = logits.argmax(-1, keepdim=True)
     # NaN counts as the largest, so that looking at the largest is enough.
@@ -91,7 +91,7 @@ def kept_probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     def column(values: list[float]) -> Tensor:
         return on_device(np.array(values), device)[:, None]
 
-    # Relative to the largest, so that a temperature near zero overflows nothing.
+    # Relative to the largest, so that a temperature near zero causes no overflow.
     scaled = logits.double() - logits.amax(-1, keepdim=True)
     scaled /= column([sampling.temperature for sampling in samplings])
     counts = [sampling.top_k if sampling.top_k < size else 0 for sampling in samplings]
@@ -115,11 +115,12 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _draw(kept: Tensor, shares: list[float]) -> Tensor:
-    """int64 [B]: where the running sums of each row [B, vocab] pass its share of their total."""
+    """int64 [B]: the place in each row [B, vocab] at which its running sum passes its share of the
+    total."""
     mass = kept.cumsum(-1)
     total = mass[:, -1:].contiguous()
     points = on_device(np.array(shares), kept.device)[:, None] * total
-    # The bound matters where rounding makes the share the whole mass.
+    # The bound matters if rounding makes the share the whole mass.
     last = torch.searchsorted(mass, total)
     return torch.minimum(torch.searchsorted(mass, points, right=True), last).squeeze(1)
 

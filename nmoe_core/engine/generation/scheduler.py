@@ -99,7 +99,7 @@ class Scheduler:
         self._finished.append(sequence.end)
 
     def plan(self) -> list[Planned]:
-        """Parts of the next pass, those of one token first; empty when none can go on."""
+        """Parts of the next pass, single tokens first; empty if no sequence can continue."""
         self._admit()
         budget, planned = self.max_step_tokens, []
         for sequence in list(self._running):
@@ -143,7 +143,7 @@ class Scheduler:
             being_made.update(self._to_make(sequence))
 
     def _has_room(self, sequence: Sequence, start: int) -> bool:
-        """Whether there are pages for the sequence beside those that are running."""
+        """Whether there are pages for the sequence beside the running ones."""
         if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
@@ -187,7 +187,7 @@ class Scheduler:
         return Planned(sequence, Chunk(sequence.slot, sequence.num_cached, count), makes)
 
     def _reserve(self, sequence: Sequence, length: int) -> bool:
-        """Pages for `length` positions, taken from others where none are free."""
+        """Pages for `length` positions, taken from others if none are free."""
         while not self.cache.reserve(sequence.slot, length):
             if self.prefixes.drop():
                 continue
@@ -201,7 +201,7 @@ class Scheduler:
         return True
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence from the queue, or from those that run, whose pages are then free."""
+        """Take a sequence from the queue, or from the running ones and free its pages."""
         if sequence.slot < 0:
             self._waiting.remove(sequence)
             return

@@ -52,7 +52,7 @@ class Places:
 
 
 class StepBatch:
-    """Context of one pass: its rows are the chunks', those of one token first.
+    """Context of one pass: its rows are the chunks', single tokens first.
 
     The cache must have pages reserved for every chunk.
     """
@@ -120,7 +120,8 @@ class StepBatch:
         return self._pages if window is None else self._rings
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Note where each sequence that adds one token has its keys; `lengths` says how many."""
+        """Note the place of the keys of each sequence that adds one token; `lengths` is their
+        number."""
         cache = self.cache
         pages = cache.tables[slots, : cache.pages_for(int(lengths.max()))]
         self._pages.taken = self._rows(pages.astype(np.int64))
@@ -132,7 +133,7 @@ class StepBatch:
         self._rings.mask = self._mask(age < np.minimum(lengths, cache.window)[:, None])
 
     def _seen(self, pages: Tensor, new: Tensor, window: int | None) -> list[tuple[Tensor, Tensor]]:
-        """Rows that each longer chunk sees: those of the cache, then its own."""
+        """Rows that each longer chunk sees: the cached ones, then its own."""
         cached, history = pages.flatten(0, 1), self._places(window).history
         return [(_taken(cached, past), new[rows]) for past, rows in zip(history, self._longer_rows)]
 
@@ -160,7 +161,7 @@ class StepBatch:
         return pages * size + positions % size
 
     def _rows(self, index: np.ndarray) -> Rows:
-        """The index as a slice, which copies nothing, where its numbers follow one another."""
+        """The index, as a slice (which makes no copy) if its numbers are consecutive."""
         flat = index.ravel()
         if len(flat) == 0:
             return slice(0, 0)
@@ -177,7 +178,7 @@ class StepBatch:
 
 
 def _taken(pages: Tensor, rows: Rows) -> Tensor:
-    """Pages or rows of the cache, one after another: a view of those that follow one another."""
+    """Pages or rows of the cache, one after another: a view if they are consecutive."""
     if isinstance(rows, slice):
         return pages[rows]
     return pages.index_select(0, rows.flatten())  # on a CPU twice as fast as an index

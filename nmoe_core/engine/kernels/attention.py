@@ -3,12 +3,12 @@
 In prefill one program computes a block of queries of one head, walking the keys it can see with a
 running softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose probability is
 dropped: the running maximum starts at it and the running sum at one. Blocks never span documents.
-Only blocks of keys at the edges of what the queries see are masked.
+Only blocks of keys at the edges of the visible range are masked.
 
 In decoding one program takes a split of fixed length of one key head of one sequence, with all
 query heads that share it; a second kernel merges the splits in order and adds the sink once. Splits
 depend on a sequence's own length alone, so its result is the same bits in any batch. A window
-layer's pages form a ring: position p lies in table column (p / page_size) mod width.
+layer's pages form a ring: position p is in table column (p / page_size) mod width.
 """
 
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def prefill_attention(
         q: [N, heads, D], rotated, not yet scaled; D is a power of two of at least 16.
         k, v: [M, kv_heads, D], keys rotated.
         sinks: float32 [heads].
-        blocks: Where the documents' queries and keys lie.
+        blocks: Places of the documents' queries and keys.
         window: Positions seen, the query's own included; None for all before it.
     """
     num_rows, heads, head_dim = q.shape

@@ -1,9 +1,9 @@
 """Blocks that run on kernels: the same weights, taps and caches, for a GPU.
 
-Between kernels stand torch's matrix products (attention projections, router, unembedding). Results
+Torch's matrix products (attention projections, router, unembedding) run between kernels. Results
 differ from the plain path by rounding alone. The experts are five kinds of launch and no transfer
 to the host; they take k rows of intermediate size and k float32 rows of hidden size per token, a
-few times these where the second product is split.
+few times these if the second product is split.
 """
 
 from collections.abc import Callable
@@ -146,9 +146,9 @@ class KernelBlock(nn.Module):
 
 
 def _router_weight(tensors: LayerTensors) -> Tensor:
-    """On a GPU in the activations' type, where every value is one of it, as in published models:
-    products of two bfloat16 are exact in float32, and a product of float32 took five times as long
-    for a decoding step."""
+    """The router's weight; on a GPU in the activations' type if that holds every value exactly, as
+    in published models: products of two bfloat16 are exact in float32, and a product of float32
+    took five times as long for a decoding step."""
     weight = tensors.router_weight
     narrow = weight.to(tensors.qkv_weight.dtype)
     return narrow if weight.is_cuda and torch.equal(narrow.float(), weight) else weight

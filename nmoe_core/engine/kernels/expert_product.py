@@ -9,9 +9,9 @@ gathers activations by sorted choice; the epilogue adds the bias and either appl
 first projection, whose gates and ups alternate: one product serves both) or weighs the rows and
 puts them back in token order (the second). Decoding is exact. Sums are float32.
 
-Where the programs of the second projection would leave multiprocessors idle, its inputs are split:
+If the programs of the second projection would leave multiprocessors idle, its inputs are split:
 each split is a sum of its own, and `block.combine`, which adds up the rows anyway, adds them in
-their order. How many there are follows from shapes, never from the device.
+their order. The number of splits follows from shapes, never from the device.
 """
 
 from dataclasses import dataclass
@@ -72,8 +72,8 @@ ExpertWeights = TiledExperts | DenseExperts
 
 def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
     """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32]. Raises
-    CheckpointError: a scale stands for weights of 2^2 and more, or for NaN (E-CHECKPOINT-SCALE):
-    keep such experts decoded."""
+    CheckpointError: a scale means weights of 2^2 and more, or NaN (E-CHECKPOINT-SCALE): keep such
+    experts decoded."""
     largest = int(scales.max())
     if largest > LARGEST_SCALE:
         raise CheckpointError(
@@ -128,8 +128,8 @@ def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
 
 
 def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> int:
-    """Splits of a product's inputs: more than one for the smallest tile alone, in batches whose
-    programs are few."""
+    """Splits of a product's inputs: more than one only for the smallest tile, in batches with few
+    programs."""
     num_tiles, num_outputs = len(routing.tile_experts), weights.bias.shape[1]
     programs = num_tiles * triton.cdiv(num_outputs, shape.columns)
     if shape.rows > DECODE.rows or programs > MOST_SPLIT_PROGRAMS:

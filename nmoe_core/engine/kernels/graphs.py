@@ -1,9 +1,10 @@
-"""Decoding steps of fixed batch sizes as CUDA graphs: one launch where there were hundreds.
+"""Decoding steps of fixed batch sizes as CUDA graphs: one launch instead of hundreds.
 
 A step of n single tokens is padded to the next captured size; empty places have length 0 and write
-no key. All that changes between steps lies in buffers that are filled before a replay. There is one
-graph per batch size and length bucket (which fixes the number of splits), captured when the pair is
-first met; all share one pool of memory. Without a CUDA device the same code runs unrecorded.
+no key. Everything that changes between steps is in buffers that are filled before a replay. There
+is one graph per batch size and length bucket (which fixes the number of splits), captured when the
+pair first occurs; all share one pool of memory. Without a CUDA device the same code runs
+unrecorded.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ import os
 import triton
 import triton.language as tl
 
-# Read when the first kernel is decorated: setting the variable later changes nothing.
+# Read when the first kernel is decorated: setting the variable later has no effect.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") not in ("0", ""))
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -53,8 +53,8 @@ def dot(a, b, acc):
 def attend_keys(q, k, v, is_seen, scale, largest, total, acc):
     """Take a block of keys into the running maximum, sum and weighted values (FlashAttention).
 
-    q [M, D], k and v [K, D], is_seen [M, K] or None where all are; scale holds log2(e). The new
-    maximum must be finite: a row sees a key of the block, or its maximum is a number already.
+    q [M, D], k and v [K, D], is_seen [M, K] or None if all are; scale includes log2(e). The new
+    maximum must be finite: a row sees a key of the block, or its maximum is finite already.
     """
     scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], k.shape[0]), dtype=tl.float32))
     scores *= scale

@@ -178,7 +178,7 @@ def _place_kernel(
     num_choices,
     PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write each choice of a block to its place: those of its expert before it come first."""
+    """Write each choice of a block to its place: after the earlier choices of its expert."""
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     choices = block * BLOCK + lanes

@@ -68,7 +68,7 @@ def rotate_and_store(
         rotation: complex64 [N, D / 2], of the rows' positions.
         slots: int32 or int64 [N], page * page_size + offset of each row, negative for none.
         k_pages, v_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with
-            slots 0 .. N - 1 where there is no cache.
+            slots 0 .. N - 1 if there is no cache.
     """
     num_rows = len(qkv)
     kv_heads, head_dim = k_pages.shape[2:]

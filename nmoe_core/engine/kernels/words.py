@@ -1,9 +1,9 @@
-"""MXFP4 codes in 16-bit words of four, whose bits lie so that few instructions make bfloat16.
+"""MXFP4 codes in 16-bit words of four, with bits placed so that few instructions make bfloat16.
 
 bfloat16 has its sign in bit 15, and a code's exponent and mantissa belong in bits 8 to 6: the value
 times 2^-126. Read as such, codes 0, 1 and 2 of a word need a shift by 0, 3 and 6 bits and one mask;
 code 3 takes the bits that are left. A 32-bit register holds two words, so that each instruction
-serves two codes: 11 for eight codes (the idea is that of OpenAI's triton_kernels on Hopper).
+serves two codes: 11 for eight codes (an idea of OpenAI's triton_kernels on Hopper).
 """
 
 import torch

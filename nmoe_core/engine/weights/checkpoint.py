@@ -84,7 +84,7 @@ def open_checkpoint(
 
     `config` stands in for the directory's own; weights are read to `device`. Raises
     CheckpointError: as `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be read
-    (E-CHECKPOINT-FILE); tensors are not those of the config (E-CHECKPOINT-TENSOR).
+    (E-CHECKPOINT-FILE); tensors do not match the config (E-CHECKPOINT-TENSOR).
     """
     place = find_checkpoint(path)
     config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))
@@ -124,8 +124,8 @@ class Checkpoint:
         }
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
-        """Meaning of "auto": packed on a GPU where all experts are MXFP4, else decoded. Grouped
-        experts are decoded, those of the hub's kernels packed."""
+        """Meaning of "auto": packed on a GPU if all experts are MXFP4, else decoded. Grouped
+        experts are decoded, experts of the hub's kernels packed."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
@@ -151,7 +151,7 @@ class Checkpoint:
     ) -> LayerTensors:
         """Weights of block `layer` (0-based).
 
-        Refuses a scale byte of NaN (E-CHECKPOINT-TENSOR), and packed experts where the files hold
+        Refuses a scale byte of NaN (E-CHECKPOINT-TENSOR), and packed experts if the files hold
         others (E-CONFIG-EXPERTS).
         """
         parts = {part: self._part(layer, part, dtype) for part in self.layout.parts}

@@ -32,7 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "beta_slow": 1.0,
     "truncate": True,
 }
-# Settings of other families that change what is computed, at the only values computed here.
+# Settings of other families that change the computation, at the only values supported here.
 _FIXED = {"hidden_act": "silu", "mlp_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
 _FIXED |= {"partial_rotary_factor": 1.0, "quantization_config": None}
 
@@ -59,7 +59,7 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
     heads, hidden = (take(raw, int, name) for name in ("num_attention_heads", "hidden_size"))
     if family is LLAMA:
         raw = {"num_key_value_heads": heads} | raw
-    if family is not QWEN3:  # whose heads are 128 wide by default, in every published file too
+    if family is not QWEN3:  # its heads are 128 wide by default, and in every published file
         raw = {"head_dim": hidden // max(1, heads)} | raw
     same = ("num_hidden_layers", "vocab_size", "head_dim", "num_key_value_heads")
     inner, windows = "moe_intermediate_size" if family.has_router else "intermediate_size", 1
@@ -112,7 +112,7 @@ def _set(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuse settings that change what is computed, but for the values in `fixed`."""
+    """Refuse settings that change the computation, except the values in `fixed`."""
     for field, value in fixed.items():
         if raw.get(field, value) != value:
             raise variant(field, raw[field], repr(value))
@@ -140,7 +140,7 @@ def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that only a file of `original/` has, and values of those that it leaves out."""
+    """Fields that only a file of `original/` has, and values of the fields that it leaves out."""
     scaling = YarnScaling(
         factor=take(raw, float, "rope_scaling_factor"),
         original_max_position=take(raw, int, "initial_context_length"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from nmoe_core.base.errors import CheckpointError
 
-RECIPE_KEY = "nmoe_recipe"  # of a `config.json`, where weights are random (weights.tiny)
+RECIPE_KEY = "nmoe_recipe"  # key of a `config.json` with random weights (weights.tiny)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
 
 
 def token_ids(raw: Mapping[str, Any], name: str) -> list[int]:
-    """The token ids under a name: none, one, or those of a list."""
+    """The token ids under a name: none, one, or a list."""
     value = raw.get(name)
     values = value if isinstance(value, list) and value else [value]
     return [] if value is None else [take({name: token}, int, name) for token in values]
@@ -46,7 +46,7 @@ def first_id(raw: Mapping[str, Any], name: str) -> int | None:
 
 
 def bad_field(field: str, found: object, expected: str) -> CheckpointError:
-    """The error for a field whose value no model of this kind can have."""
+    """The error for a field with a value that no model of this kind can have."""
     return CheckpointError(
         "the field does not fit",
         where=f"config.json {field}",

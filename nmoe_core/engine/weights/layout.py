@@ -1,10 +1,10 @@
 """The names and shapes of a checkpoint's tensors, in all published layouts.
 
-The Hugging Face layout keeps query, key and value apart. gpt-oss has two layouts: that of Hugging
-Face stores unquantised experts input-major, `original/` fuses query, key and value and stores
-experts output-major. In both, experts are stacked, the rows of gate and up interleave (gate even,
-up odd), and MXFP4 experts are a tensor of blocks and one of scales. Other families store the
-matrices of each expert alone, gate and up apart.
+The Hugging Face layout keeps query, key and value apart. gpt-oss has two layouts: Hugging Face's
+stores unquantised experts input-major, `original/` fuses query, key and value and stores experts
+output-major. In both, experts are stacked, the rows of gate and up interleave (gate even, up odd),
+and MXFP4 experts are a tensor of blocks and a tensor of scales. Other families store the matrices
+of each expert alone, gate and up apart.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class TensorSpec:
 class Layout:
     """One published naming of the tensors.
 
-    `parts` maps a part of a block to the stored tensors that make it up, joined by rows. `experts`
-    does so for expert matrices: one stem of a stack, or the matrices of expert `{}`.
+    `parts` maps a part of a block to the stored tensors that it consists of, joined by rows.
+    `experts` maps expert matrices likewise: one stem of a stack, or the matrices of expert `{}`.
     """
 
     embedding: str
@@ -233,7 +233,7 @@ def check_tensors(
 ) -> None:
     """Refuse tensors that are missing, left over or misshapen (E-CHECKPOINT-TENSOR).
 
-    `found` has every stored tensor with its one dtype; `where` is for the message.
+    `found` has every stored tensor with its only dtype; `where` is the place in the message.
     """
     expected = stored_tensors(config, layout, found)
     problems = []

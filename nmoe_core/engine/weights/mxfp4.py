@@ -1,9 +1,9 @@
 """MXFP4: 32 four-bit floats that share one power-of-two scale (OCP Microscaling Formats 1.0).
 
 A group of 32 values along the input dimension is 16 bytes and one scale byte. A byte holds two
-E2M1 codes, the low nibble the one of even index; a scale byte s stands for 2^(s - 127), and 255
-for NaN. Decoding is exact in float32 and in bfloat16, except that 2^128 and above overflow to
-infinity. Expert stacks are decoded at load or, with the same results, whenever they are used.
+E2M1 codes, the low nibble has the even index; a scale byte s means 2^(s - 127), and 255 means NaN.
+Decoding is exact in float32 and in bfloat16, except that 2^128 and above overflow to infinity.
+Expert stacks are decoded at load or, with the same results, whenever they are used.
 """
 
 import functools
@@ -88,15 +88,15 @@ def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
 def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks uint8 [..., rows, columns / 32, 16] and scales nearest to values [..., rows, columns].
 
-    The scale is the power of two that puts a group's largest magnitude in [4, 8); what is above 6
-    then becomes 6, as the format's specification prescribes. Ties go to the even code. Raises
+    The scale is the power of two that puts a group's largest magnitude in [4, 8); values above 6
+    then become 6, as the format's specification prescribes. Ties go to the even code. Raises
     ValueError: the columns are not whole groups of 32.
     """
     if values.shape[-1] % GROUP_SIZE:
         raise ValueError(f"{values.shape[-1]} columns are not whole groups of {GROUP_SIZE}")
     groups = values.float().unflatten(-1, (-1, GROUP_SIZE))
     largest = groups.abs().amax(-1)
-    # frexp gives largest = m * 2^e with m in [0.5, 1): exact where a floating log2 may round up.
+    # frexp gives largest = m * 2^e with m in [0.5, 1): exact, while a floating log2 may round up.
     exponents = (torch.frexp(largest).exponent - 3).clamp(-SCALE_BIAS, SCALE_BIAS)
     exponents = torch.where(largest > 0, exponents, -SCALE_BIAS)
     # Two steps: the reciprocal of 2^-127 is beyond float32.

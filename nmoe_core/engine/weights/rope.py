@@ -44,7 +44,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, those between blended (Llama 3.1).
+    """Low frequencies divided by `factor`, high ones kept, the rest blended (Llama 3.1).
 
     A frequency is low (high) if it turns less (more) than `low_freq_factor` (`high_freq_factor`)
     times over the original context.

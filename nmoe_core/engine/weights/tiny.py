@@ -70,8 +70,8 @@ def make_tiny_checkpoint(
 ) -> Path:
     """Write the checkpoint and return its directory; does nothing if it is there already.
 
-    Constants that the arguments do not name are those of gpt-oss-20b; in gpt-oss, blocks with and
-    without a window alternate. `sizes` are fields of `ModelConfig` in place of those of `SIZES`.
+    Constants that the arguments do not name are gpt-oss-20b's; in gpt-oss, blocks with and without
+    a window alternate. `sizes` are fields of `ModelConfig` that replace fields of `SIZES`.
 
     Raises:
         CheckpointError: An unknown family (E-CHECKPOINT-ARCH), a size does not fit
@@ -114,7 +114,7 @@ def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Te
 
 
 def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """The two files: tables of the vocabulary apart, the blocks in turn."""
+    """The two files: one table of the vocabulary in each, the tensors of blocks alternately."""
     first, second = SHARD_NAMES
     shards: dict[str, dict[str, Tensor]] = {first: {}, second: {}}
     for i, (name, tensor) in enumerate(tensors):
@@ -147,7 +147,7 @@ def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], part: str) -> Tensor:
-    """float32 numbers of the part's mean and deviation, a function of seed and name.
+    """float32 numbers with the part's mean and deviation, a function of seed and name.
 
     The sum of four uniform 16-bit integers from Philox: near normal, and free of the logarithms
     whose last bit differs between machines.

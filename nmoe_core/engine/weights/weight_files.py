@@ -27,7 +27,7 @@ GENERATION_NAME = "generation_config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAPPED_BYTES = 1 << 23
-# What transformers reads before an index, or adds to its weights.
+# Files that transformers reads before an index, or adds to its weights.
 _OWN_WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
@@ -55,7 +55,7 @@ class WeightFiles:
                 self.specs[name] = TensorSpec(tuple(header.get_shape()), (header.get_dtype(),))
 
     def read(self, name: str, expert: int | None = None) -> Tensor:
-        """A stored tensor, or its slice `expert`, as it lies in the file: copy it at once."""
+        """A stored tensor, or its slice `expert`, as a view of the file: copy it immediately."""
         handle = self._handle(self._paths[name])
         tensor = handle.get_tensor(name) if expert is None else handle.get_slice(name)[expert]
         self._mapped_bytes += tensor.nbytes
@@ -80,9 +80,9 @@ class WeightFiles:
 def weight_files(place: Path) -> list[Path]:
     """The safetensors files that the index names, or all of the directory, sorted by name.
 
-    Refuses an index of another form, or other weights beside those of the index
-    (E-CHECKPOINT-FILE), and an index that names pickles (E-CHECKPOINT-PICKLE) or a file that is not
-    there (E-CHECKPOINT-MISSING).
+    Refuses an index of another form, or weights beside the index's own (E-CHECKPOINT-FILE), and an
+    index that names pickles (E-CHECKPOINT-PICKLE) or a file that is not there
+    (E-CHECKPOINT-MISSING).
     """
     indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
     if not indexes:
@@ -143,10 +143,11 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 
 
 def checkpoint_digest(path: str | Path) -> str:
-    """Name the weights: SHA-256 over the config's and every weight file's name and SHA-256.
+    """The digest of the weights: SHA-256 over the config's and every weight file's name and
+    SHA-256.
 
-    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or
-    where the index names a file that is not there.
+    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or if
+    the index names a missing file.
     """
     files = checkpoint_files(path)
     return sha256_json({file.name: local_digest(file) for file in files})
