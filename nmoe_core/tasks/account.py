@@ -108,11 +108,12 @@ def _source_lines(
     curated = load_manifest(run.tree.curated_manifest(name))
     read = _Read.of(run, name, "train")
     records = read.of_source("records_read")
+    held_out: int | None = 0
     if source.has_valid and not source.spec.allow_overlap:
         held_out = _Read.of(run, name, "valid").of_source("records_read")
-        both = None if records is None or held_out is None else records + held_out
-        yield Line("records", "documents", "total", both)
-        yield Line("held out for validation", "documents", "out", held_out)
+    both = None if records is None or held_out is None else records + held_out
+    yield Line("records", "documents", "total", both)
+    yield Line("held out for validation", "documents", "out", held_out)
     yield Line("records of training", "documents", "total", records)
     yield Line("cannot be read", "documents", "out", read.of_source("bad_records"))
     yield Line("empty", "documents", "out", read.of_shards("empty_documents"))

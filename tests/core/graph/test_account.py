@@ -59,7 +59,7 @@ def test_every_line_is_what_the_files_hold_and_every_total_adds_up(odd: Project)
         assert_adds_up(lines)
         found = counts(lines)
         records = (odd.directory / "in" / f"{name}.jsonl").read_bytes().splitlines()
-        assert found.get("records", found["records of training"]) == len(records)
+        assert found["records"] == len(records)
         data = load_manifest(run.tree.manifest(name))
         documents = list(document_ids(run.tree.data, data))
         assert found["documents"] == len(documents)
@@ -74,7 +74,10 @@ def test_every_line_is_what_the_files_hold_and_every_total_adds_up(odd: Project)
     assert books["cut at max_doc_tokens"] == 0
     assert web["held out for validation"] > 0
     assert_adds_up(account["total"])
-    assert counts(account["total"])["steps"] == plan.num_sequences // plan.batch_size
+    total = counts(account["total"])
+    assert total["records"] == books["records"] + web["records"]
+    assert [*total].index("records") == 0
+    assert total["steps"] == plan.num_sequences // plan.batch_size
 
 
 def test_what_does_not_add_up_is_said_and_what_an_older_tree_lacks_is_not_known(
