@@ -137,7 +137,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     for name in (f.name for f in fields(PlanSettings)):
         value, key = getattr(plan, name, None), KEYS[name]
         if key.choices:
-            yield f"{name} = {value!r}", f"one of {', '.join(key.choices)}", value in key.choices
+            known = [key.in_plans.get(choice, choice) for choice in key.choices]
+            yield f"{name} = {value!r}", f"one of {', '.join(known)}", value in known
         elif type(value) is int:
             low = int(key.positive)
             high = plan.vocab_size - 1 if key.high is None else key.high

@@ -7,8 +7,9 @@ there.
 """
 
 import os
+import warnings
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
@@ -20,7 +21,7 @@ from loader.plan.packaged import FLOWS, MIXTURES, find_config
 from loader.plan.phases import Phase, read_phases
 
 _BUILD_THERE = "build the plan where the files are, and give the plan's URL"
-_ON_EXHAUST = ("all_exhausted", "first_exhausted", "wrap")
+_ON_EXHAUST = ("error", "first_exhausted", "wrap")
 TOKENIZER_FILES = "tokenizer.json", "tokenizer.model"
 LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
 
@@ -30,15 +31,16 @@ class Key:
     """Valid values of a field.
 
     positive: above 0; numbers are at least 0 in any case. high: largest number of a plan. choices:
-    all values there are. do: what to do instead where a path is a URL. if_chosen: not written to a
-    plan's file where it has its default, so that plans made before the key keep their hash.
-    folder: of the project and of the package, where a name stands for a file in it. types,
-    is_required: those of the field.
+    all values there are. in_plans: what plans write for one of them, its earlier name. do: what to
+    do instead where a path is a URL. if_chosen: not written to a plan's file where it has its
+    default, so that plans made before the key keep their hash. folder: of the project and of the
+    package, where a name stands for a file in it. types, is_required: those of the field.
     """
 
     positive: bool = False
     high: int | None = None
     choices: tuple[str, ...] = ()
+    in_plans: Mapping[str, str] = field(default_factory=dict)
     do: str = ""
     if_chosen: bool = False
     folder: str = ""
@@ -73,10 +75,12 @@ class StreamSettings:
     window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
     """Tokens between the starts of consecutive windows of a source: with `seq_len` each token is
     predicted once, with `seq_len+1` windows do not overlap."""
-    on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST)] = "all_exhausted"
-    """What happens where a source has too few tokens: `all_exhausted` refuses the plan,
-    `first_exhausted` ends the run with the last window of any source, `wrap` starts the source
-    again."""
+    on_exhaust: Annotated[str, Key(choices=_ON_EXHAUST, in_plans={"error": "all_exhausted"})] = (
+        "all_exhausted"
+    )
+    """What happens if a source has too few tokens: `error` refuses the plan (plans call it
+    `all_exhausted`), `first_exhausted` ends the run with the last window of any source, `wrap`
+    starts the source again."""
     packing: Annotated[str, Key(choices=("concat", "best_fit", "twin"), if_chosen=True)] = "concat"
     """How documents fill windows: `concat` cuts a source every `window_stride` tokens, `best_fit`
     fills windows with whole documents, `twin` (made by `loader.twin`) cuts where another
@@ -219,6 +223,12 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
 def _read(name: str, value: Any, where: str, base: Path) -> Any:
     key, place = KEYS[name], f"{where}: {name}"
     if key.choices:
+        for new, old in key.in_plans.items():
+            if value in (new, old):
+                if value == old:
+                    text = f'{name} = "{old}" is now "{new}"; this release still reads it'
+                    warnings.warn(text, FutureWarning, stacklevel=2)
+                return old
         if value not in key.choices:
             raise tables.unknown_name(name, str(value), key.choices, where)
     elif bool in key.types:

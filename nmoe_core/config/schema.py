@@ -57,7 +57,7 @@ class Key:
         if self.annotation is Any:
             with contextlib.suppress(ValueError):  # of a number of 5,000 digits, no TOMLDecodeError
                 return toml_table(f"value = {text}")["value"]
-        if self.annotation is Any or self.is_path:
+        if self.annotation is Any or self.is_path or self.choices:
             return text  # the run judges it, with an error of its own
         kind = get_args(self.annotation)[0] if self.is_list else self.annotation
         try:
@@ -100,7 +100,10 @@ def _loader_keys() -> Iterator[Key]:
             annotation = str
         is_path = Path in rules.types and str not in rules.types  # the others may be URLs
         annotation = Any if name == "phases" else annotation
-        yield Key(name, annotation, defaults[name], _text_below(RunSettings, name), is_path)
+        default = defaults[name]
+        for new, old in rules.in_plans.items():
+            default = new if default == old else default
+        yield Key(name, annotation, default, _text_below(RunSettings, name), is_path)
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:

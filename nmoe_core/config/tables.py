@@ -6,6 +6,7 @@ The text below a field is its help, in docs/configuration.md and where a verb ha
 from __future__ import annotations
 
 import re
+import warnings
 from decimal import Decimal
 from typing import Annotated, Literal
 
@@ -170,7 +171,7 @@ class CurationTable(StrictModel):
     seq_len: int | None = Field(default=None, ge=1)
     """Tokens of the window that `auto`, `window_fill` and `bin_packing` fill; by default the
     loader's stride."""
-    loader: Literal["concat", "flush"] = "concat"
+    packing: Literal["concat", "flush"] = "concat"
     """How the trainer fills windows: `concat` cuts the stream, as this project's loader does;
     `flush` starts a new window where a document does not fit."""
     by: Literal["source", "length", "quality"] = "source"
@@ -189,6 +190,17 @@ class CurationTable(StrictModel):
     """Topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
     """Maximum documents, over all sources, that the topic model is fitted on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _packing_was_called_loader(cls, table: object) -> object:
+        if not isinstance(table, dict) or "loader" not in table:
+            return table
+        if "packing" in table:
+            raise ValueError("loader is the earlier name of packing: leave it out")
+        text = "curation.loader is now curation.packing; this release still reads it"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return {"packing" if key == "loader" else key: value for key, value in table.items()}
 
     @property
     def can_spread_copies(self) -> bool:

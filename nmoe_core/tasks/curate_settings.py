@@ -7,7 +7,7 @@ from nmoe_core.curate.shards.planning import CurateSettings
 def curate_settings(run: Run, source: str) -> CurateSettings:
     """Settings of the run's `[curation]`; windows are those that its loader reads by default."""
     table = run.config.curation
-    shared = table.model_dump(include={"include", "where", "epoch", "loader", "by", "descending"})
+    shared = table.model_dump(include={"include", "where", "epoch", "packing", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
         **shared,

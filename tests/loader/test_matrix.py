@@ -217,14 +217,14 @@ def test_data_that_end_the_run_are_read_whole_or_until_the_first_ends(tables, po
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("on_exhaust", ["all_exhausted", "first_exhausted", "wrap"])
+@pytest.mark.parametrize("on_exhaust", ["error", "first_exhausted", "wrap"])
 @pytest.mark.parametrize(("steps", "max_epochs"), [(30, 0), (60, 2), (70, 0)])
 def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(
     tables, policy, on_exhaust, steps, max_epochs
 ):
     changes = {"policy": policy, "steps": steps}
     own = changes | {"on_exhaust": on_exhaust, "max_epochs": max_epochs}
-    if on_exhaust == "all_exhausted" and policy != "epoch_weighted" and steps == 70:
+    if on_exhaust == "error" and policy != "epoch_weighted" and steps == 70:
         with refused("E-PLAN-SHORT", naming=["source 'web'", "4001 tokens"]):
             plan_of(tables, **own)
         return
@@ -242,7 +242,7 @@ def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("on_exhaust", ["all_exhausted", "wrap"])
+@pytest.mark.parametrize("on_exhaust", ["error", "wrap"])
 def test_max_epochs_allows_that_many_passes_and_not_one_window_more(tables, policy, on_exhaust):
     changes = {"policy": policy, "on_exhaust": on_exhaust, "max_epochs": 2, "batch_size": 8}
     assert plan_of(tables, steps=100, **changes).num_sequences == 800  # 500, 200, 100: two of each

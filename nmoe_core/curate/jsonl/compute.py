@@ -199,6 +199,6 @@ def _ordered(
     if settings.order == "related":
         return "related", arrange("related", labels, lengths, embeddings=rows, seed=settings.seed)
     asked = CurateSettings(
-        order=settings.order, seed=settings.seed, seq_len=settings.seq_len, loader=settings.loader
+        order=settings.order, seed=settings.seed, seq_len=settings.seq_len, packing=settings.loader
     )
     return plan_order(asked, labels, lengths, (), 0)

@@ -63,7 +63,7 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
         "misaligned_shards": plans["num_misaligned"],
         "changed": changed,
         "path": str(path),
-        **composition(diversity, settings.loader),
+        **composition(diversity, settings.packing),
     }
     if settings.resume_from_token is not None:
         facts["documents_deferred"] = plans["num_deferred"]

@@ -140,7 +140,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
         "tokens": found["num_kept_tokens"],
         "order_taken": found["order"],
         "changed": changed,
-        **composition(found["diversity"], settings.loader),
+        **composition(found["diversity"], settings.packing),
     }
     if settings.resume_from_token is not None:
         facts["documents_frozen"] = found["num_frozen"]

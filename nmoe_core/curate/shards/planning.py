@@ -1,6 +1,6 @@
 """Selects the documents of a curated shard and plans their order.
 
-`auto` is for a known training length: of `AUTO_ORDERS` it takes the one whose windows, as `loader`
+`auto` is for a known training length: of `AUTO_ORDERS` it takes the one whose windows, as `packing`
 fills them, hold the most topics; it is never below the published greedy, `stratified`. With many
 documents per window that is `window_fill`; with few, one of the others.
 """
@@ -40,7 +40,7 @@ class CurateSettings:
     seed: int = 0
     epoch: int = 0  # each is another order as good
     seq_len: int = 4096  # tokens of a window that is filled and measured
-    loader: Loader = "concat"  # how the trainer fills windows
+    packing: Loader = "concat"  # how the trainer fills windows
     by: By = "source"  # what `count_stride` sorts the documents of a topic by
     descending: bool = False
     spread_copies: bool = False  # copies that are kept lie far apart, where the order can do so
@@ -81,7 +81,7 @@ class CurateSettings:
         options = {
             "epoch": self.epoch or None,
             "by": (self.by, self.descending) if self.order == "count_stride" else None,
-            "windows": (self.seq_len, self.loader) if self.order in _OF_ONE_LENGTH else None,
+            "windows": (self.seq_len, self.packing) if self.order in _OF_ONE_LENGTH else None,
             "resume_from_token": self.resume_from_token,
         }
         return shared | {k: json.dumps(v) for k, v in options.items() if v is not None}
@@ -102,7 +102,7 @@ def plan_order(
     takes them. Raises CurationError: `by` is quality, and a row has no
     score (E-CURATION-QUALITY).
     """
-    windows: Any = {"seq_len": settings.seq_len, "loader": settings.loader, "offset": offset}
+    windows: Any = {"seq_len": settings.seq_len, "loader": settings.packing, "offset": offset}
     options: dict[str, dict[str, Any]] = {
         "window_fill": windows,
         "bin_packing": {"seq_len": settings.seq_len},

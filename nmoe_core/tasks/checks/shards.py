@@ -121,7 +121,7 @@ def check_curated(run: Run, source: str) -> Verdicts:
     from nmoe_core.tasks.curate_settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
-    windows = recorded["diversity"][curate_settings(run, source).loader]
+    windows = recorded["diversity"][curate_settings(run, source).packing]
     misaligned = recorded["num_misaligned"]
     found = f"{misaligned} shards were planned for another place in a window than they have"
     found += "; curate the source again: other shards cost nothing" if misaligned else ""

@@ -100,7 +100,7 @@ ELSEWHERE = (
     *("vocab_size", "weights", "window_stride", "attributes.", "backbone.checkpoint"),
     *("backbone.kind", "backbone.family", "calibration.target_drop", "calibration.target_of"),
     *("contamination.", "curation.by", "curation.descending", "curation.include"),
-    *("curation.loader", "curation.resume_from_token", "curation.stability", "heads.use_salvaged"),
+    *("curation.packing", "curation.resume_from_token", "curation.stability", "heads.use_salvaged"),
     *("oracle.engine.", "oracle.http.", "oracle.kind", "oracle.relabel", "oracle.rubric"),
     *("oracle.salvage", "prep.dtype", "prep.eos_token", "prep.max_tokens", "prep.num_shards"),
     *("prep.num_valid_shards", "prep.tokens_per_shard"),

@@ -263,7 +263,7 @@ def test_readings_of_many_documents_are_those_of_each(
     made: tuple[Corpus, Run, Texts], packing: str, wraps: bool
 ) -> None:
     _, run, _ = made
-    settings = {"packing": packing, "on_exhaust": "wrap" if wraps else "all_exhausted"}
+    settings = {"packing": packing, "on_exhaust": "wrap" if wraps else "error"}
     settings |= {"mixture_toml": str(run.base / "mixture.toml")}
     text = (run.base / "mixture.toml").read_text()
     (run.base / "mixture.toml").write_text(text.replace("1e-05", "4e-05") if wraps else text)
