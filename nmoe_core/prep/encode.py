@@ -1,4 +1,5 @@
-"""The ids of texts, in the integers of shard files; those of a text that is too long, by parts."""
+"""The ids of texts, in the integer type of shard files; a text that is too long is encoded by
+parts."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Encoded(NamedTuple):
     sha256: str
     text_bytes: int
     ids: memoryview
-    """Of a document that is cut, at least one more than the limit."""
+    """Ids; for a document that is cut, at least one more than the limit."""
     part: int = 0
     """Number of the part, from 1; 0: the record is whole."""
     failure: str = ""
@@ -33,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """Encodes texts, or takes over the ids of those that the split holds already."""
+    """Encodes texts, or reuses the ids of texts that the split already holds."""
 
     tokenizer: Tokenizer
     settings: PrepSettings
@@ -62,7 +63,7 @@ class Encoder(NamedTuple):
             return [whole]
         parts = self._parts(text, ids)
         if len(parts) == 1 or any(part.failure for part in parts):
-            return [whole]  # nothing in it can be split
+            return [whole]  # it cannot be split
         return [part._replace(part=number) for number, part in enumerate(parts, 1)]
 
     def _parts(self, text: str, ids: memoryview | str) -> list[Encoded]:
@@ -84,7 +85,7 @@ class Encoder(NamedTuple):
         return parts
 
     def _known(self, digests: Sequence[str]) -> dict[int, memoryview]:
-        """Ids of the texts that the split holds already, by their place."""
+        """Ids of the texts that the split already holds, by their place."""
         if self.known is None:
             return {}
         found = self.known.find_texts(digests)

@@ -41,7 +41,7 @@ class _Sample(NamedTuple):
 
     tokens_per_record: float
     tokens_per_byte: float
-    """Of the source as it is stored."""
+    """Tokens per byte of the source as stored."""
     rate: float
     """Tokens per second on one core of this machine."""
 
@@ -65,8 +65,8 @@ class PlannedSplit:
 
 
 def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
-    """The plan of one split; what is wrong with its source is the `problem` of the plan. Raises
-    TokenizerError as `shard_format`: the tokenizer is that of all sources."""
+    """The plan of one split; an error of its source becomes the `problem` of the plan. Raises
+    TokenizerError as `shard_format`: all sources have the same tokenizer."""
     settings, spec = prep_settings(run, source, split), source.spec
     bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN
     output = run.tree.split(source.name, split)

@@ -2,7 +2,7 @@
 
 The new version of a split is made in a hidden directory beside the old one, manifest included. Then
 the two directories change places, so that a kill at any moment leaves either the whole old version
-or the whole new one under the split's name. What is left beside it is cleared by the next run.
+or the whole new one under the split's name. The next run removes the files left beside it.
 """
 
 import errno
@@ -85,7 +85,8 @@ def _said(key: str, value: Any) -> Any:
 
 
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    """Refuse to go on with a pass of other inputs (E-PREP-CHANGED), except of a smaller budget."""
+    """Refuse to resume a pass of other inputs (E-PREP-CHANGED), except one with a smaller
+    budget."""
     if (entry := journal.read()) is None:
         return
     there, wanted = _by_name(entry), _by_name(identity)
@@ -114,8 +115,8 @@ def directory_beside(split_dir: Path) -> Path:
 
 def clear_beside(split_dir: Path) -> None:
     """Remove the version that a killed swap left, and finish a replacement that was half done. The
-    files of a pass that can be resumed are kept. Raises LockedError: another process makes the new
-    version."""
+    files of a pass that can be resumed are kept. Raises LockedError if another process makes the
+    new version."""
     beside = directory_beside(split_dir)
     if beside.exists() and not (beside / STAGING_NAME).is_dir():
         with output_lock(split_dir):
@@ -123,11 +124,11 @@ def clear_beside(split_dir: Path) -> None:
 
 
 def swap_in(split_dir: Path) -> None:
-    """Put the complete new version in the place of the old one; the caller holds the lock.
+    """Replace the old version by the complete new one; the caller holds the lock.
 
-    Where directories cannot change places, shards are replaced one after the other; the manifest
-    is away meanwhile, so readers never see a mixture. A kill then leaves nothing to read before
-    the next run, which goes on with the replacement.
+    If directories cannot change places, shards are replaced one after the other; the manifest is
+    removed meanwhile, so readers never see a mixture. After a kill the split cannot be read until
+    the next run, which continues the replacement.
     """
     beside = directory_beside(split_dir)
     with output_lock(beside):  # its lock file is the one that others will find after the step
@@ -163,7 +164,7 @@ def retire_beside(split_dir: Path) -> None:
 
 
 def _replace_shard(staged: Path, final: Path) -> None:
-    """Put a shard in its place, as a copy where the split is on another file system."""
+    """Put a shard in its place, as a copy if the split is on another file system."""
     try:
         replace_dir(staged, final)
     except OSError as error:

@@ -1,10 +1,10 @@
 """The position of a pass, so that the next run resumes there.
 
-`.prep/journal.json` beside the shards names what the pass is made from, the position up to which
+`.prep/journal.json` beside the shards names the inputs of the pass, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
-whenever a fiftieth of the time so far has passed, at most every 3 seconds, after the files it
-speaks of are durable: a run that ends in any way loses only what it did since. Syncing
-happens in a thread, while the pass goes on.
+whenever a fiftieth of the time so far has passed, at most every 3 seconds, after the files it names
+are durable: a run that ends in any way loses only its work since then. Syncing happens in a thread,
+while the pass continues.
 """
 
 import os
@@ -66,7 +66,7 @@ class Journal:
         self.wait()
 
     def wait(self) -> None:
-        """Let a commit in progress end; raises what it met."""
+        """Wait for a commit in progress; raises its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -78,7 +78,7 @@ class Journal:
         """Drop the journal and everything staged with it."""
         if self._thread is not None:
             self._thread.join()
-        self._path.unlink(missing_ok=True)  # first: staged files mean nothing without it
+        self._path.unlink(missing_ok=True)  # first: staged files are not used without it
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _commit(self, descriptors: list[int], entry: dict[str, Any]) -> None:

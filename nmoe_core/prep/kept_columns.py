@@ -1,7 +1,8 @@
-"""The kept columns of a pass: appended beside the shards, made a Parquet file of each at its end.
+"""The kept columns of a pass: appended beside the shards, and written as one Parquet file per shard
+at the end.
 
-A column's type is known when the source is read to its end, so until then the rows of a shard lie
-as Arrow streams in `.prep/columns/shard_NNNN.arrows`, one after the other. The journal keeps the
+A column's type is known when the source is read to its end, so until then the rows of a shard are
+Arrow streams in `.prep/columns/shard_NNNN.arrows`, one after the other. The journal keeps the
 length of each file, the types so far, and the columns that no record has had yet.
 """
 
@@ -26,21 +27,21 @@ _WARN_ROWS = 10_000
 
 
 class ShardColumns(NamedTuple):
-    """What a worker needs to make the file of a shard."""
+    """Inputs of a worker that writes the file of a shard."""
 
     staged: Path
     """Arrow streams of its rows."""
     directory: Path
-    """Of the shard's files, where the new one goes."""
+    """Directory of the shard's files; the new file goes there."""
     rel: str
-    """Of the shard, below the data root."""
+    """Path of the shard below the data root."""
     stems: tuple[str, ...]
     types: bytes
 
 
 class KeptColumns(StagedFiles):
-    """The kept columns of a pass over `buckets`, perhaps none; files lie below `directory`, and
-    `state` is that of an earlier pass to go on from.
+    """The kept columns of a pass over `buckets`, perhaps none; files are below `directory`, and
+    `state` is the state of an earlier pass to resume.
 
     Raises:
         FormatError: A file is shorter than its state says (E-PREP-JOURNAL).
@@ -59,7 +60,7 @@ class KeptColumns(StagedFiles):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the journal keeps."""
+        """The state for the journal."""
         types = None if self.types is None else self.types.serialize().to_pybytes()
         return {
             "sizes": {str(bucket): size for bucket, size in self.sizes.items()},

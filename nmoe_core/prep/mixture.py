@@ -56,7 +56,7 @@ def run_sources(
     """The sources of the run in mixture order, or only those of `stage`.
 
     `flow` and `max_tokens`, the total over all sources, are the configured ones when None. Raises
-    ConfigError: unknown stage, or two stages define one source differently.
+    ConfigError if the stage is unknown, or two stages define one source differently.
     """
     stages = [s for s in run_stages(run, flow) if stage in (None, s.name)]
     if not stages:

@@ -1,8 +1,8 @@
-"""One pass over a source: blocks in, in order; documents appended to the asked-for shards.
+"""One pass over a source: blocks in, in order; documents appended to the requested shards.
 
-The state after any block is a few numbers, which the journal keeps: where the next block starts,
-how long every file is, and the counts. A pass that starts from such a state ends with the bytes of
-one that was never interrupted. Memory: the blocks in flight.
+The state after any block is a few numbers, which the journal keeps: the start of the next block,
+the length of every file, and the counts. A pass that resumes from such a state ends with the same
+bytes as an uninterrupted one. Memory: the blocks in flight.
 """
 
 import time
@@ -54,7 +54,7 @@ class Counts:
 
 
 class Pass:
-    """A pass; `entry` is the state to go on from, as the journal gave it."""
+    """A pass; `entry` is the state to resume from, as read from the journal."""
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan, self.journal = plan, journal
@@ -62,7 +62,7 @@ class Pass:
         self.totals = np.zeros(len(OUTCOMES), np.int64)
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
-        # Of each shard: records that were split, and their parts after the first.
+        # For each shard: records that were split, and their parts after the first.
         self.splits = np.zeros((plan.settings.num_shards + 1, 2), np.int64)
         if entry is not None:
             self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a pass, and whether it can go on where another ended."""
+"""Inputs and outputs of a pass, and whether it can resume an earlier one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ class PassPlan:
     settings: PrepSettings
     fmt: ShardFormat
     split_dir: Path
-    """Where shards are made."""
+    """Directory in which shards are made."""
     old_dir: Path
-    """Where those of the version that is there lie; often the same."""
+    """Directory of the existing version's shards; often the same."""
     wanted: tuple[int, ...]
     fingerprints: Fingerprints
     known_stop: int | None = None
@@ -66,7 +66,7 @@ class PassPlan:
 
 
 def _under_budget(entry: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """The identity that a journal would have under another budget."""
+    """The identity of a journal under another budget."""
     settings = entry["settings"] | {"max_tokens": max_tokens}
     fingerprints = entry["fingerprints"] | {"settings": sha256_json(settings)}
     return {"settings": settings, "fingerprints": fingerprints}

@@ -1,10 +1,10 @@
-"""Prep from Python: say what to read and where to write, and run the pipeline.
+"""Prep from Python: name the source and the output, and run the pipeline.
 
     source = HuggingFaceSource(dataset="HuggingFaceFW/fineweb-edu", split="train")
     config = PrepConfig(output_dir="/data/fineweb_edu/train", dataset_name="fineweb_edu")
     manifest = ParallelPrepPipeline(source, config).run()
 
-It is what `nmoe prep` does: same bytes for any number of workers, resumable after any kill, and
+It does the same as `nmoe prep`: same bytes for any number of workers, resumable after any kill, and
 a second run does nothing. `run` opens the source; input that cannot be read is one NmoeError.
 """
 
@@ -40,7 +40,8 @@ class HuggingFaceSource:
     """A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`."""
     subset: str | None = None
     streaming: bool = True
-    """False keeps the files of the hub in its cache, so that a later pass downloads none again."""
+    """False keeps the files of the hub in its cache, so that a later pass does not download them
+    again."""
     data_files: str | Sequence[str] | None = None
     """Files of the repository, globs."""
     revision: str | None = None
@@ -111,7 +112,7 @@ _KINDS |= {"parquet": ParquetSource, "arrow": ArrowSource}
 
 def create_source(kind: str, **fields: Any) -> HuggingFaceSource | _FileSource:
     """A source by its kind, `huggingface`, `jsonl`, `parquet` or `arrow`, and its fields. Raises
-    ConfigError: no such kind."""
+    ConfigError if the kind is unknown."""
     if kind not in _KINDS:
         raise ConfigError("no such kind of source", found=repr(kind), expected=", ".join(_KINDS))
     return _KINDS[kind](**fields)
@@ -162,9 +163,9 @@ class ParallelPrepPipeline:
         self.spec = validate(SourceSpec, table, "PrepConfig")
 
     def run(self) -> Manifest:
-        """Make the shards that are not there yet; return the committed manifest. Raises NmoeError:
-        the source cannot be read, the output is another run's, or a record is bad; nothing
-        half-made is left under the output's name."""
+        """Make the missing shards; return the committed manifest. Raises NmoeError if the source
+        cannot be read, the output belongs to another run, or a record is bad; the output is then
+        complete or absent."""
         changes = {
             "name": self.spec.id,
             "reading_digest": self.spec.reading_digest("train"),

@@ -20,7 +20,7 @@ class PrepProgress:
     documents: int
     tokens: int
     size_bytes: int
-    """Of the source as it is stored."""
+    """Size of the source as stored."""
     total_bytes: int | None
     """None if it is not known beforehand."""
     seconds: float

@@ -2,8 +2,8 @@
 
 Blocks are read in order, tokenised by a bounded ordered pool, and appended by one writer, so order
 and bytes do not depend on workers. Shards are committed whole at the end of the pass. A journal
-keeps the place of a pass: the next run goes on with a pass that was ended in any way, and does at
-most a few seconds of work again. Memory: about `2 * workers` blocks of 2 MiB.
+keeps the position of a pass: the next run resumes a pass that ended in any way, and repeats at most
+a few seconds of work. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
 import logging
@@ -65,7 +65,7 @@ from nmoe_core.text.tokenizer import load_tokenizer
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
 Existing = Literal["grow", "update", "remake"]
-# Errors that the next run may well not meet: what was done so far is kept for it.
+# Errors that may not occur in the next run: the work so far is kept for it.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
 _INEXACT = ("E-TOKENIZER-DRIFT",)  # an engine differs from its reference
@@ -83,27 +83,27 @@ def prep_shards(
     existing: Existing = "update",
     progress: Progress | None = None,
 ) -> PrepReport:
-    """Make the asked-for shards of a split, each with its manifest; leave current ones alone.
+    """Make the requested shards of a split, each with its manifest; current ones stay as they are.
 
     Args:
-        split: What to read.
-        settings: What decides the bytes.
+        split: Rows to read.
+        settings: Settings that decide the bytes.
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; all when None.
-        existing: What to do with shards, whole or half done, made from other inputs: `grow` takes
-            a source that changed and a larger budget and refuses other settings, `update` takes
-            any; `remake` starts over and makes current ones again too. A split that has a manifest
-            is replaced whole, in one step, where all its shards are made.
+        existing: Treatment of shards, complete or not, made from other inputs: `grow` accepts a
+            changed source and a larger budget and refuses other settings, `update` accepts all;
+            `remake` starts over and makes current ones again too. If all shards of a split with a
+            manifest are made, the split is replaced in one step.
         progress: Called after every block.
 
     Raises:
         SourceError: Too many records cannot be read (E-SOURCE-RECORD), or the split has no
-            document (E-SOURCE-EMPTY). It changed while it was read (E-SOURCE-CHANGED).
-        FormatError: Shards of other settings are there and `existing` is `grow` (E-PREP-CHANGED).
+            document (E-SOURCE-EMPTY). The source changed while it was read (E-SOURCE-CHANGED).
+        FormatError: Shards of other settings exist and `existing` is `grow` (E-PREP-CHANGED).
         ConfigError: More shards than this machine may have open files.
         LockedError: Another process is writing this split.
     """
-    split_dir = split_dir.resolve()  # a link stays: what it leads to is replaced
+    split_dir = split_dir.resolve()  # a link stays: its target is replaced
     for directory in (split_dir, directory_beside(split_dir)):
         recall_digests(directory / STAGING_NAME / _DIGESTS_NAME)
     with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
@@ -144,7 +144,7 @@ def prep_shards(
     except TokenizerError as error:
         if error.code not in _INEXACT or settings.engine == "reference":
             raise
-        # The engine may have differed on texts before the one that a sample found.
+        # The engine may have differed on texts before the sampled one.
         _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
         exact = settings.model_copy(update={"engine": "reference", "reuse": False})
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
@@ -209,7 +209,7 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
     Shards of an earlier run with more shards are removed, since no manifest names them now.
     """
     split_dir = split_dir.resolve()
-    with output_lock(split_dir):  # which clears what a writer killed just here had left
+    with output_lock(split_dir):  # which removes the files of a writer that was killed here
         committed = _commit_manifest(settings, shard_format(settings), split_dir)
         for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
             number = shard_dir.name.removeprefix("shard_")
@@ -294,7 +294,7 @@ def _recorded_stop(plan: PassPlan) -> int | None:
 
 
 def _allow_open_files(num_files: int) -> None:
-    """Raise this process's limit of open files to what the shards need."""
+    """Raise this process's limit of open files to the number that the shards need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = num_files + 256
     if soft >= needed or soft == resource.RLIM_INFINITY:
@@ -309,7 +309,7 @@ def _allow_open_files(num_files: int) -> None:
 
 
 def _remove_empty(new_dirs: list[Path]) -> None:
-    """Take back the directories that a run made and then put nothing in, innermost first."""
+    """Remove directories that a run made and left empty, innermost first."""
     with suppress(OSError):  # a directory with something in it stays
         for directory in new_dirs:
             (directory / LOCK_NAME).unlink(missing_ok=True)

@@ -90,9 +90,9 @@ def is_larger_budget(then: int | None, now: int | None) -> bool:
 
 
 def shard_format(settings: PrepSettings) -> ShardFormat:
-    """Tokenizer facts of a source's manifests. Raises TokenizerError: the configured vocabulary
-    size or EOS id is not the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the integers
-    that are asked for (E-TOKENIZER-DTYPE)."""
+    """Tokenizer facts of a source's manifests. Raises TokenizerError if the configured vocabulary
+    size or EOS id is not the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the requested
+    integers (E-TOKENIZER-DTYPE)."""
     own, tokenizer = settings.vocabulary, load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
         asked, actual = getattr(settings, name), getattr(tokenizer, name)
@@ -134,8 +134,8 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
 
 def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """Fingerprints of what decides a text's ids; with the EOS of a tiktoken encoding as it is, the
-    tokenizer's alone."""
+    """Fingerprints of the settings that decide a text's ids; for a tiktoken encoding with its own
+    EOS, only the tokenizer's fingerprint."""
     found = {"tokenizer": fmt.tokenizer_fingerprint}
     if settings.chosen.is_file or settings.eos_token != "auto":
         found["eos_token_id"] = str(fmt.eos_token_id)

@@ -37,7 +37,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     Raises:
         ConfigError: The settings do not go together.
         SourceError: Text is missing, cannot be read, or changed meanwhile.
-        TokenizerError: The tokenizer is not known, cannot be read, or is not that of the settings.
+        TokenizerError: The tokenizer is not known, cannot be read, or differs from the settings.
     """
     cache = Path(run.required("cache_dir", name))
     splits = {"train": _open(source, name, source.urls)}
@@ -73,7 +73,7 @@ def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> Non
             prep_shards(split, settings, aside / name)
             write_manifest(settings, aside / name)
             staged = Journal(aside / name).directory
-            if staged.exists():  # the disk refused to remove it; later, nobody would
+            if staged.exists():  # the disk refused to remove it; no later run would
                 shutil.rmtree(staged)
     except NmoeError:
         shutil.rmtree(aside, ignore_errors=True)

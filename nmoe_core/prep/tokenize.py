@@ -72,8 +72,8 @@ class TokenizedBlock:
     size_bytes: int
     columns: Columns
     tokens: np.ndarray
-    """In the integers of the shards: ids of the stored documents with their BOS and EOS, by shard,
-    in order in each; without those that are copied whole."""
+    """Ids of the stored documents with their BOS and EOS, in the integer type of the shards, by
+    shard, in order within each; without documents that are copied whole."""
     ids: bytes
     """Their lines of ids in the same order."""
     lines: np.ndarray
@@ -93,14 +93,14 @@ class _Stored:
 
     buckets: list[int] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
-    """Their numbers among the records; those of parts are -1."""
+    """Their numbers among the records; -1 for parts."""
     text_bytes: list[int] = field(default_factory=list)
     tokens: list[memoryview] = field(default_factory=list)
     """Their ids without BOS and EOS, in the integers of the shards."""
     lines: list[bytes] = field(default_factory=list)
     """Their lines of ids."""
     columns: list[Columns] = field(default_factory=list)
-    """Of all documents that were tokenised."""
+    """Columns of all documents that were tokenised."""
     failed: dict[int, str] = field(default_factory=dict)
     """By record, why its text has no ids."""
     num_text_bytes: int = 0
@@ -119,9 +119,9 @@ class BlockTokenizer(NamedTuple):
     count_all: bool
     """Whether a token budget needs the lengths of documents of other shards."""
     integers: np.dtype
-    """Of the tokens in shard files."""
+    """Integer type of the tokens in shard files."""
     known: KnownDocuments | None
-    """Documents that the split holds already."""
+    """Documents that the split already holds."""
 
 
 def open_tokenizer(
@@ -140,7 +140,7 @@ def open_tokenizer(
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     """Read, normalise and tokenise the records of one block.
 
-    Documents of shards that were not asked for are skipped, unless the token budget needs their
+    Documents of shards that were not requested are skipped, unless the token budget needs their
     length.
 
     Raises:
@@ -213,8 +213,8 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
 def _by_shard(
     worker: BlockTokenizer, stored: _Stored, keys: np.ndarray
 ) -> tuple[np.ndarray, bytes, np.ndarray]:
-    """Of the documents of each shard in turn: tokens with BOS and EOS, lines of ids, and rows of
-    lines out of `keys`, those of the records."""
+    """The parts of the documents, shard by shard: tokens with BOS and EOS, lines of ids, and rows
+    of lines with keys from `keys`, the keys of the records."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
     # A line says too little of a part: a known line is copied as one document.
@@ -239,7 +239,7 @@ def _by_shard(
 
 
 def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
-    """Columns before anything is tokenised; KEPT stands for "to be tokenised"."""
+    """Columns before tokenising; KEPT means "to be tokenised"."""
     num_shards, count = worker.settings.num_shards, len(records.rows)
     buckets = np.full(count, -1, np.int32)
     are_read = np.ones(count, np.bool_)
@@ -256,7 +256,8 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
 
 
 def _take_batch(texts: list[str]) -> list[str]:
-    """Take texts off the front, as many as one call tokenises: a long one goes alone."""
+    """Take texts off the front, as many as one call tokenises; a long text is a batch of its
+    own."""
     ends = np.cumsum([len(text) for text in texts])
     fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
     batch, texts[:] = texts[:fitting], texts[fitting:]
@@ -271,8 +272,8 @@ def _tokenize(
     records: np.ndarray,
     stored: _Stored,
 ) -> None:
-    """Tokenise one batch, of whose `records` these are the columns, into documents. `texts` is
-    emptied: what is held twice is long."""
+    """Tokenise one batch into documents; `columns` are the columns of its `records`. `texts` is
+    emptied, so that long texts are not held twice."""
     normal, encoded = normalize_batch(texts)
     texts.clear()
     stored.num_text_bytes += sum(map(len, encoded))
@@ -297,7 +298,7 @@ def _tokenize(
 
 
 def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns) -> None:
-    """What is known of documents once they are tokenised, but for their lines of ids."""
+    """Fill in the columns of tokenised documents, except their lines of ids."""
     count = len(documents)
     lengths = np.fromiter((len(one.ids) for one in documents), np.int64, count)
     is_failed = np.fromiter((bool(one.failure) for one in documents), np.bool_, count)
@@ -305,7 +306,7 @@ def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns
     columns.parts[:] = np.fromiter((one.part for one in documents), np.int32, count)
     least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
-    # A part is no short document, however short it is: nothing of a long one is lost.
+    # A part never counts as a short document: all of a long document is kept.
     outcomes[(lengths < least) & (columns.parts == 0)] = FILTERED
     outcomes[is_empty] = EMPTY
     outcomes[is_failed] = BAD

@@ -1,7 +1,7 @@
 """Earlier versions of a split: kept when it is replaced whole, listed, compared, restored.
 
-They lie beside it, in `.train.versions/ID`, each a whole tree that any reader takes: manifest and
-shards, as links to the files that were there. Files that two versions share are on the disk once.
+They are beside it, in `.train.versions/ID`, each a whole tree that any reader can use: manifest and
+shards, as links to the files of that version. Files that two versions share are on the disk once.
 An id is the start of the manifest's content hash.
 """
 
@@ -86,8 +86,8 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         _link_version(split_dir, staged)
         os.replace(staged, kept / current.id)
         fsync_dir(kept)
-    # The clock may have gone back since another version was made: this one is the last, whatever
-    # its time.
+    # The clock may have gone back since another version was made: this one is the last, regardless
+    # of its time.
     last_first = sorted(_kept(split_dir), key=lambda path: path.name != current.id)
     for path in last_first[most:] if most is not None else ():
         old = path.with_name(f".{path.name}{TMP_MARK}old")  # a part of a version is none
@@ -98,7 +98,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
 
 
 def half_kept(split_dir: Path) -> list[Path]:
-    """What is left of versions where a run ended while it kept or removed one."""
+    """Remains of versions after a run ended while it kept or removed one."""
     return list(_versions_dir(split_dir).glob(f".*{TMP_MARK}*"))
 
 
@@ -119,9 +119,10 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
 
 
 def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:
-    """How many documents were added, removed, changed (another text under the same id) and stayed.
+    """Number of documents that were added, removed, changed (another text under the same id) and
+    kept.
 
-    Memory is that of the ids of one shard, or of all where the number of shards differs.
+    Memory holds the ids of one shard, or of all shards if their number differs.
     """
     counts: Counter[str] = Counter(added=0, removed=0, changed=0, unchanged=0)
     for before, after in _pairs(old, new):

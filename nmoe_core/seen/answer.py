@@ -1,7 +1,7 @@
-"""The answer: where a sentence stands in the documents of a run, and which steps read it.
+"""The answer: the places of a sentence in the documents of a run, and the steps that read it.
 
-Exact: the occurrences are those in the decoded texts of all curated shards, and a row reads one if
-its inputs hold any of its tokens. The text of each that is listed is decoded and looked at again.
+Exact: it has all occurrences in the decoded texts of all curated shards, and a row reads one if its
+inputs hold any of its tokens. The text of each listed occurrence is decoded and checked again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A row of a step that holds tokens of the sentence; `is_whole` where it holds all of them."""
+    """A row of a step that holds tokens of the sentence; `is_whole` if it holds all of them."""
 
     step: int
     row: int
@@ -59,7 +59,7 @@ class Hit:
     position: int
     """Tokens of the document before it."""
     tokens: int
-    """Tokens that spell it, those that it shares with its surroundings included."""
+    """Tokens that spell it, including tokens that it shares with the text around it."""
     before: str
     after: str
     readings: list[Reading] | None
@@ -68,10 +68,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a run has read of a sentence.
+    """The occurrences of a sentence, and the steps of a run that read it.
 
-    is_read, first_step: of all its occurrences, not only of the hits that are listed; None if there
-    is no plan. steps: how many of the plan's steps were looked at.
+    is_read, first_step: over all its occurrences, not only the listed hits; None if there is no
+    plan. steps: number of the plan's steps that were searched.
     """
 
     sentence: str
@@ -95,7 +95,7 @@ class Index:
         _keep(run.tree.seen_digests, {part.path for part in self.parts})
 
     def find(self, text: str) -> list[Spans]:
-        """Where a normalised text stands, by shard and token; raises as `checked`."""
+        """Places of a normalised text, by shard and token; raises as `checked`."""
         sentence = Sentence(_spellings(self.tokenizer), checked(text, self.tokenizer))
         return [Spans(part, part.start + sentence.find(part)) for part in self.parts]
 
@@ -106,10 +106,10 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
 
     Raises:
         FormatError: As `open_index`; the plan reads files that have no index (E-SEEN-MISSING), or a
-            text is not what its index says (E-SEEN-CHANGED).
+            text differs from its index (E-SEEN-CHANGED).
         ConfigError, TokenizerError: As `checked`.
         StateError: The plan has no such step, or there is no plan (E-SEEK).
-        PlanError: The data are not those of the plan (E-PLAN-DATA).
+        PlanError: The data differ from the plan (E-PLAN-DATA).
     """
     sentence, index = normalize_text(text), Index(run)
     found = index.find(sentence)
@@ -168,7 +168,7 @@ def checked(text: str, tokenizer: Tokenizer) -> bytes:
 
 
 class _Hits:
-    """What is said of occurrences; ids and lineage of a file are read once."""
+    """The facts about occurrences; ids and lineage of a file are read once."""
 
     def __init__(self, sentence: str, tokenizer: Tokenizer) -> None:
         self._sentence, self._tokenizer = sentence, tokenizer

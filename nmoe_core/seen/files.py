@@ -1,4 +1,4 @@
-"""The index of a curated shard: the suffix arrays of its token files, and what they were made from.
+"""The index of a curated shard: the suffix arrays of its token files, and their inputs.
 
 `seen/{source}/shard_NNNN/index.json` names the files beside it. Their names hold the digest of the
 tokens that they index, so the files of an earlier index stay as they are until the summary of the
@@ -56,8 +56,8 @@ class Part:
 
 
 def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
-    """Write the index of a curated shard; a current one is left alone, and so is the file of every
-    token file that is as it was. Memory is that of the largest part; see `suffixes`.
+    """Write the index of a curated shard; a current one is kept, and so is the suffix array of
+    every unchanged token file. Memory is set by the largest part; see `suffixes`.
 
     Raises:
         FormatError: The curated shard is missing or broken, or too large (E-SEEN-SIZE).
@@ -133,7 +133,7 @@ def _name(entry: ShardEntry) -> str:
 
 
 def _problem(directory: Path, entry: ShardEntry, row: dict[str, Any]) -> str | None:
-    """What is wrong with the file of a row; None if it is as it was written."""
+    """The problem of a row's file; None if it is unchanged."""
     path = directory / row["suffixes"]
     if row["checksum"] != entry.checksum:
         return "of other tokens"

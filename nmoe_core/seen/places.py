@@ -23,7 +23,7 @@ class Occurrence(NamedTuple):
 
     @property
     def document(self) -> int:
-        """Number in the file of the document that it stands in."""
+        """Number, in the file, of the document that it is in."""
         return int(np.searchsorted(self.part.file.spans[:, 1], self.start, "right"))
 
 
@@ -47,7 +47,7 @@ class Spans(NamedTuple):
         return len(np.unique(np.searchsorted(ends, self.tokens[:, 0], "right")))
 
     def places(self) -> Iterator[Place]:
-        """Their tokens, each once: those that overlap or touch are one place."""
+        """Their tokens, each once: occurrences that overlap or touch are one place."""
         if not len(self.tokens):
             return
         starts, ends = self.tokens[:, 0], np.maximum.accumulate(self.tokens[:, 1])

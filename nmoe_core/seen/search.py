@@ -1,12 +1,12 @@
 """All places of a sentence in indexed tokens, whatever tokens spell it there.
 
-The ids that a tokenizer gives a sentence alone are seldom those that spell it inside a text: its
-first and last word may share a token with what stands around it. So no ids are guessed. Wherever
-the sentence stands, one token spells its byte `p - 1`, or a token holds all of it. Every token of
-the vocabulary that can do so is looked up among the suffixes; what has to follow narrows the ranges
-or, where they are short, is read, and so is what has to stand before. Nothing is missed and nothing
-else is found, by the bytes that tokens stand for. Of all `p` the one is taken whose tokens are the
-rarest in the first part that is searched, so that few places have to be read.
+The ids that a tokenizer gives a sentence on its own seldom spell it inside a text: its first and
+last word may share a token with the text around it. So no ids are guessed. In every occurrence, one
+token spells byte `p - 1` of the sentence, or a token holds all of it. Every token of the vocabulary
+that can do so is looked up among the suffixes; the tokens that must follow narrow the ranges or, if
+the ranges are short, are read; the tokens that must precede are always read. The result is exactly
+all occurrences in the bytes that the tokens spell. Among all `p`, the search takes the one whose
+tokens are the rarest in the first part, so that few places have to be read.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from nmoe_core.seen.spellings import Spellings
 
 _MAX_ANCHOR = 48  # bytes
 _CHOICES, _SAMPLE = 12, 8192  # places `p` that are compared, by so many tokens of the part
-_MAX_TOKENS = 1000  # that cross a `p`; more only where every `p` has more
+_MAX_TOKENS = 1000  # that cross a `p`; more only if every `p` has more
 _READ_AT_ONCE, _READ_PER_ID = 8000, 40  # places read in the time of a search, and of an id in it
 
 
@@ -34,7 +34,7 @@ _Places: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 class _Token(NamedTuple):
     """A token that spells the sentence's bytes `[start, end)`; start is 0 where it may begin
-    before the sentence, and end its size where it may go on behind it."""
+    before the sentence, and end is the sentence's size if it may continue after it."""
 
     start: int
     id: int
@@ -56,8 +56,8 @@ class Sentence:
         self._crossing: list[_Token] | None = None
 
     def find(self, part: Part) -> np.ndarray:
-        """First token, and the one after the last, of those that spell each occurrence, ascending:
-        int64 `[n, 2]`. A sentence that stands twice in the same tokens is there twice."""
+        """Start and end of the tokens that spell each occurrence, ascending: int64 `[n, 2]`, end
+        exclusive. A sentence that occurs twice in the same tokens is listed twice."""
         if self._crossing is None:
             self._crossing = self._rarest(part)
         suffixes, size = np.asarray(part.suffixes), len(self._text)
@@ -120,7 +120,7 @@ class Sentence:
         return found
 
     def _following(self, place: int) -> dict[int, int]:
-        """The ids that can follow at a place of the sentence, and where they end."""
+        """The ids that can follow at a place of the sentence, and the places where they end."""
         if place not in self._after:
             size, tails = len(self._text), self._tails.get(place, range(0))
             found = {i: end for end, ids in self._next(place) for i in ids}
@@ -129,7 +129,7 @@ class Sentence:
         return self._after[place]
 
     def _preceding(self, place: int) -> dict[int, int]:
-        """The ids that can stand before a place of the sentence, and where they begin."""
+        """The ids that can precede a place of the sentence, and the places where they begin."""
         if place not in self._before:
             text, spellings = self._text, self._spellings
             heads = self._heads.get(place, range(0))
@@ -140,9 +140,10 @@ class Sentence:
         return self._before[place]
 
     def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
-        """Where each of these ids ends that stands at a place of the sentence or, where not
-        `is_next`, begins that stands before it; -1 where it cannot. A letter begins or ends more
-        ids than are read in most cases: then each id that is read is compared."""
+        """For each of these ids: the place where it ends if it follows at a place of the sentence,
+        or, if not `is_next`, the place where it begins if it precedes it; -1 if it cannot. If more
+        ids of the vocabulary are possible than were read, as with a single letter, each id that was
+        read is compared."""
         cut = (self._tails if is_next else self._heads).get(place, ())
         if len(cut) < len(ids):
             known = self._following(place) if is_next else self._preceding(place)
@@ -164,7 +165,7 @@ class Sentence:
         return 0 if spelled.endswith(text[:place]) else -1
 
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
-        """The ids that spell the sentence from a place on, by the place where they end."""
+        """The ids that spell the sentence from a place, by the place where they end."""
         if place not in self._known:
             found, text, spellings = [], self._text, self._spellings
             for end in range(place + 1, len(text) + 1):
@@ -177,10 +178,10 @@ class Sentence:
         return self._known[place]
 
     def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
-        """Of the places where tokens `[first, end)` spell these bytes of the sentence, those where
-        the tokens around them spell the rest. Spans that grow to the same one are read together. A
-        document's EOS spells nothing, and is the last token of a part: so nothing is read over the
-        end of one, nor before its start."""
+        """Of the places where tokens `[first, end)` spell these bytes of the sentence, the ones
+        whose neighbouring tokens spell the rest. Spans that grow to the same one are read together.
+        A document's EOS spells no text, and is the last token of a part: so no token is read past a
+        document's end or before its start."""
         tokens, size = np.asarray(part.tokens), len(self._text)
         waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back
         heapq.heapify(waiting)
@@ -206,7 +207,7 @@ class Sentence:
 
 
 def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:
-    """The value of each id, -1 where it has none: by a table of all ids where this takes less."""
+    """The value of each id, -1 if it has none; by a table of all ids if that is faster."""
     if len(ids) < _READ_AT_ONCE:
         return np.array([known.get(i, -1) for i in ids.tolist()], np.int64)
     table = np.full(num_ids, -1)
@@ -215,8 +216,8 @@ def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.nd
 
 
 def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
-    """Of the suffixes `[low, high)`, alike in `depth` tokens, the range that goes on with each id.
-    All are searched at once: a step of the bisection is a few calls of numpy."""
+    """Within the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
+    each id. All are searched at once: a step of the bisection is a few calls of numpy."""
     tokens, suffixes = np.asarray(part.tokens), np.asarray(part.suffixes)
     wanted = np.array(ids, np.int64)
     wanted = np.concatenate([wanted, wanted + 1])  # the first of each, and the first after it

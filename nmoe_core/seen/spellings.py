@@ -1,14 +1,15 @@
-"""The tokens of a vocabulary by the bytes of text that they stand for."""
+"""The tokens of a vocabulary by the bytes of text that they spell."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Mapping
 
 
 class Spellings:
-    """What each id spells, and which ids spell a text, begin with it, end with it or hold it.
+    """The spelling of each id, and the ids that spell a text, begin with it, end with it or hold
+    it.
 
-    Made once per vocabulary, in some 0.3 s for 200,000 tokens. Ids that end or begin documents
-    spell nothing, so that no text goes over a document's end.
+    Made once per vocabulary, in some 0.3 s for 200,000 tokens. Ids that end or begin documents have
+    an empty spelling, so that no text crosses a document's end.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Spellings:
         return at < len(self._sorted) and self._sorted[at].startswith(text)
 
     def holding(self, text: bytes) -> dict[int, int]:
-        """How often a text stands in what an id spells, for each id where it does."""
+        """Number of occurrences of a text in the spelling of an id, for each id that holds it."""
         found: dict[int, int] = {}
         at = self._joined.find(text)
         while at >= 0:

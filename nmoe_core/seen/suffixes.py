@@ -1,8 +1,8 @@
 """The suffix array of tokens: all their places, ordered by the tokens that follow.
 
-libdivsufsort orders bytes: ids become two or three of them, the highest first, and of the places of
-bytes only those where an id begins are kept. At work this takes 15 bytes of memory per token, 10
-where all ids are below 65,536.
+libdivsufsort orders bytes: ids become two or three of them, the highest first, and only the places
+of bytes at which an id begins are kept. This takes 15 bytes of memory per token while it runs, 10
+if all ids are below 65,536.
 """
 
 import importlib
@@ -77,7 +77,7 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
         spelled[start : start + _CHUNK] = high_first.reshape(-1, 4)[:, 4 - width :]
     order: np.ndarray = load_sorter().divsufsort(spelled.reshape(-1))
     del spelled
-    # In place: what is kept is never ahead of what is read.
+    # In place: the write position never passes the read position.
     kept = 0
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]

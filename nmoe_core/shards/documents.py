@@ -1,6 +1,6 @@
 """The only reader of a shard's documents: ids, token spans, mapped tokens, lineage, text.
 
-`shard_files` opens whole files, `document_ids` reads indexes alone, `DocumentReader` reads single
+`shard_files` opens whole files, `document_ids` reads only indexes, `DocumentReader` reads single
 documents by id. Every span is checked against its manifest or its EOS before anything uses it, so
 the tasks after prep work on whole documents or refuse. Tokens are mapped, not read: memory does not
 grow with the shard.
@@ -47,8 +47,9 @@ class ShardFile:
     def ids(self) -> list[tuple[str, str]]:
         """Ingest id and text hash of each document, in index order.
 
-        Trees of other tools have neither: the document id stands for the first, "" for the second.
-        Raises FormatError: the ids file is missing or has other rows than documents (E-SHARD-IDS).
+        Trees of other tools have neither: the ingest id is then the document id, the hash "".
+        Raises FormatError if the ids file is missing or its rows do not match the documents
+        (E-SHARD-IDS).
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
@@ -67,10 +68,10 @@ class ShardFile:
 def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
     """Open all files of a manifest in document order: files by path, as docid slices have them.
 
-    `tree_root` is the directory that document ids are relative to; it holds the manifest, which is
-    that of one shard directory or of a whole split. Raises FormatError: a file, index or count is
-    not what the manifest says (E-SHARD-..., E-INDEX-...) or a document does not end with the
-    manifest's EOS token (E-SHARD-EOS).
+    `tree_root` is the directory that document ids are relative to; it holds the manifest, of one
+    shard directory or of a whole split. Raises FormatError if a file, index or count differs from
+    the manifest (E-SHARD-..., E-INDEX-...), or a document does not end with the manifest's EOS
+    token (E-SHARD-EOS).
     """
     return [open_entry(tree_root, manifest, entry) for entry in _in_order(manifest)]
 
@@ -86,7 +87,7 @@ def require_undamaged(manifest: Manifest) -> None:
         for name, checksum in named.items():
             path = manifest.path.parent / name
             if checksum is None or not path.is_file():
-                continue  # what is missing is refused where it is opened
+                continue  # a missing file is refused when it is opened
             found = local_digest(path)
             if found != checksum:
                 raise FormatError(
@@ -132,8 +133,8 @@ def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardF
 
 
 def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
-    """Start and end of each document of a file, from its index alone: int64 `[num_documents, 2]`.
-    Raises FormatError: the index is missing or malformed, or is not what the manifest says
+    """Start and end of each document of a file, from its index only: int64 `[num_documents, 2]`.
+    Raises FormatError if the index is missing or malformed, or differs from the manifest
     (E-INDEX-...)."""
     path = manifest.index_path(entry)
     index = IndexReader(path)
@@ -186,11 +187,11 @@ class DocumentReader:
         self._open: tuple[str, np.ndarray] | None = None
 
     def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
-        """Token ids of a document: uint32 `[length]`, a view where the shard has them so.
+        """Token ids of a document: uint32 `[length]`, a view if the shard stores that type.
 
-        A span must end with `eos_token_id`, where it is given, which is then left out. Raises
-        FormatError: the id is malformed (E-DOCID), leads outside the data root (E-PATH-ESCAPE), or
-        its span is not a document of the shard (E-DOCID).
+        If `eos_token_id` is given, a span must end with it, and it is left out. Raises FormatError
+        if the id is malformed (E-DOCID), leads outside the data root (E-PATH-ESCAPE), or its span
+        is not a document of the shard (E-DOCID).
         """
         parsed = parse_doc_id(doc_id) if isinstance(doc_id, str) else doc_id
         if self._open is None or self._open[0] != parsed.rel:

@@ -139,8 +139,8 @@ def token_statistics(counts: np.ndarray) -> dict[str, Any]:
 
 
 def open_tokenizer(own: str | None, asked: str | None) -> Tokenizer:
-    """The tokenizer that reads shards: the one asked for, else `own`, which their manifest names.
-    Raises TokenizerError: that of a file was asked for, or is needed, and it is not theirs
+    """The tokenizer that reads shards: the requested one, else `own`, which their manifest names.
+    Raises TokenizerError if a tokenizer's file is requested or needed and it is not the shards'
     (E-TOKENIZER-OTHER); or as `load_tokenizer`."""
     name = asked or own or DEFAULT_TOKENIZER
     tokenizer = load_tokenizer(TokenizerSettings(name, needs_eos=False))

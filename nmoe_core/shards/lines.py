@@ -1,10 +1,10 @@
 """The keys of the records that the documents of a shard were made from: `.lines` in its directory.
 
-A pass over a source that grew takes over a document whose record it knows. A JSON line that is
-known need not be parsed: its key is its XXH3-128, which includes its place where that is the
-document's id. The key of any other record is made of its id and raw text. The file saves work and
-is no part of the shard: no manifest names it, but it names how records were read, and the files of
-its shard by their checksums. Without it, all text is read and normalised.
+A pass over a source that grew reuses a document whose record it knows. A known JSON line need not
+be parsed: its key is its XXH3-128, which includes its place if the place is the document's id. The
+key of any other record is made of its id and raw text. The file saves work and is not part of the
+shard: no manifest names it, but it names the way records were read, and the files of its shard by
+their checksums. Without it, all text is read and normalised.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from nmoe_core.shards.shard_file import StagedFiles
 
 LINES_NAME = ".lines"
 LINE_ROW = np.dtype([("key", "<u8", 2), ("text_bytes", "<u8")])
-"""A document's row; the key is zero where its line says too little."""
+"""A document's row; the key is zero if its line does not identify it."""
 
 
 def line_keys(lines: Iterable[bytes]) -> np.ndarray:

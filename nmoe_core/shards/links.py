@@ -56,7 +56,7 @@ def link_or_copy(path: Path, to: Path) -> None:
 
 
 def link_tree(directory: Path, to: Path) -> None:
-    """The files of a directory and of those in it, as links in another one that is not there."""
+    """Link the files of a directory tree into a new directory."""
     to.mkdir()
     for path in sorted(directory.iterdir()):
         (link_tree if path.is_dir() else link_or_copy)(path, to / path.name)

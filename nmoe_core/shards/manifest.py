@@ -1,8 +1,8 @@
 """Builds and combines `manifest.json`: one in each `shard_NNNN/`, one over all of a split.
 
 The published fields come first; ours are additions. `content_hash` covers everything except
-`created_at` and the hashes, so two runs over the same input have it equal at any time of day;
-`file_hash` covers `created_at` too.
+`created_at` and the hashes, so two runs over the same input have the same hash; `file_hash` covers
+`created_at` too.
 """
 
 import os
@@ -52,7 +52,7 @@ class ShardFormat:
 
     @property
     def integers(self) -> np.dtype:
-        """Of the tokens in a file."""
+        """Integer type of the tokens in a file."""
         return np.dtype(self.dtype).newbyteorder("<")
 
 
@@ -148,11 +148,11 @@ def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any
 
 
 def documents_digest(manifest: Manifest) -> str:
-    """SHA-256 of what a manifest's documents are: the checksums of its files and their vocabulary.
+    """SHA-256 of a manifest's documents: the checksums of its files and their vocabulary.
 
-    The one digest by which later tasks tell whether their input changed. Unlike `content_digest` it
-    does not cover what the shards were made from: prep writes every manifest of a source again when
-    one record was edited, yet the bytes of only one shard differ.
+    The one digest by which later tasks detect that their input changed. Unlike `content_digest` it
+    does not cover the inputs of the shards: prep writes every manifest of a source again when one
+    record was edited, yet the bytes of only one shard differ.
     """
     keys = ("path", "num_tokens", "num_documents", "checksum", "index_checksum", "ids_checksum")
     files = [{key: entry_row(entry).get(key) for key in keys} for entry in manifest.shards]
@@ -163,8 +163,8 @@ def documents_digest(manifest: Manifest) -> str:
 
 
 def column_files(manifest: Manifest) -> dict[Path, str]:
-    """The kept columns of a shard's manifest, or of all shards of a split's, in the manifest's
-    order, each with the digest of its rows; empty where none were kept."""
+    """The kept columns of a shard's manifest, or of all shards of a split's manifest, in its order,
+    each with the digest of its rows; empty if none were kept."""
     root = manifest.path.parent
     below = dict.fromkeys(PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards)
     found = {}
@@ -229,7 +229,7 @@ def named_files(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def files_beside(manifest: Manifest) -> dict[str, str | None]:
-    """The same of what lies beside the shards of a manifest: kept columns, lineage."""
+    """The same for the files beside the shards of a manifest: kept columns, lineage."""
     info = manifest.extra.get("source_info")
     named = named_files(info) if isinstance(info, dict) else {}
     return {name: checksum for name, checksum in named.items() if checksum is not None}

@@ -1,7 +1,7 @@
 """One `.npy` file being written, with its index and its ids: appended to, then given its headers.
 
-Memory grows neither with the tokens nor with the documents. Another process can go on
-from a `state`: it cuts longer files back to it. A lost index is made again from the shard alone.
+Memory grows neither with the tokens nor with the documents. Another process can resume from a
+`state`: it cuts longer files back to it. A lost index is made again from the shard alone.
 """
 
 import os
@@ -171,9 +171,8 @@ def open_at(path: Path, size_bytes: int) -> IO[bytes]:
 
 
 class StagedFiles:
-    """What a pass makes of each shard and appends to: the files `shard_NNNN{suffix}` in `directory`
-    as long as `sizes` says, which grow with them. Raises FormatError: a file is shorter
-    (E-PREP-JOURNAL)."""
+    """The files that a pass appends to, one per shard: `shard_NNNN{suffix}` in `directory`, cut to
+    `sizes`, which grow with them. Raises FormatError if a file is shorter (E-PREP-JOURNAL)."""
 
     def __init__(self, directory: Path, suffix: str, sizes: dict[int, int]) -> None:
         self.directory, self.sizes, self._suffix = directory, sizes, suffix
@@ -233,7 +232,7 @@ class IndexWriter:
         self._ends = array("Q")
 
     def add_document(self, start: int, end: int) -> None:
-        """Append a span; it must be non-empty and start where the last one ended."""
+        """Append a span; it must be non-empty and start at the end of the last one."""
         last = self._ends[-1] if self._ends else 0
         if start != last or end <= start:
             raise FormatError(

@@ -1,8 +1,8 @@
-"""Checks that a manifest's files are what it says: `nmoe verify`, and the blocking asset checks.
+"""Checks that a manifest's files match it: `nmoe verify`, and the blocking asset checks.
 
-The cheap tier reads headers, sizes and indexes, and the manifests of shards below that of a split;
-`checksums` hashes every file that a manifest names; `deep` reads every token besides. Every problem
-is found and listed, not only the first. Memory: one chunk of 2**24 tokens.
+The cheap tier reads headers, sizes and indexes, and the manifests of the shards of a split;
+`checksums` hashes every file that a manifest names; `deep` also reads every token. Every problem is
+found and listed, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -58,8 +58,8 @@ def verify_manifest(
 
     `checksums` hashes every file; `deep` does that too, and reads every token: one EOS at the end
     of each document and nowhere else, and every id inside the vocabulary. `at_hand` brings
-    the files of a manifest to this machine while they are checked: whole, or (False) their size
-    and first bytes alone.
+    the files of a manifest to this machine while they are checked: whole, or (False) only their
+    size and first bytes.
     """
     problems, is_whole = list(_unknown_files(manifest)), checksums or deep
     with at_hand(manifest, shard_manifests(manifest), True):
@@ -94,7 +94,7 @@ def shard_manifests(manifest: Manifest) -> dict[str, bool]:
 
 
 def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
-    """The manifests of a split's shards, and where they contradict the split's manifest."""
+    """The manifests of a split's shards, and their contradictions to the split's manifest."""
     parts, problems = [], []
     for name, is_required in shard_manifests(manifest).items():
         path = manifest.path.parent / name

@@ -1,8 +1,8 @@
 """Writes one shard directory: `.npy` token files, `.idx` boundaries, `.ids.jsonl` lineage.
 
 A file is rotated before the document that would pass `tokens_per_shard`; documents never span
-files. Exactly one EOS ends each document. The directory is made aside and swapped in whole, its
-manifest included. Another process can go on from a `state`.
+files. Exactly one EOS ends each document. The directory is made aside and swapped in whole, with
+its manifest. Another process can resume from a `state`.
 """
 
 import shutil

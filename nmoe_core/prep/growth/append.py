@@ -1,7 +1,8 @@
 """Appends the documents of blocks to shards: new ones, and known ones out of old files.
 
-Documents that follow each other in an old file are copied at once, however many blocks they are of.
-New ones wait for those of the next blocks: a write to a shard costs as much time as many documents.
+Consecutive documents of an old file are copied at once, even if they belong to several blocks. New
+documents wait for the documents of the next blocks: a write to a shard costs as much time as many
+documents.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
 
-_MAX_WAITING_BYTES = 8 * 2**20  # of tokens of new documents: those of three blocks or so
+_MAX_WAITING_BYTES = 8 * 2**20  # of tokens of new documents: about three blocks
 
 
 class _Waiting(NamedTuple):
@@ -27,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class Appender:
-    """The shards of a pass, `writers` by number, and what is kept beside them."""
+    """The shards of a pass, `writers` by number, and the kept columns beside them."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Appender:
         self._new, self._new_bytes = dict[int, list[Run]](), 0
         there = [file for writer in writers.values() for file in writer.state]
         self.num_documents = sum(num_documents for _, num_documents, _ in there)
-        """Documents in the shards, those that wait included."""
+        """Documents in the shards, including waiting ones."""
         self.num_tokens = sum(num_tokens for num_tokens, _, _ in there)
         """Their tokens."""
 
@@ -94,7 +95,7 @@ class Appender:
         self._append_new()
 
     def _wait(self, bucket: int, more: _Waiting) -> None:
-        """Copy documents later, with those that follow them."""
+        """Copy documents later, together with the documents that follow them."""
         before = self._waiting.get(bucket)
         if before is not None and before.number + before.num_documents == more.number:
             num_documents = before.num_documents + more.num_documents

@@ -1,7 +1,7 @@
-"""Documents that a split holds already, found by their line or by the SHA-256 of their text.
+"""Documents that a split already holds, found by their line or by the SHA-256 of their text.
 
-A pass over a source that grew or changed takes over their tokens and tokenises new text alone. A
-known line is not even parsed: its document is copied whole. The tables (`tables`) are mapped by all
+A pass over a source that grew or changed reuses their tokens and tokenises only new text. A known
+line is not even parsed: its document is copied whole. The tables (`tables`) are mapped by all
 processes.
 """
 
@@ -25,7 +25,7 @@ class LineMatch(NamedTuple):
     """Known documents among lines, one entry each."""
 
     lines: np.ndarray
-    """int64: which line it is."""
+    """int64: number of the line."""
     numbers: np.ndarray
     """int64: number of the document; consecutive ones follow each other in one file."""
     buckets: np.ndarray
@@ -35,7 +35,7 @@ class LineMatch(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Documents that follow each other, as they are written to a shard file."""
+    """Consecutive documents, as they are written to a shard file."""
 
     tokens: np.ndarray
     num_tokens: np.ndarray

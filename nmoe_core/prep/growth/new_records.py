@@ -1,4 +1,4 @@
-"""The records of a block that are to be tokenised: those that no shard of the split holds already.
+"""The records of a block to tokenise: the records that no shard of the split already holds.
 
 A JSON line without kept columns is known by its bytes, unparsed; another record by id and raw text.
 """
@@ -20,9 +20,10 @@ class BlockRecords(NamedTuple):
 
     records: RecordColumns
     keys: np.ndarray
-    """uint64 `[records, 2]`: of their lines, zero where that says too little."""
+    """uint64 `[records, 2]`: keys of their lines; zero if the line does not identify the
+    document."""
     kept: Kept | None = None
-    """Of all records of the block, those that are copied whole included."""
+    """Kept columns of all records of the block, including records that are copied whole."""
     match: LineMatch | None = None
     """Documents of the block that are copied whole."""
 
@@ -66,7 +67,7 @@ def _read_lines(
     keys = keys[np.array(records.rows, np.int64) - block.start.row]
     places = (records.ids[i] for i in records.placed)
     keys[records.placed] = placed_keys(keys[records.placed], places)
-    keys[records.replaced] = 0  # such a record is counted, which a known line is not
+    keys[records.replaced] = 0  # such a record is counted, a known line is not
     return BlockRecords(records, keys, match=match)
 
 

@@ -1,9 +1,9 @@
-"""Tables of the documents that a split holds already, for a pass over a source that changed.
+"""Tables of the documents that a split already holds, for a pass over a source that changed.
 
-They lie in `.prep/known`, 112 bytes per document; making them takes 40 bytes of memory per
-document. A file with another checksum than its manifest says is left out, and so are documents that
-may have been cut. Lines of a shard are in the table only where the settings are those that it was
-made with.
+They are in `.prep/known`, 112 bytes per document; making them takes 40 bytes of memory per
+document. A file whose checksum differs from its manifest is left out, and so are documents that may
+have been cut. Lines of a shard are in the table only if the settings are the ones that it was made
+with.
 """
 
 import logging
@@ -79,7 +79,7 @@ def _of_a_line(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
-    """Write the table of a shard; return its files, those that are not damaged."""
+    """Write the table of a shard; return its undamaged files."""
     manifest = shard.manifest
     lines = None if shard.reading is None else read_lines(manifest, shard.reading)
     lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
@@ -132,7 +132,7 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
 def join_tables(
     tables: Path, shards: Sequence[OldShard], files: Sequence[Sequence[OldFile]]
 ) -> None:
-    """Make one table, sorted by text and by line, of those of the shards."""
+    """Merge the tables of the shards into one, sorted by text and by line."""
     every = [file for of_shard in files for file in of_shard if file.num_documents]
     if not every:
         return
