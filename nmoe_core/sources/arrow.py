@@ -1,9 +1,9 @@
 """Source kinds `parquet` and `arrow`: rows of files, on this machine or in a store.
 
 Only text, id and kept columns are decoded, a row group or a record batch at a time, so memory does
-not follow the size of a file. Arrow files are IPC files and streams (what `datasets` caches are
-made of, and Feather is); a local one is memory-mapped. A run goes on at a row group or batch,
-without reading what is before it. A file that cannot be read to its end is an error that names it.
+not follow the size of a file. Arrow files are IPC files and streams (the format of `datasets`
+caches and of Feather); a local one is memory-mapped. A run resumes at a row group or batch, without
+reading earlier ones. A file that cannot be read to its end is an error that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

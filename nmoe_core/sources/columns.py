@@ -1,8 +1,8 @@
-"""Arrow columns as records: what the parquet, arrow and huggingface kinds have in common.
+"""Arrow columns as records: the common part of the parquet, arrow and huggingface kinds.
 
 A block holds the text, id and kept columns of consecutive rows, about 2 MiB of them, as Arrow
 buffers, which pickle without being copied row by row; a worker decodes them. Texts are carried as
-bytes, so that bad UTF-8 is the record's fault and not the file's.
+bytes, so that bad UTF-8 is an error of the record and not of the file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,7 +88,7 @@ class ColumnsBlock(Block):
 def column_blocks(
     reading: Reading, place: Place, groups: Iterable[Group], start: Position
 ) -> Iterator[ColumnsBlock]:
-    """The blocks of a file from `start` on, which lies in the first group."""
+    """The blocks of a file from `start`, which is in the first group."""
     rows_before = start.row - start.line
     for group in groups:
         line, last = group.first_line, group.first_line + group.num_rows
@@ -130,7 +130,7 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
 
 
 class Field(NamedTuple):
-    """Where a schema has a field: a column, and the path into it where that is a struct."""
+    """Location of a field in a schema: a column, and the path into it if it is a struct."""
 
     column: int
     path: list[str]
@@ -219,8 +219,8 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
 
 
 def longest_shared(row: Any, names: Sequence[str]) -> int | None:
-    """Bytes of the longest value in the dictionaries of columns, each read for one row. None: the
-    dictionary of one holds no more than the row, so that it need not be whole."""
+    """Bytes of the longest value in the dictionaries of columns, each read for one row. None if a
+    dictionary holds only the row's value, and so may be incomplete."""
     import pyarrow as pa
 
     longest = 0
@@ -265,7 +265,7 @@ def _shared_bytes(pa: Any, array: Any) -> np.ndarray | int:
         return _lengths(pa, array)
     if not pa.types.is_dictionary(array.type):
         return 0
-    lengths = np.append(_lengths(pa, array.dictionary), 0)  # the last is that of a null
+    lengths = np.append(_lengths(pa, array.dictionary), 0)  # the last is the length of a null
     return lengths[array.indices.cast(pa.int64()).fill_null(-1)]
 
 
@@ -274,7 +274,7 @@ def _lengths(pa: Any, array: Any) -> np.ndarray:
     import pyarrow.compute as pc
 
     if array.type in (pa.binary_view(), pa.string_view()):
-        # A view begins with its length; that of a null may be anything.
+        # A view begins with its length; for a null it may be anything.
         views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
         return np.maximum(views[array.offset : array.offset + len(array), 0], 0).astype(np.int64)
     if not _holds_text(pa, array.type) or pa.types.is_null(array.type):

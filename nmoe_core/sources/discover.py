@@ -1,8 +1,8 @@
-"""The sources that lie at a path: a directory, a file, or a hub dataset.
+"""The sources at a path: a directory, a file, or a hub dataset.
 
-Every file below a directory is looked at: it is trained on, held out because its name says that it
-is of a validation or test split, or left out for a reason. Files of one kind below one directory
-are one source, and so are files beside each other whose names differ in numbers alone.
+Every file below a directory is classified: it is trained on, held out because its name marks a
+validation or test split, or left out for a reason. Files of one kind below one directory are one
+source, and so are files beside each other whose names differ only in numbers.
 """
 
 import json
@@ -39,7 +39,7 @@ NUMBER = re.compile(r"([\W_]*)\d[\d\W_]*(of[\d\W_]*)?$")
 _PACKAGES = ("node_modules", "__pycache__")
 _ABOUT = re.compile(r"(?i)(readme|licen[cs]e|copying|notice|citation|changelog|contributing)\b.*")
 _SAYS_ABOUT = "text about the data, which lies beside it"
-_MOST_AT_TOP = 16  # sources of files that lie in the directory itself
+_MOST_AT_TOP = 16  # sources of files in the directory itself
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class InputFile:
 
 @dataclass(slots=True)
 class Inputs:
-    """What lies at a path: files, and sources whose patterns and field of text are to be found."""
+    """The inputs at a path: files, and sources whose patterns and text field are still unknown."""
 
     specs: list[SourceSpec]
     files: list[InputFile]
@@ -77,8 +77,9 @@ def discover(
     taken: Collection[str] = (),
 ) -> Inputs:
     """The sources at a path or URL, or of a hub id and perhaps a subset of it. Relative paths, of
-    the specs too, start at `base`. Files that are `known` are of no new source, and no source gets
-    a name that is `taken`. Raises SourceError: there is nothing to read (E-SOURCE-NOTFOUND)."""
+    the specs too, start at `base`. Files that are `known` belong to no new source, and no source
+    gets a name that is `taken`. Raises SourceError if there is nothing to read
+    (E-SOURCE-NOTFOUND)."""
     path = Path(os.path.abspath(base / named))
     if is_url(named):
         kind: Any = _kind(named)
@@ -111,7 +112,7 @@ def discover(
 
 
 def _seen(top: Path, output: Path) -> list[InputFile]:
-    """All files below a directory; those that no source can have are left out."""
+    """All files below a directory; files that no source can have are left out."""
     files: list[InputFile] = []
     reasons = {os.fspath(top): ""}
     refused: list[OSError] = []
@@ -232,7 +233,7 @@ def _stem(name: str) -> str:
 
 
 def relative(path: Path, base: Path) -> str:
-    """The path from `base` on, or the whole path of a file that does not lie below it."""
+    """The path relative to `base`, or the whole path of a file that is not below it."""
     path = Path(os.path.abspath(path))
     base = Path(os.path.abspath(base))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()

@@ -43,11 +43,12 @@ class FileSource(Source, Generic[FileBlock]):
         return [file.path for file in self.files if isinstance(file.path, Path)]
 
     def size_bytes(self) -> int:
-        """Size of all files as they are stored."""
+        """Size of all files as stored."""
         return sum(file.size_bytes() for file in self.files)
 
     def blocks(self, start: Position = START) -> Iterator[FileBlock]:
-        """Blocks of about 2 MiB; what lies before `start` is passed over as the kind can."""
+        """Blocks of about 2 MiB; data before `start` are skipped as efficiently as the kind
+        allows."""
         row = start.row
         for number in range(start.file, len(self.files)):
             after = start if number == start.file else Position(number, row=row)

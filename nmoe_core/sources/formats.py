@@ -1,4 +1,4 @@
-"""What the name of a file says: its format, its compression, and the split that it belongs to."""
+"""Reads from the name of a file: its format, its compression, and the split that it belongs to."""
 
 import re
 from pathlib import PurePath
@@ -25,7 +25,7 @@ TABLES = (".csv", ".tsv")
 Split = Literal["train", "valid", "test"]
 EXPECTED = f"{', '.join(KINDS)}, also {', '.join(COMPRESSED)}"
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
-# As the hub names splits; a word stands alone or beside digits and punctuation.
+# As the hub names splits; a word is on its own or beside digits and punctuation.
 _SPLITS: dict[str, Split] = {"train": "train", "training": "train"}
 _SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "valid")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
@@ -33,8 +33,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The suffix of the content and that of its compression, as they are spelled: `.jsonl`, `.zst`.
-    A compression that is not read is the suffix of the content."""
+    """The suffixes of the content and of its compression, as spelled: `.jsonl`, `.zst`. An
+    unsupported compression counts as the suffix of the content."""
     outer = PurePath(name).suffix
     outer = outer if outer.lower() in COMPRESSED else ""
     return PurePath(name.removesuffix(outer)).suffix, outer
@@ -56,14 +56,14 @@ def why_unread(name: str) -> str:
 
 
 def split_of(name: str) -> Split | None:
-    """`train`, `valid` or `test` if a word of the name, without its suffixes, says so; of several,
-    the one that is farthest from training."""
+    """`train`, `valid` or `test` if a word of the name, without its suffixes, names it; if several
+    do, the one farthest from training."""
     words = {_SPLITS.get(word) for word in _WORD.findall(name.lower())}
     order: tuple[Split, ...] = ("test", "valid", "train")
     return next((split for split in order if split in words), None)
 
 
 def without_split(name: str) -> str:
-    """The name without the words that say its split, and without what then stands at its ends."""
+    """The name without the words of its split, and without punctuation then left at its ends."""
     left = _WORD.sub(lambda word: "" if word[0].lower() in _SPLITS else word[0], name)
     return left if left == name else left.strip("-_. ")

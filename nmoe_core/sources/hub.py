@@ -1,9 +1,9 @@
 """Source kind `huggingface`: a `datasets` repository, or a local directory of the same shape.
 
 A local directory written by `save_to_disk` is memory-mapped; any other local directory is streamed.
-A hub id is resolved to a commit once, and what is read is that commit: its files are downloaded one
-by one as they are reached, and kept (`hub_files`). They are streamed where they are not plain files
-or `hf_streaming` asks for it.
+A hub id is resolved to a commit once, and only that commit is read: its files are downloaded one by
+one as they are reached, and kept (`hub_files`). They are streamed if they are not plain files or if
+`hf_streaming` is set.
 """
 
 import re
@@ -75,7 +75,7 @@ class DatasetsSource(Source):
             yield from batch_samples(batch)
 
     def num_rows(self) -> int:
-        """Number of rows: from the dataset's information where it has it, else by one pass."""
+        """Number of rows: from the dataset's information if present, else by one pass."""
         if hasattr(self._rows, "__len__"):
             return len(self._rows)
         splits = self._rows.info.splits or {}
@@ -167,7 +167,7 @@ class DatasetsSource(Source):
 
     @cached_property
     def _builder(self) -> Any:
-        """What the library reads the files of a directory or of the hub with."""
+        """The library's reader for the files of a directory or of the hub."""
         datasets, files = self._import(), self.spec.hf_data_files
         try:
             if self.directory is not None:
@@ -209,13 +209,13 @@ class DatasetsSource(Source):
         return datasets
 
     def _error(self, what: str, error: Exception, code: str) -> SourceError:
-        """One error for what the libraries raise; its code is `code`, unless something is not there
-        or the network failed."""
+        """One error for all errors of the libraries; its code is `code`, unless a file or dataset
+        is missing or the network failed."""
         from huggingface_hub import errors
 
         do = None
         absences = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-        # What is neither in the cache nor to be had from the hub, which did not answer.
+        # The files are not in the cache, and the hub did not answer.
         is_unanswered = isinstance(error, errors.LocalEntryNotFoundError)
         if isinstance(error, (FileNotFoundError, *absences)) and not is_unanswered:
             code = "E-SOURCE-NOTFOUND"
@@ -228,8 +228,8 @@ class DatasetsSource(Source):
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Versions of the client use different HTTP libraries; the base classes of its error include
-    # that of the library.
+    # Versions of the client use different HTTP libraries; the base classes of its error include the
+    # library's class.
     return OSError, *HfHubHTTPError.__bases__
 
 

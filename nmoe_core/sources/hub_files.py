@@ -1,7 +1,7 @@
 """Files of a dataset on the hub, each downloaded when it is reached and kept in the hub's cache.
 
-A run that goes on, and a later one, read what is kept; of another commit only files that changed
-are downloaded. The cache is that of `huggingface_hub` (`HF_HUB_CACHE`), whose commands empty it.
+A resumed or later run reads the kept files; for another commit only changed files are downloaded.
+The cache is the one of `huggingface_hub` (`HF_HUB_CACHE`), whose commands empty it.
 """
 
 import os
@@ -18,9 +18,9 @@ _OF_HUB = ("hf://", "zip://")  # a zip without an archive cannot be opened
 
 
 def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpec) -> None:
-    """Refuse files, as the library names them, that are not of the dataset, which is that of a
-    directory or of the hub and may be a stranger's. Those that the source itself names by
-    `hf_data_files` may be elsewhere. Raises SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
+    """Refuse files, as the library names them, outside the dataset, which is a directory or on the
+    hub and may be untrusted. Files that the source itself names by `hf_data_files` may be
+    elsewhere. Raises SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
     links, tops, own = Links(spec.follow_links), set[str](), list[str]()
     if directory is not None:
         links.tops.add(os.path.realpath(directory))
@@ -35,8 +35,8 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
 
 
 def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
-    """As `refuse_foreign`, of what a directory says of itself, before the library asks another
-    machine for the addresses. Raises SourceError (E-SOURCE-OUTSIDE)."""
+    """As `refuse_foreign`, for the files that a directory's own metadata names, before the library
+    requests an address from another machine. Raises SourceError (E-SOURCE-OUTSIDE)."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -82,9 +82,9 @@ class HubFiles(NamedTuple):
     split: str
 
     def tables(self, builder: Any, rows: Any, row: int, batch_rows: int) -> Iterator[Any] | None:
-        """Arrow tables of at most so many rows, from a row on; none goes over the end of a file.
+        """Arrow tables of at most `batch_rows` rows, from a row; none crosses the end of a file.
 
-        None if the builder reads something else than files of this commit, such as a member of an
+        None if the builder reads anything other than files of this commit, such as a member of an
         archive or an address elsewhere. `rows` is its stream, which knows the types of columns.
         """
         prefix = f"hf://datasets/{self.dataset}@{self.commit}/"

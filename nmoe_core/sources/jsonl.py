@@ -3,12 +3,12 @@
 Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
 compressed or remote file is read here and its blocks carry their bytes. Blank lines count as rows
 but hold no record. A last line without a newline counts; a torn stream is an error that names the
-file. Memory: about 2 MiB a block, or one line where a line is longer, up to `max_record_bytes`: a
-longer one is refused before more of it is held.
+file. Memory: about 2 MiB per block, or one line if a line is longer, up to `max_record_bytes`: a
+longer line is refused before more of it is held.
 
 Other forms are read as if they were such lines: a CSV or TSV file with a header, whose values are
 text, a file in UTF-16 with a byte order mark, and a file that is one JSON array, or one object over
-several lines. Of these the last is held whole, so it has the limit of a record.
+several lines. The last form is held whole, so it has the limit of a record.
 """
 
 import codecs
@@ -96,7 +96,7 @@ class LinesBlock(Block):
         elif self.payload is not None:
             yield _split(self._unmarked(self.payload))
         else:
-            # A long line is parsed where it lies in the page cache: no copy of its raw bytes.
+            # A long line is parsed in the page cache: no copy of its raw bytes.
             with (
                 self.file.open() as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
@@ -109,7 +109,7 @@ class LinesBlock(Block):
         return f"{self.file.where}:{self.start.line + row - self.start.row + 1}"
 
     def lines(self) -> list[bytes] | None:
-        """The lines as they are; None for a long one."""
+        """The raw lines; None for a long one."""
         first, last = self.start.offset, self.end.offset
         if last - first > 2 * BLOCK_BYTES:
             return None
@@ -205,7 +205,7 @@ def _find_newline(view: memoryview, start: int) -> int:
 
 
 class JsonlSource(FileSource[LinesBlock]):
-    """JSON lines as documents; without an id field, a field `id` is taken where it is there."""
+    """JSON lines as documents; without an id field, a field `id` is used if present."""
 
     def file_samples(self, file: SourceFile) -> Iterator[Sample]:
         """The first records of a file that are objects, as far as its first blocks have some."""
@@ -255,7 +255,7 @@ def _cut_file(
 
 
 def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read | None:
-    """Reads what is not JSON lines of UTF-8 as if it were; None if it is."""
+    """Reads other forms as JSON lines of UTF-8; None if the file is in that form."""
     head = decompressed(stored, file.suffix)(_HEAD_BYTES)
     stored.seek(0)
     encoding = marked_encoding(head)
@@ -266,7 +266,7 @@ def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read 
         return None
     stream = io.BufferedReader(_Stream(decompressed(stored, file.suffix)))
     encoding = encoding.replace("utf-8", "utf-8-sig")
-    # Bytes that are not text stand in the line that has them, as in other files.
+    # Bytes that are not text stay in their line, as in other files.
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
     if is_table:
         return reader_of(map(_bytes, _rows(text, first_lines, limit)))
@@ -300,7 +300,7 @@ def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]
 
 
 def _items(text: io.TextIOWrapper, limit: int, where: str) -> Iterator[bytes]:
-    """The items of one JSON array, or one object, as lines; what is neither is lines already."""
+    """The items of one JSON array, or one object, as lines; any other content already is lines."""
     payload = _bytes(text.read(limit + 1))
     if len(payload) > limit:
         raise SourceError(
@@ -326,7 +326,7 @@ def _bytes(text: str) -> bytes:
 def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Cut after the last line end of 2 MiB, or after one longer line.
 
-    Where a block ends depends only on where it starts, so reading may start at any block.
+    The end of a block depends only on its start, so reading may start at any block.
     """
     rest = b""
     while piece := rest + read(BLOCK_BYTES - len(rest)):

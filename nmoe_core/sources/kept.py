@@ -1,9 +1,9 @@
-"""Kept columns: other fields of records, beside text and id, that go with the documents.
+"""Kept columns: fields of records, besides text and id, that are kept with the documents.
 
 Columns of Arrow keep their type. A value of JSON travels as its JSON text, because a column's type
-is known only when all of the split is read: `true`, whole numbers of 64 bits, numbers or text where
-all its values are of that kind, else text, in which lists, objects and values of another kind stand
-as JSON. So neither type nor bytes depend on how a source is cut into blocks.
+is known only when all of the split is read: `true`, whole numbers of 64 bits, numbers or text if
+all its values are of that kind, else text, in which lists, objects and values of another kind are
+written as JSON. So neither type nor bytes depend on how a source is cut into blocks.
 """
 
 import json
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
     """Columns that no record has."""
 
     def take(self, numbers: Sequence[int]) -> "Kept":
-        """The rows of some records; types and absence are still those of the whole block."""
+        """The rows of some records; types and absence still describe the whole block."""
         import pyarrow as pa
 
         return self._replace(rows=self.rows.take(pa.array(numbers, pa.int64())))

@@ -1,11 +1,11 @@
 """The files that patterns match, and symbolic links that lead out of the directories they name.
 
 Files are found as `glob` finds them, with each directory read once for all patterns of a source.
-`**` stands for directories at any depth that are not hidden; links below it must not form a loop.
+`**` matches directories at any depth that are not hidden; links below it must not form a loop.
 
-A tree of strangers may hold a link to a secret of this machine, so such a link is refused unless
-the source says `follow_links`. Who names a file itself, or a directory that is a link, means what
-it leads to. What the system tells of itself and of its processes is never text.
+An untrusted tree may hold a link to a secret of this machine, so such a link is refused unless the
+source sets `follow_links`. A file or directory that is named directly may be a link: its target is
+read. Files in which the system describes itself and its processes are never text.
 """
 
 import fnmatch
@@ -24,7 +24,7 @@ _MEMORY = "/dev/shm/"  # files like any others
 
 
 class Links:
-    """Where the files of a source may lie: below `tops`; those that are `named`, anywhere."""
+    """Allowed places of a source's files: below `tops`; for files that are `named`, anywhere."""
 
     def __init__(self, are_followed: bool) -> None:
         self.tops: set[str] = set()
@@ -33,8 +33,8 @@ class Links:
         self._targets: dict[str, str] = {}
 
     def lead_out(self, path: str | Path) -> bool:
-        """Whether a path may not be read. Raises SourceError: it leads to what the system tells of
-        itself (E-SOURCE-LINK)."""
+        """Whether a path may not be read. Raises SourceError if it leads to files of the system
+        about itself (E-SOURCE-LINK)."""
         path = os.fspath(path)
         target = self._target(path)
         if f"{target}/".startswith(_SYSTEM) and not f"{target}/".startswith(_MEMORY):
@@ -43,7 +43,7 @@ class Links:
         return not (self._are_followed or path in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
-        """Refuse those of the paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
+        """Refuse paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
         if found := [path for path in paths if self.lead_out(path)]:
             what = f"symbolic links ({len(found)} in all) lead out of the directory of the source"
             do = "remove them, name what they lead to, or set follow_links = true for this source"
@@ -73,7 +73,7 @@ def _refusal(what: str, path: str | Path, target: str, do: str) -> SourceError:
 
 
 class _Names(NamedTuple):
-    """What a directory holds."""
+    """The entries of a directory."""
 
     files: list[str]
     directories: list[str]
@@ -107,7 +107,7 @@ class Directories:
         ]
 
     def _directories(self, place: str, part: str) -> list[str]:
-        """What a part of a pattern that is not its last one stands for in a directory."""
+        """The directories that match a part of a pattern other than its last one."""
         if part == "**":
             return self._tree(place)
         if glob.has_magic(part):
@@ -151,7 +151,7 @@ class Directories:
     def _read(self, path: str) -> _Names:
         if path not in self._names:
             names = self._names[path] = _Names([], [])
-            with suppress(OSError):  # as glob leaves such a directory out
+            with suppress(OSError):  # glob leaves such a directory out too
                 for entry in os.scandir(path):
                     # Only a link costs a system call.
                     is_link = entry.is_symlink()

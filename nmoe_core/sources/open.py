@@ -1,7 +1,7 @@
 """Opens the source behind a split of a source's table.
 
 A validation split that is cut out of the training split is left out of training, so a document is
-never in both unless `allow_overlap` says so. A reader is imported when a source of its kind is
+never in both unless `allow_overlap` is set. A reader is imported when a source of its kind is
 opened.
 """
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
     """Open the source behind the `train` or `valid` split, and the rows that the split consists of.
 
-    Relative paths start at `base`. Raises SourceError: files, directory, dataset or split are not
-    there.
+    Relative paths start at `base`. Raises SourceError if files, directory, dataset or split are
+    missing.
     """
     source = open_reader(spec, base, split)
     return Split(source, split_rows(spec, split, source.num_rows))
 
 
 def split_rows(spec: SourceSpec, split: str, count_rows: Callable[[], int]) -> Rows:
-    """The rows of a split; the rows of the source are counted where the split is a part of them."""
+    """The rows of a split; the rows of the source are counted if the split is a part of them."""
     parsed = _expression(spec, split)
     cut = spec.split_expression("valid") if split == "train" and not spec.allow_overlap else None
     if cut is not None and cut.name != parsed.name:

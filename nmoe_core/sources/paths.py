@@ -3,8 +3,8 @@
 Patterns take `*`, `**`, `?`, braces `{a,b}` and `{1..8}`, on this machine and in any store that
 fsspec reaches (`s3://bucket/{a,b}/**/*.parquet`), and the placeholders `{stdlib}` and
 `{site_packages}` at their start for the directories of the running Python. A file's name is
-relative to the directory that all patterns of a source share, so ids do not depend on where a tree
-lies; bytes of a name that are not UTF-8 are spelled `\\xff`. Two files never get one name.
+relative to the directory that all patterns of a source share, so ids do not depend on the location
+of a tree; bytes of a name that are not UTF-8 are spelled `\\xff`. Two files never get one name.
 """
 
 import fnmatch
@@ -32,11 +32,11 @@ _MAX_EXPANSIONS = 100_000
 def find_files(
     patterns: Sequence[str], base: Path, exclude: Sequence[str] = (), *, follow_links: bool = False
 ) -> list[SourceFile]:
-    """All files the patterns match, by name, each once, but those whose names `exclude` matches.
-    Raises SourceError: a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP) or lead out of what the
-    patterns name (E-SOURCE-LINK; see `Links`), the patterns are of several stores
-    (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
+    """All files the patterns match, by name, each once, except files whose names `exclude` matches.
+    Raises SourceError if a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
+    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP) or lead out of the
+    directories that the patterns name (E-SOURCE-LINK; see `Links`), the patterns are of several
+    stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
     """
     for pattern in patterns:
         if not pattern or "\0" in pattern:
@@ -65,7 +65,7 @@ def find_files(
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and `{1..8}` (zero padding kept, `{8..1}` counts down), leftmost first.
 
-    Braces without a comma or a range, or without their partner, stand for themselves.
+    Braces without a comma or a range, or without their partner, are literal.
 
     >>> expand_braces("x_{01..03}.{json,gz}")[:2]
     ['x_01.json', 'x_01.gz']
@@ -150,7 +150,7 @@ def _local_files(
         parts = Path(rest).parts
         places.append((root, rest))
         tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
-        if (path := root / rest).is_file():  # whatever characters its name has
+        if (path := root / rest).is_file():  # its name may have any character
             links.named.add(os.fspath(path))
         else:
             links.tops.add(os.path.realpath(tops[-1]))

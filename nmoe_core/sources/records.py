@@ -24,7 +24,7 @@ class Reading(NamedTuple):
     """Reading settings of a source's records."""
 
     source: str
-    """Name of the source, first part of ids that the records do not give."""
+    """Name of the source, first part of generated ids."""
     text_field: str = "text"
     id_field: str | None = None
     """None: a field `id` of JSON, else the record's place."""
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The fields that are read: of the text, perhaps of the id, and those that are kept."""
+        """The fields that are read: the text, perhaps the id, and the kept columns."""
         ids = () if self.id_field is None else (self.id_field,)
         return [self.text_field, *ids, *self.kept]
 
@@ -74,7 +74,7 @@ SAMPLED_RECORDS = 50  # of each file
 
 
 class Position(NamedTuple):
-    """A place between two records of a source; all counts are of what lies before it."""
+    """A place between two records of a source; all counts cover the records before it."""
 
     file: int = 0
     """Index of the file in the source's order."""
@@ -97,7 +97,7 @@ class Record(NamedTuple):
     text: str
     is_replaced: bool = False
     kept: tuple[Any, ...] = ()
-    """Values of the kept fields where the block does not hold them as columns."""
+    """Values of the kept fields if the block does not hold them as columns."""
     is_placed: bool = False
     """Whether its id is the place of a line."""
 
@@ -119,7 +119,7 @@ class RecordColumns:
 
     rows: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    """"" where the record could not be read, and so is its text."""
+    """"" if the record could not be read; its text is then "" too."""
     texts: list[str] = field(default_factory=list)
     kept: list[tuple[Any, ...]] = field(default_factory=list)
     """Values of the kept fields, if the block holds them by record."""
@@ -186,16 +186,16 @@ class Source(ABC):
 
     reading: Reading
     changed: Sequence[str] = ()
-    """Names of the files that the last two revisions differ in."""
+    """Names of the files that differ between the last two revisions."""
     _marks: Mapping[str, str] | None = None
 
     @abstractmethod
     def revision(self) -> str:
-        """Digest of what the source holds now; changes when any record may have changed."""
+        """Digest of the source's current content; changes when any record may have changed."""
 
     def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """Note in `changed` how names and marks of files differ from the last ones; returns them as
-        they are."""
+        """Note in `changed` how names and marks of files differ from the last ones; returns them
+        unchanged."""
         now, before = dict(marks), self._marks
         if before is not None:
             names = sorted(now.keys() | before.keys())
@@ -208,7 +208,7 @@ class Source(ABC):
         """Files on this machine whose bytes the revision speaks of."""
 
     def provenance(self) -> dict[str, str]:
-        """Facts about what was read, for the manifest, such as the commit of a repository."""
+        """Facts about the data read, for the manifest, such as the commit of a repository."""
         return {}
 
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)

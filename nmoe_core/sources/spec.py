@@ -51,7 +51,7 @@ class SplitExpression(NamedTuple):
     is_percent: bool = False
 
     def rows(self, num_rows: int) -> tuple[int, int]:
-        """Row range `[start, stop)` of a split of `num_rows` rows; empty where it ends early."""
+        """Row range `[start, stop)` of a split of `num_rows` rows; empty if it ends early."""
 
         def row(bound: int | None, default: int) -> int:
             if bound is None:
@@ -164,7 +164,7 @@ class SourceSpec(StrictModel):
         return self.model_copy(update={"columns": kept})
 
     def split_expression(self, split: str) -> SplitExpression | None:
-        """What the `train` or `valid` split is; None if the source has no such split."""
+        """The expression of the `train` or `valid` split; None if the source has no such split."""
         if split == "valid" and self.valid_paths:
             return SplitExpression("valid")
         prefix = "hf_" if self.kind == "huggingface" else ""

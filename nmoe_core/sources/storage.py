@@ -1,10 +1,10 @@
 """One file of a source, on this machine or in any store that fsspec reaches.
 
-A file opens as a seekable binary stream (range reads in a store), knows its size, and tells its
-revision: the SHA-256 of a local file's bytes; of a remote file the store's own mark, named as what
-it is (`etag:`, `md5:`, `modified:`), or its SHA-256 where the store keeps none. Credentials and
-endpoints come from the environment, as fsspec and the store's client read them. What compressed
-files hold is read in memory that does not follow it.
+A file opens as a seekable binary stream (range reads in a store) and has a size and a revision: the
+SHA-256 of a local file's bytes; for a remote file the store's own mark, named by its kind (`etag:`,
+`md5:`, `modified:`), or its SHA-256 if the store keeps none. Credentials and endpoints come from
+the environment, as fsspec and the store's client read them. Reading a compressed file takes memory
+independent of its size.
 """
 
 import bz2
@@ -47,7 +47,7 @@ class SourceFile(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The path as text that can be printed, whatever bytes it holds."""
+        """The path as printable text, for any bytes."""
         return self.path if isinstance(self.path, str) else path_text(self.path)
 
     @property
@@ -130,7 +130,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def store_errors(where: str) -> Iterator[None]:
-    """Turn what a store's client raises into one SourceError that names the file."""
+    """Turn errors of a store's client into one SourceError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -234,10 +234,11 @@ def reader_of(pieces: Iterator[bytes]) -> Read:
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
-    """The bytes behind a local file, seekable: the file, or a copy of what is in a compressed one.
+    """The bytes behind a local file, seekable: the file, or a copy of the content of a compressed
+    one.
 
-    The copy is an unnamed file in the directory for temporary files (`TMPDIR`). Raises SourceError:
-    the compressed file is damaged (E-SOURCE-TORN).
+    The copy is an unnamed file in the directory for temporary files (`TMPDIR`). Raises SourceError
+    if the compressed file is damaged (E-SOURCE-TORN).
     """
     with open(path, "rb") as stored:
         suffix = path.suffix.lower()
@@ -270,9 +271,9 @@ def torn(where: str, error: Exception) -> SourceError:
 def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
     """The bytes of all frames of a file, whole or an EOFError.
 
-    The library's stream reader takes a cut frame for the end of the data; frame objects know, but
-    give all that an input holds at once. A small input bounds its output, 128 KiB per 4 bytes.
-    Inputs are large only where the last one gave little, so at most 128 MiB come at once.
+    The library's stream reader takes a cut frame for the end of the data; frame objects detect it,
+    but return the whole content of an input at once. A small input bounds its output, 128 KiB per 4
+    bytes. Inputs are large only if the last output was small, so at most 128 MiB come at once.
     """
     frame, size = None, _LEAST_ZSTD_INPUT_BYTES
     while chunk := stored.read(size):

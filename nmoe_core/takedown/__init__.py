@@ -1,1 +1,1 @@
-"""Documents that must go: the list, where they are, the record that curation honours, the proof."""
+"""Takedown of documents: the list, their places, the record that curation honours, the proof."""

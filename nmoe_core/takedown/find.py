@@ -1,8 +1,8 @@
-"""Where the documents of a list lie, in the data tree and in the curated tree.
+"""Places of the documents of a list, in the data tree and in the curated tree.
 
-Two passes over the ids of all shards that are on disk, those of sources that left the mixture too:
-the first finds the texts that items name, the second every document that has one of these texts.
-Texts are decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
+Two passes over the ids of all shards on disk, including sources that left the mixture: the first
+finds the texts that items name, the second every document that has one of these texts. Texts are
+decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Found:
     items: tuple[Item, ...]
     """Those that name a document with this text."""
     is_copy: bool
-    """Found by its text alone: no item names the document itself."""
+    """Found only by its text: no item names the document itself."""
     tree: str
     """`data` or `curated`."""
     source: str
@@ -58,7 +58,7 @@ class Found:
 
 def files_below(root: Path) -> list[Path]:
     """All files below a root, by path; also those of hidden directories and behind links. Raises
-    OSError: a directory cannot be read."""
+    OSError if a directory cannot be read."""
     found = os.walk(root, onerror=_unreadable, followlinks=True)
     return sorted(Path(directory, name) for directory, _, names in found for name in names)
 
@@ -68,8 +68,8 @@ def _unreadable(error: OSError) -> None:
 
 
 def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifest]:
-    """The manifests of all shards below a root, by path; also those of earlier versions of splits,
-    which lie in hidden directories, where they are asked for."""
+    """The manifests of all shards below a root, by path; with `with_versions` also the manifests of
+    earlier versions of splits, in hidden directories."""
     for path in files_below(root) if root.exists() else ():
         parts = path.parent.relative_to(root).parts
         is_hidden = any(part.startswith(".") for part in parts)
@@ -114,7 +114,7 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
 
 
 def _repeats_parent(tree: Tree, manifest: Manifest) -> bool:
-    """Whether every document of a curated shard is one of the data shard as it is now."""
+    """Whether every document of a curated shard is in the current data shard."""
     info = manifest.extra.get("source_info", {})
     parent = tree.data / manifest.path.relative_to(tree.curated)
     is_made_of_it = parent.is_file() and info.get("parent") == documents_digest(
@@ -175,7 +175,7 @@ class _Matcher:
             first += len(file.spans)
 
     def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:
-        """The document numbers of the shard whose kept `url` is asked for."""
+        """The documents of the shard, by number, whose kept `url` is on the list."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,11 +1,12 @@
-"""The 50-grams of texts as hashes, and where they occur in tokens.
+"""The 50-grams of texts as hashes, and their occurrences in tokens.
 
-A gram is 50 consecutive token ids of a text; a text with fewer tokens is one gram. What is kept of
-a gram is its SHA-256, so a record of grams holds no text, and hashes of windows to find it by: of
-50 tokens, or for a shorter gram of its first and its last 2^k tokens, which cover it. The hash of
-a window is a polynomial modulo 2^64, a difference of prefix sums times an inverse power, so that a
-pass takes the same time for any window. Hits are compared by SHA-256: each is exact, and none is
-missed. About 60 million tokens per second on one core for each of at most 7 sizes of windows.
+A gram is 50 consecutive token ids of a text; a text with fewer tokens is one gram. A gram is stored
+as its SHA-256, so that a record of grams holds no text, and as hashes of windows, by which it is
+found: of 50 tokens, or for a shorter gram of its first and its last 2^k tokens, which cover it. The
+hash of a window is a polynomial modulo 2^64, a difference of prefix sums times an inverse power, so
+that a pass takes the same time for any window. Hits are compared by SHA-256: each is exact, and
+none is missed. About 60 million tokens per second on one core for each of at most 7 sizes of
+windows.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class GramIndex:
         at = np.flatnonzero(passes[hashes[:_CHUNK] * _MIX >> shift])
         low, high = (np.searchsorted(keys, hashes[at], side) for side in ("left", "right"))
         counts = high - low
-        # Every gram of the same first window, for each place where that window is.
+        # Every gram with the same first window, for each place of that window.
         places = np.repeat(at, counts)
         inside = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
         grams = chosen[np.repeat(low, counts) + inside]

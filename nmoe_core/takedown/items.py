@@ -1,9 +1,9 @@
-"""The list of a takedown: a text file with one item per line, whose prefix says what it names.
+"""The list of a takedown: a text file with one item per line, whose prefix gives its kind.
 
 `id:` names a document id or an ingest id, `url:` a value of the kept column `url`, `sha256:` the
 hash of a normalised text, `re:` a regular expression of RE2, which takes time linear in the text.
-A line without a prefix is taken for what it can only be; where it could be several, or none, the
-list is refused.
+A line without a prefix is accepted if only one kind fits; if several fit, or none, the list is
+refused.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ def prove(
 ) -> dict[str, Any]:
     """Scan all shards below the roots for the grams of the run's record; the proof, sealed.
 
-    It says whether it `holds`, which is of the `roots` alone, and names documents that are
-    `unrecorded` or `remaining`, those with `shared` passages, `unnamed` files, and the digests of
-    what was `scanned`. `elsewhere` is sealed with it: what is known of other places.
+    Its field `holds` is about the `roots` only. It names documents that are `unrecorded` or
+    `remaining`, documents with `shared` passages, `unnamed` files, and the digests of `scanned`
+    files. `elsewhere`, facts about other places, is sealed with it.
 
     Raises:
-        CurationError: No shard lies below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
+        CurationError: No shard is below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
         FormatError: The record is missing or damaged (E-TAKEDOWN-RECORD), was made with another
             tokenizer than the shards (E-TAKEDOWN-TOKENIZER), or a shard is broken.
     """
@@ -113,7 +113,7 @@ class _Search:
         self.shared: list[dict[str, Any]] = []
 
     def scan(self, root: Path, manifest: Manifest) -> dict[str, Any]:
-        """Scan a shard; what was read, with the digest of each file."""
+        """Scan a shard; returns the files read, each with its digest."""
         found = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
         if manifest.shards and self._tokenizers != {found}:
             raise FormatError(

@@ -1,10 +1,10 @@
 """The record of a takedown, which curation honours: `takedown/documents.jsonl` and `grams.npy`.
 
 A row names a document and the SHA-256 of its text. Every document with one of these texts is left
-out of curated shards, whatever its id, source or shard: the copies that are there now, and those
-that come later. The grams of each text are kept as hashes, so that the proof can be made when no
-shard holds the text any more. They are written before the rows, which count them: rows without
-their grams are refused, and grams of rows that were never written are written again.
+out of curated shards, regardless of id, source or shard: present copies and later ones. The grams
+of each text are kept as hashes, so that the proof can be made when no shard holds the text. They
+are written before the rows, which count them: rows without their grams are refused, and grams of
+rows that were never written are written again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TAKEN_DOWN = "takedown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A document that was taken down, as it was then."""
+    """A document that was taken down, as it was at that time."""
 
     source: str
     split: str
@@ -43,11 +43,11 @@ class Row:
     doc_id: str
     text_sha256: str
     item: str
-    """Of the list, with its prefix."""
+    """Item of the list, with its prefix."""
     is_copy: bool
-    """Found by its text alone, which is that of a document that the item names."""
+    """Found only by its text, which equals the text of a document that the item names."""
     tokenizer: str
-    """Fingerprint, or name, of what the grams were made with."""
+    """Fingerprint, or name, of the tokenizer of the grams."""
     grams: int
     grams_sha256: str
     """Over the grams of its text."""
@@ -72,7 +72,7 @@ class ShardTakedown:
 
 
 def read_rows(tree: Tree) -> tuple[Row, ...]:
-    """The rows of a run's record; none where it has no record. Raises FormatError: a line is no
+    """The rows of a run's record; none if it has no record. Raises FormatError if a line is not a
     row (E-TAKEDOWN-RECORD)."""
     try:
         stat = tree.takedown.stat()
@@ -115,8 +115,8 @@ def taken_down(tree: Tree) -> frozenset[str]:
 
 
 def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
-    """Which documents of the shard that `manifest` describes are taken down; None if none is, so
-    that a record changes nothing of other shards. Raises as `read_rows` and `ingest_ids`."""
+    """The documents of the shard that `manifest` describes which are taken down; None if there are
+    none, so that a record leaves other shards unchanged. Raises as `read_rows` and `ingest_ids`."""
     texts = taken_down(shard.tree)
     if not texts:
         return None
@@ -135,11 +135,11 @@ def record_digest(tree: Tree, source: str) -> str | None:
 def add_rows(
     tree: Tree, rows: Iterable[Mapping[str, Any]], tokens: Mapping[str, np.ndarray]
 ) -> list[Row]:
-    """Add the documents that the record does not have; those that were added.
+    """Add documents that the record lacks; returns the added ones.
 
     Args:
-        tree: Of the run.
-        rows: Values of `Row`, but those of grams.
+        tree: Tree of the run.
+        rows: Fields of `Row`, without the fields of grams.
         tokens: Token ids of each text, without BOS and EOS, by its SHA-256.
 
     Raises:

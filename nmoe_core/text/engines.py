@@ -1,9 +1,9 @@
 """Fast engines for the tokenizers of another library: gigatoken, then quicktok.
 
-An engine turns UTF-8 into ids. A tokenizer that its package does not take, or is known to get
-wrong, is refused here with the reason; `proof` shows that the engine is exact for the others. The
-packages read text that spells a special token as that token. So special tokens are left out of
-what they load, or listed in `is_split_on`: texts that spell one go to the reference.
+An engine turns UTF-8 into ids. A tokenizer that its package does not support, or is known to encode
+wrongly, is refused here with the reason; `proof` shows that the engine is exact for the others. The
+packages read text that spells a special token as that token. So special tokens are left out of the
+loaded vocabulary, or listed in `is_split_on`: texts that spell one go to the reference.
 """
 
 import contextlib

@@ -23,8 +23,8 @@ BESIDE = ("tokenizer_config.json", "generation_config.json")
 _FILES = (*TOKENIZER_FILES, *BESIDE)
 _DECIDING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
-_BLANK = "\u2581"  # how SentencePiece writes a blank
-# The characters that ByteLevel writes for bytes: printable ones stand for themselves (GPT-2).
+_BLANK = "\u2581"  # SentencePiece's character for a blank
+# The characters that ByteLevel writes for bytes: printable ones represent themselves (GPT-2).
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
@@ -183,7 +183,7 @@ def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:
 
 
 def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
-    """Ids of the tokens of a model; those of Unigram are a list."""
+    """Ids of the tokens of a model; Unigram lists its tokens."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -191,7 +191,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _spelling(token: str, written: dict[str, int]) -> bytes:
-    """The bytes of a token; `written` are those of the characters that stand for bytes."""
+    """The bytes of a token; `written` maps the characters that represent bytes."""
     if written and written.keys() >= set(token):
         return bytes(written[character] for character in token)
     if match := _BYTE_PIECE.fullmatch(token):
@@ -202,7 +202,7 @@ def _spelling(token: str, written: dict[str, int]) -> bytes:
 def _own_tokens(directory: Path, ids: dict[str, int]) -> dict[str, int]:
     """Ids that the files beside a `tokenizer.json` give to its EOS and BOS.
 
-    One that ends a turn of a chat is left out: it does not end a document.
+    A token that ends a turn of a chat is left out: it does not end a document.
     """
     config = _beside(directory / "tokenizer_config.json")
     generation = _beside(directory / "generation_config.json")
@@ -230,7 +230,7 @@ def _beside(path: Path) -> dict[str, Any]:
 
 
 def find_file(name: str) -> Path:
-    """The file that a name leads to."""
+    """The file of a name."""
     path = Path(name)
     if not path.exists() and not path.is_absolute() and name.count("/") == 1 and not path.suffix:
         path = _of_hub(name)

@@ -1,9 +1,10 @@
-"""Cuts a long text so that the ids of its pieces are those of the whole.
+"""Cuts a long text so that the ids of its pieces equal the ids of the whole.
 
-A rule is a pattern of where to cut, and of what the next piece leaves out. Encodings of tiktoken
-use the first rule, which follows from their split patterns. For any other tokenizer the rules are
-tried when it is loaded: a rule is used if no token can span its cut and no probe differs. Texts are
-encoded whole if no rule passes, and for Unigram, which looks at the whole text.
+A rule is a pattern of the places to cut, and of the characters that the next piece leaves out.
+Encodings of tiktoken use the first rule, which follows from their split patterns. For any other
+tokenizer the rules are tried when it is loaded: a rule is used if no token can span its cut and no
+probe differs. Texts are encoded whole if no rule passes, and for Unigram, which depends on the
+whole text.
 """
 
 import random
@@ -37,13 +38,14 @@ _WORDS = (
 def safe_pieces(
     text: str, piece_chars: int = PIECE_CHARS, rule: CutRule | None = AFTER_LETTERS
 ) -> Iterator[str]:
-    """The text in pieces of at least `piece_chars` characters, but the last, and seldom many more.
+    """The text in pieces of at least `piece_chars` characters (except the last), and seldom many
+    more.
 
     No token spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken first
-    splits text by a pattern in which a run of letters ends at the next character that is no letter,
-    and the next match starts there. The one exception is an apostrophe, which may belong to a
-    contraction. A cut therefore falls between a letter and a following ASCII or CJK character that
-    is none of letter, mark and apostrophe. A stretch without such a place stays whole.
+    splits text by a pattern in which a run of letters ends at the next character that is not a
+    letter, and the next match starts there. The one exception is an apostrophe, which may belong to
+    a contraction. A cut therefore falls between a letter and a following ASCII or CJK character
+    that is not a letter, mark or apostrophe. A stretch without such a place stays whole.
 
     >>> list(safe_pieces("one two three", 4))
     ['one two', ' three']

@@ -1,10 +1,10 @@
 """The tokenizer of a model, and the ids under which it reads a document.
 
-A model's tokenizer lies beside its weights. A checkpoint without one uses the encoding of gpt-oss
-if its table has as many rows. Any other is refused, since the ids of the shards may mean another
-text to it; only random weights read them all the same. If shards and model have equal ids, perhaps
-from different libraries, the model reads the ids of the shards; otherwise each document is decoded
-and tokenised again.
+A model's tokenizer is beside its weights. A checkpoint without one uses the encoding of gpt-oss if
+its table has as many rows. Any other is refused, since the ids of the shards may mean another text
+to it; only random weights read them anyway. If shards and model have equal ids, perhaps from
+different libraries, the model reads the ids of the shards; otherwise each document is decoded and
+tokenised again.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
     """The tokenizer of a checkpoint whose table has `num_rows`; None if it cannot be told."""
-    for place in (directory, directory.parent):  # weights may lie in `original/`
+    for place in (directory, directory.parent):  # weights may be in `original/`
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
                 return TokenizerSettings(str(place / name), needs_eos=False)
@@ -40,12 +40,12 @@ class ModelIds:
 
     @property
     def eos_token_id(self) -> int:
-        """Of the model."""
+        """The model's EOS id."""
         return self.model.eos_token_id
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the ids beside those of the shards."""
+        """Fingerprints of the ids, in addition to the fingerprints of the shards."""
         return {"model_tokenizer": self.model.fingerprint}
 
     def __call__(self, tokens: np.ndarray, max_tokens: int) -> np.ndarray:

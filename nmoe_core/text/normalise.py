@@ -83,7 +83,7 @@ def _sorted_marks(marks: str) -> str:
 def _mark_classes() -> np.ndarray:
     """The class that marks are sorted by, 0 for other characters: uint8 `[code points]`."""
     classes = np.zeros(sys.maxunicode + 1, np.uint8)
-    # A mark that stands for two may have no class of its own, but the first of the two has.
+    # A mark that decomposes into two may lack a class, but the first of the two has one.
     spelled = (unicodedata.normalize("NFD", chr(point)) for point in _MARKS)
     classes[_MARKS.start : _MARKS.stop] = [unicodedata.combining(one[0]) for one in spelled]
     return classes
@@ -94,7 +94,7 @@ def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
     normal = [text.strip() for text in texts]
     encoded = [_utf8(text) for text in normal]
     for i in _suspects(normal, encoded):
-        normal[i], encoded[i] = "", b""  # a long text is held once less
+        normal[i], encoded[i] = "", b""  # holds one copy less of a long text
         normal[i] = normalize_text(texts[i])
         encoded[i] = normal[i].encode()
     return normal, encoded

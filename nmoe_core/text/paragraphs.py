@@ -2,7 +2,7 @@
 
 import unicodedata
 
-# Ends that a cut may follow, best first: of a paragraph, a line, a sentence, a word.
+# Ends that a cut may follow, best first: end of a paragraph, a line, a sentence, a word.
 _ENDS = (("\n\n",), ("\n",), (". ", "! ", "? ", "。", "！", "？", "।"), (" ",))
 _REACH = 4
 
@@ -10,9 +10,9 @@ _REACH = 4
 def split_text(text: str, num_parts: int) -> list[str]:
     """At most `num_parts` parts of a text, without the white space at their ends.
 
-    A cut stands at the last end of a paragraph before the place that would make equal parts; a
-    quarter of a part is searched. Without one it stands at the end of a line, of a sentence or of a
-    word; without any of these at that place, but never before a mark that belongs to a letter.
+    A cut is at the last end of a paragraph before the place that would make equal parts; a quarter
+    of a part is searched. If there is none, it is at the end of a line, a sentence or a word; else
+    at that place, but never before a mark that belongs to a letter.
 
     >>> split_text("One thing.\\n\\nAnother one. And more.", 2)
     ['One thing.', 'Another one. And more.']

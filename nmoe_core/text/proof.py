@@ -77,8 +77,8 @@ class Suspects:
         return sorted(found)
 
     def _may_hold(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
-        """Indices of the texts with the first two bytes of such a code point, by one look at all
-        that are not ASCII."""
+        """Indices of the texts with the first two bytes of such a code point, by one scan of all
+        non-ASCII texts."""
         other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
         ends, places = np.cumsum([len(payloads[i]) for i in other]), [np.empty(0, np.int64)]
         for start, view in pieces(b"".join([payloads[i] for i in other]), 1):
@@ -90,7 +90,7 @@ class Suspects:
 
 
 class Proven:
-    """An engine whose ids are those of its reference but for `suspects`; loaded when it is used."""
+    """An engine whose ids equal its reference's except for `suspects`; loaded when it is used."""
 
     def __init__(self, name: str, reference: Reference) -> None:
         self.name, self._reference = name, reference
@@ -169,7 +169,7 @@ def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
             alone = [_surrounded(point) for point in chunk]
             one_by_one = encode([text.encode() for text in alone])
             differing = list(_differing(one_by_one, reference.encode(alone)))
-            # A difference that no point shows alone is between neighbours: all are suspect.
+            # If no single point shows the difference, it is between neighbours: all are suspect.
             yield from (p for p, d in zip(chunk, differing) if d or not any(differing))
 
 
@@ -184,7 +184,8 @@ def _chunks() -> list[range]:
 
 
 def _surrounded(point: int) -> str:
-    """A code point where letters, numbers, marks, blanks and others are told apart."""
+    """A code point in places where letters, numbers, marks, blanks and others behave
+    differently."""
     c = chr(point)
     return f"a{c}b {c}'s1{c}2345\n!{c} x\u0345{c}\u0334A{c}'LL/\n"
 

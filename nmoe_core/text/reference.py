@@ -1,7 +1,7 @@
-"""Reference tokenizers: each by the library that defines it; and the encodings of tiktoken.
+"""Reference tokenizers, each by the library that defines it, and the encodings of tiktoken.
 
-A reference knows its ids, its special tokens and its fingerprint without loading the library where
-that can be; the library is loaded when text is encoded or decoded.
+A reference knows its ids, its special tokens and its fingerprint without loading the library if
+possible; the library is loaded when text is encoded or decoded.
 """
 
 import base64
@@ -51,8 +51,8 @@ def joined(rows: Sequence[Any]) -> Encoded:
 
 
 class TokenBytes(NamedTuple):
-    """The bytes of text that each id stands for: id i has `payload[offsets[i]:offsets[i + 1]]`,
-    nothing where there is no such token."""
+    """The bytes of text that each id spells: id i has `payload[offsets[i]:offsets[i + 1]]`, empty
+    if there is no such token."""
 
     payload: bytes
     offsets: np.ndarray
@@ -80,13 +80,13 @@ class Reference:
     """A tokenizer as its library has it.
 
     Attributes:
-        kind: Name of the library, which is that of its package too.
-        name: What manifests say.
-        fingerprint: Hex SHA-256 of what decides the ids of a text.
+        kind: Name of the library and of its package.
+        name: Name in manifests.
+        fingerprint: Hex SHA-256 of everything that decides the ids of a text.
         vocab_size: One more than the largest id.
         own: Ids that the tokenizer's files give to `eos` and `bos`.
         specials: Spellings that another library might take for special tokens.
-        added: Spellings that are one token each wherever they stand in a text.
+        added: Spellings that are one token each anywhere in a text.
         whole_texts: Whether only whole texts may be encoded, since no cut is safe.
     """
 
@@ -101,7 +101,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """Version of the library."""
         return version(self.kind)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -125,7 +125,7 @@ class Reference:
         raise NotImplementedError
 
     def spellings(self) -> dict[int, bytes]:
-        """The bytes of text that each id stands for, alike in all tokenizers."""
+        """The bytes of text that each id spells, in the same form for all tokenizers."""
         raise NotImplementedError
 
 
@@ -159,7 +159,7 @@ class TiktokenReference(Reference):
         return load_tiktoken(self.name)
 
     def row(self, text: str) -> Sequence[int]:
-        # The array form is faster than `encode_ordinary`, and equal where no special is allowed.
+        # The array form is faster than `encode_ordinary`, and equal if no special token is allowed.
         encode = partial(self.library.encode_to_numpy, disallowed_special=())
         try:
             return encode(text)

@@ -1,10 +1,10 @@
 """Text to token ids with exact engines, for any tokenizer.
 
 The library that defines a tokenizer is its reference. `engine = "auto"` takes the fastest engine
-that is proven to give the reference's ids (`proof`), and the reference where there is none. Engines
-are not part of an output's identity. A sample, at most 3 % of the cpu time, looks for differences
-that the proof did not see: one is an error, and no later process takes the engine. Prep then starts
-again with the reference.
+that is proven to give the reference's ids (`proof`), else the reference. Engines are not part of an
+output's identity. A sample, at most 3 % of the cpu time, looks for differences that the proof
+missed: a difference is an error, and no later process takes the engine. Prep then starts again with
+the reference.
 """
 
 import functools
@@ -25,7 +25,7 @@ from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_f
 
 SAMPLE_SHARE = 0.03
 _SAMPLE_CHARS = 4000
-_LOAD_S = 0.3  # what the first sample costs before it is known
+_LOAD_S = 0.3  # assumed cost of the first sample
 _DEFAULT = TokenizerSettings()
 _LOG = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ class Tokenizer:
         return np.split(encoded.ids, np.asarray(encoded.offsets)[1:-1]) if texts else []
 
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
-        """The first `max_tokens` ids of a text of any length: uint32 `[length]`, by pieces where
-        the tokenizer allows it."""
+        """The first `max_tokens` ids of a text of any length: uint32 `[length]`, by pieces if the
+        tokenizer allows it."""
         parts, num_tokens = [np.empty(0, np.uint32)], 0
         rule = self._cut_rule if len(text) > PIECE_CHARS else None
         for piece in safe_pieces(text, PIECE_CHARS, rule):
@@ -205,8 +205,8 @@ class Tokenizer:
 
 
 def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:
-    """The tokenizer of these settings, or of that name, made once in a process while its files stay
-    as they are. Raises TokenizerError: there is no such encoding (E-TOKENIZER-NAME), its vocabulary
+    """The tokenizer of these settings, or of that name, made once per process while its files are
+    unchanged. Raises TokenizerError if there is no such encoding (E-TOKENIZER-NAME), its vocabulary
     or file cannot be read or fetched (E-TOKENIZER-VOCABULARY, E-TOKENIZER-FILE); or as `Tokenizer`.
     """
     if isinstance(settings, str):
@@ -220,7 +220,7 @@ def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:
 
 
 def tokenize(text: str, tokenizer: str = _DEFAULT.name) -> np.ndarray:
-    """Token ids of a text as it stands, without BOS and EOS: uint32 `[length]`. Raises as
+    """Token ids of a text, not normalised, without BOS and EOS: uint32 `[length]`. Raises as
     `load_tokenizer`."""
     return load_tokenizer(TokenizerSettings(tokenizer, needs_eos=False)).encode_batch([text]).ids
 
@@ -239,7 +239,7 @@ def _reference(name: str, path: Path | None, times: tuple[int, ...]) -> Referenc
 
 
 def _fastest(reference: Reference, engine: Engine) -> Proven | None:
-    """The engine that was asked for, or the fastest that is exact; None is the reference."""
+    """The requested engine, or the fastest exact one; None is the reference."""
     if engine == "reference":
         return None
     for name in PACKAGES if engine == "auto" else (engine,):

@@ -1,8 +1,8 @@
-"""The vocabularies of tiktoken's encodings, without a network where that can be.
+"""The vocabularies of tiktoken's encodings, without a network if possible.
 
-tiktoken fetches its vocabularies. quicktok carries two of them: where tiktoken's cache lacks one,
-it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and kept in this
-project's cache. The others must be in tiktoken's cache, or be fetched by it.
+tiktoken fetches its vocabularies. quicktok carries two of them: if tiktoken's cache lacks one, it
+is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and kept in this project's
+cache. The others must be in tiktoken's cache, or be fetched by it.
 """
 
 import base64
