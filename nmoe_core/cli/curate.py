@@ -174,7 +174,7 @@ def _show_k(found: Any) -> None:
 
 
 def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Embed with the whole model; run again to go on where it stopped."""
+    """Embed with the whole model; a second run resumes an interrupted one."""
     from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 
     if arguments.devices is None and arguments.gpu is not None:
@@ -239,7 +239,7 @@ def run_animate(arguments: argparse.Namespace) -> list[str]:
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Paths and settings of a file; what is no flag of the verb keeps its default."""
+    """Paths and settings of a file; settings without a flag of the verb keep their defaults."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
     from nmoe_core.curate.jsonl.files import JsonlPaths
 

@@ -14,7 +14,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
 
-# A name may stand for the file: that of the package.
+# Instead of a path, these keys take the name of a bundled file.
 _NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
@@ -72,9 +72,9 @@ def run_of(
     """The run that the command line describes; raises as `Run`.
 
     Args:
-        arguments: Of a verb with `add_run_flags`.
-        needed: Flags that must be given where there is no `--config`.
-        defaults: Values by dotted keys that hold where there is no `--config`.
+        arguments: Arguments of a verb with `add_run_flags`.
+        needed: Flags that are required without `--config`.
+        defaults: Values by dotted keys that apply without `--config`.
         more: Values by dotted keys that the verb itself found on the command line.
     """
     settings: dict[str, Any] = {}
@@ -96,8 +96,8 @@ def run_of(
 
 
 def take_project(arguments: argparse.Namespace) -> None:
-    """Let a task of a run work on the project of the working directory, where the command line
-    names no configuration, no directory, and no file of documents or labels."""
+    """Let a task of a run work on the project of the working directory, if the command line names
+    no configuration, no directory, and no file of documents or labels."""
     is_task = getattr(arguments, "is_task", False)
     if is_task and arguments.config is None and Path(PROJECT_FILE).is_file():
         named = (*arguments.roots, *_FILES)
@@ -106,7 +106,7 @@ def take_project(arguments: argparse.Namespace) -> None:
 
 
 def project_file() -> Path:
-    """The file of the project in the working directory; ConfigError where there is none."""
+    """The file of the project in the working directory; ConfigError if there is none."""
     path = Path(PROJECT_FILE)
     if not path.is_file():
         raise ConfigError(
@@ -126,7 +126,7 @@ def _from_here(key: str, value: Path) -> str:
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:
-    """A flag that this use of the verb needs; ConfigError where it was not given."""
+    """A flag that this use of the verb needs; ConfigError if it was not given."""
     value = getattr(arguments, name)
     if value is None:
         raise ConfigError(

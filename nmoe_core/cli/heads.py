@@ -120,7 +120,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
 
 
 def _show_calibration(facts: dict[str, Any]) -> None:
-    """The thresholds; what is kept of each source; the bound and its cost; what is left out."""
+    """The thresholds; the share kept of each source; the bound and its cost; excluded documents."""
     found = facts["calibration"]
     if "keep_by_source" not in found:  # the published rule measures nothing
         return labels.show_outputs(facts)
@@ -163,7 +163,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
 
 
 def _show_triage(found: dict[str, Any]) -> None:
-    """The steps at which documents are dropped, and what is proved of each."""
+    """The steps at which documents are dropped, and the bound proved for each."""
     shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
     rows = [
         [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
@@ -177,7 +177,7 @@ def _show_triage(found: dict[str, Any]) -> None:
 
 
 def _show_graders(found: dict[str, Any]) -> None:
-    """What each grader that could be chosen would drop and keep, and how much of it wrongly."""
+    """The shares that each possible grader would drop and keep, and how much of it wrongly."""
     if (choice := found.get("grader_choice")) is None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")

@@ -232,8 +232,8 @@ def _show_status(rows: list[dict[str, Any]]) -> None:
 def named_file(
     arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
 ) -> Any:
-    """The file of documents that the command line names, if any. Raises ConfigError where there is
-    neither a file nor a run, or a flag was given that works only with the other of them."""
+    """The file of documents that the command line names, if any. Raises ConfigError if there is
+    neither a file nor a run, or if a flag works only with the other one."""
     from nmoe_core.tasks.commands import InputFile
 
     texts, rows = arguments.input_jsonl, arguments.input_docids
@@ -257,7 +257,7 @@ def named_file(
 
 
 def _labelling_run(arguments: argparse.Namespace) -> Run:
-    """The run, whose oracle is by default the engine where there is no `--config`."""
+    """The run; without `--config` its oracle is the engine by default."""
     kind = arguments.oracle
     if kind is None:
         kind = Run(arguments.config).config.oracle.kind if arguments.config else "engine"

@@ -63,7 +63,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def print_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """A table of rows with the same keys; nothing where there are none."""
+    """A table of rows with the same keys; prints nothing if there are none."""
     if rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
 
@@ -82,7 +82,7 @@ def _cell(value: object) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """`1.2 GB`; `?` where it is not known."""
+    """`1.2 GB`; `?` if it is not known."""
     if size_bytes is None:
         return "?"
     return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
@@ -94,7 +94,7 @@ def counted(count: int, what: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`12 s`, `3 min`, `2.5 h`; `?` where it is not known."""
+    """`12 s`, `3 min`, `2.5 h`; `?` if it is not known."""
     if seconds is None:
         return "?"
     if seconds < 90:

@@ -140,7 +140,7 @@ def _facts(run: Run, named: str, inputs: Inputs, found: Sequence[Survey]) -> dic
 
 
 def _show_files(facts: dict[str, Any]) -> None:
-    """What is not trained on and why, and totals that add up."""
+    """Files that are not trained on, with reasons, and totals that add up."""
     rows = [
         [one["reason"], one["files"], size(one["size_bytes"]), ", ".join(one["such_as"])]
         for one in facts["not_taken"]
@@ -206,7 +206,7 @@ def _show_project(facts: dict[str, Any]) -> None:
 
 
 def run_tasks(arguments: argparse.Namespace) -> int:
-    """Execute the jobs of the tasks; the status is 1 where one failed."""
+    """Execute the jobs of the tasks; the status is 1 if one failed."""
     from nmoe_core.tasks.preview import not_current, require_plan
 
     run, show = run_of(arguments), (lambda *_: None) if arguments.json else _show_task
@@ -232,7 +232,7 @@ def _why(state: State) -> dict[str, str]:
 
 
 def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
-    """What ran, and what of the rest is not current."""
+    """The tasks that ran, and the others that are not current."""
     if not left:
         print(f"all is current after {total}; look: nmoe report [--html FILE], nmoe ui")
         return
@@ -314,7 +314,7 @@ def _show_graders(report: dict[str, Any]) -> None:
         print(textwrap.fill(choice["sentence"], 112))
     else:
         print(f"grader: {report['grader']}")
-    exits = ("tau_probe", "tau_student")  # 0 where no document leaves early
+    exits = ("tau_probe", "tau_student")  # 0 if no document leaves early
     taus = {name: t for name, t in report["thresholds"].items() if t or name not in exits}
     print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
@@ -325,7 +325,7 @@ def _show_graders(report: dict[str, Any]) -> None:
 
 
 def _show_account(report: dict[str, Any]) -> None:
-    """What became of files, documents and tokens, what that changed, and documents to read."""
+    """The account of files, documents and tokens, its changes, and documents to read."""
     from nmoe_core.tasks.account import account_rows
 
     print()
@@ -345,7 +345,7 @@ def _show_account(report: dict[str, Any]) -> None:
 
 
 def _costs(run: Run) -> list[dict[str, Any]]:
-    """The times that runs through Dagster took; none where it is not installed."""
+    """The times that runs through Dagster took; none if it is not installed."""
     try:
         return _of_dagster("costs")(run)
     except ConfigError:
@@ -353,7 +353,7 @@ def _costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_dagster(name: str) -> Callable[..., Any]:
-    """The function of a verb on the platform's side; ConfigError where Dagster is not installed."""
+    """The function of a verb on the platform's side; ConfigError if Dagster is not installed."""
     (verb,) = entry_points(group=_VERBS, name=name)
     try:
         return verb.load()

@@ -105,7 +105,7 @@ def print_outputs(outputs: Iterable[State]) -> None:
 
 
 def _print_splits(splits: Sequence[SplitState]) -> None:
-    """What prep would make, as a sample of each source estimates it."""
+    """The splits that prep would make, estimated from a sample of each source."""
     rows = []
     for part in splits:
         estimate = part.estimate
@@ -147,7 +147,7 @@ def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:
-    """Curate sources; the status is 1 where a check that blocks failed."""
+    """Curate sources; the status is 1 if a blocking check failed."""
     from nmoe_core.tasks.commands import curate_sources
 
     run = run_of(arguments)

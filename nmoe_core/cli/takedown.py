@@ -1,4 +1,4 @@
-"""`nmoe takedown`: documents that must go, where they are, and the proof that they are gone."""
+"""`nmoe takedown`: find and remove documents on request, and prove that they are gone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def register(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report; or record, mask or verify. Exit 1 where something is left."""
+    """Report; or record, mask or verify. Exit 1 if any text remains."""
     from nmoe_core.tasks.takedown import report
 
     given = arguments
@@ -121,7 +121,7 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
 
 
 def _show_copies(facts: dict[str, Any]) -> None:
-    """What no step searches: copies may be in these places."""
+    """Places that no step searches and that may hold copies."""
     store, send = facts["published"], "nmoe publish"
     if store:
         send += f" {facts['run_plan']} {store}"

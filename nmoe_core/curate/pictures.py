@@ -25,7 +25,7 @@ def order_picture(
 ) -> bytes:
     """A strip of clusters and a line of window diversity (concat) for each named permutation.
 
-    `doc_tokens` include EOS; `what` is what clusters are called, in the plural; `scale` is that of
+    `doc_tokens` include EOS; `what` is the word for clusters, in the plural; `scale` as for
     `plots.png.render`.
     """
     ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
@@ -44,7 +44,7 @@ def order_pictures(
     terms: Sequence[Sequence[str]],
     what: str = "clusters",
 ) -> dict[str, bytes]:
-    """`order_picture`, the clusters' shares along the order, and those of its two ends."""
+    """`order_picture`, the clusters' shares along the order, and the shares at its two ends."""
     rows = doc_clusters, doc_tokens, orders
     pictures = {"order": order_picture(*rows, seq_len, what)}
     if len(doc_clusters):
@@ -69,8 +69,8 @@ def compared_picture(spaces: ComparedSpaces, seed: int) -> bytes:
 class FilmFiles:
     """The arrays of one run of `nmoe curate`.
 
-    Labels and order are read from beside the embeddings (`*_labels.npy`, `*_order.npy`) where they
-    are not named; without them the rows are clustered and ordered for the film.
+    Labels and order are read from beside the embeddings (`*_labels.npy`, `*_order.npy`) if they are
+    not named; without them the rows are clustered and ordered for the film.
     """
 
     embeddings: Path  # float [N, D]
@@ -98,7 +98,7 @@ def animate(
 ) -> list[Path]:
     """Write the two films of `plots.animation`; return their paths.
 
-    `num_clusters` and `seed` are those of labels, points and order that must be made. Raises
+    `num_clusters` and `seed` are for labels, points and order that must be made. Raises
     CurationError: an array is missing or has another length, or ffmpeg failed
     (E-CURATION-EMBEDDING).
     """

@@ -1,4 +1,4 @@
-"""A parser that shows examples and defaults, and names what is near to a misspelt verb or flag."""
+"""A parser that shows examples and defaults, and suggests spellings for a misspelt verb or flag."""
 
 import argparse
 import difflib
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from loader.files.addresses import PathParser
 from nmoe_core.cli.help.examples import EXAMPLES
 
-# As shtab.FILE, which need not be imported before a script is asked for.
+# As shtab.FILE, which need not be imported until a script is requested.
 FILES = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
@@ -20,7 +20,7 @@ _INNERMOST = "given_to"  # the innermost parser of a command line
 
 
 class HelpfulParser(PathParser):
-    """The parser of the command line, of a group of verbs, or of one; KeyError where it has no
+    """The parser of the command line, of a group of verbs, or of one; KeyError if it has no
     example."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,8 +47,8 @@ class HelpfulParser(PathParser):
         return given
 
     def near(self, words: Sequence[str]) -> str:
-        """The question whether flags of this parser were meant of which the words may be
-        misspellings; empty where there are none."""
+        """A question that suggests flags of this parser for misspelt words; empty if there are
+        none."""
         known = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help()))
         misspelt = [word.partition("=")[0] for word in words if word.startswith("--")]
         return _question([n for w in misspelt for n in difflib.get_close_matches(w, known)])
@@ -77,8 +77,7 @@ def _question(near: Sequence[str]) -> str:
 
 
 def _add_shown(add: Callable[..., argparse.Action], *args: Any, **kwargs: Any) -> argparse.Action:
-    """Add an argument whose help shows its default, and which is completed by files if it is one of
-    them."""
+    """Add an argument whose help shows its default, completed by file names if it is a path."""
     action = add(*args, **kwargs)
     text, default = action.help or "", action.default
     has_default = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)

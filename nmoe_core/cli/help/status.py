@@ -23,7 +23,7 @@ class _StatusLine(logging.Handler):
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Leave an empty line to what is printed next."""
+        """Clear the line for the next output."""
         if self.width:
             sys.stderr.write("\r" + " " * self.width + "\r")
 

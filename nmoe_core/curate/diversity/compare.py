@@ -97,7 +97,7 @@ def compare_embeddings(
 
 def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
     """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
-    Raises CurationError: it is no such array (E-CURATION-EMBEDDING)."""
+    Raises CurationError: it is not such an array (E-CURATION-EMBEDDING)."""
     try:
         array = map_npy(path)
         found = f"{array.dtype} {array.shape}"

@@ -1,9 +1,9 @@
-"""Window diversity: what training windows are composed of, and what to expect of an order at most.
+"""Window diversity: the composition of training windows, and the most to expect of an order.
 
 Both ways to fill a window are measured (see `windows`). Every figure comes with its percent of the
-ceiling of its data, a reference that an order may pass by a little (see `diversity_ceiling`), and
-every order stands beside the source order and a shuffle. Costs a few sorts per order: a second for
-a million documents.
+ceiling of its data, a reference that an order may exceed a little (see `diversity_ceiling`), and
+every order is shown beside the source order and a shuffle. Costs a few sorts per order: a second
+for a million documents.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Metrics:
     mean: float  # topics, over all windows
     min_full: int  # least topics of a window that was filled or closed
     last: int  # topics of the last window
-    std: float  # deviation of topics, that of the population
+    std: float  # population standard deviation of topics
     ceiling: float  # reference for the mean, see `diversity_ceiling`
     percent_of_ceiling: float
     p1: float  # first percentile of topics over full windows
@@ -51,7 +51,7 @@ class Metrics:
     length_drift: float  # documents in the densest over the sparsest twentieth of the tokens
     adjacent_same: float  # share of documents that follow one of their own topic
     padding: float  # share of window tokens that no document fills, the last window's included
-    cut_documents: int  # documents of at most a window that lie in more than one
+    cut_documents: int  # documents of at most a window that span more than one
     min_over_alignments: int  # least `min_full` when windows begin at each eighth of a window
 
 
@@ -62,7 +62,7 @@ def measure(
     seq_len: int,
     loader: Loader = "concat",
 ) -> Metrics | None:
-    """All metrics of an order; None where there is no token.
+    """All metrics of an order; None if there is no token.
 
     `order`, int `[N]`, is the document at each position; the other arrays are in source order.
     Raises CurationError as `cut_windows` does.
@@ -162,7 +162,7 @@ def diversity_ceiling(
 
 
 def _divergence(windows: Windows) -> np.ndarray:
-    """KL of each window's share of tokens by topic against that of all: float64 `[W]`."""
+    """KL of each window's shares of tokens by topic against the shares of all: float64 `[W]`."""
     overall = np.bincount(windows.topic, weights=windows.tokens)
     overall /= overall.sum()
     per_window = np.bincount(windows.window, weights=windows.tokens)

@@ -24,7 +24,7 @@ class Windows:
     seq_len: int  # tokens of a window
     first: np.ndarray  # first window of each document: int64 [N]
     last: np.ndarray  # last window of each document: int64 [N]
-    last_fill: int  # tokens in the last window, those of the offset included
+    last_fill: int  # tokens in the last window, the offset included
     window: np.ndarray  # int64 [P], ascending
     topic: np.ndarray  # int64 [P], ascending in each window
     tokens: np.ndarray  # tokens of the topic in the window, all positive: int64 [P]
@@ -47,8 +47,8 @@ def cut_windows(
 ) -> Windows:
     """Cut a stream of documents in training order; `tokens` include EOS.
 
-    `offset` tokens stand before the first document in its window. Raises CurationError: arrays
-    differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
+    `offset` tokens precede the first document in its window. Raises CurationError: arrays differ,
+    or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
     """
     clusters, tokens = checked_documents(clusters, tokens, seq_len)
     if not len(tokens):

@@ -60,10 +60,10 @@ class Embedded:
     records: JsonlInput
     tokens: np.ndarray  # int64 [N], without EOS
     rows: np.ndarray  # float32 [N, W], zero for texts without a token
-    method: str  # what the rows are
-    identity: str  # digest of what they were made by
+    method: str  # name of the embedding method
+    identity: str  # digest of the method's inputs
     num_computed: int = 0  # texts embedded by this run
-    num_nan: int = 0  # loaded rows that were not finite and count as zero, if that was asked for
+    num_nan: int = 0  # loaded rows that were not finite and count as zero, if the settings allow it
 
     @property
     def lengths(self) -> np.ndarray:
@@ -82,7 +82,7 @@ class Curated:
     rows: np.ndarray  # float32 [N, D], in the space of the clusters
     labels: np.ndarray  # uint16 [N]
     order: np.ndarray  # the record at each position: int64 [N]
-    order_name: str  # the order taken, where `auto` chose it too
+    order_name: str  # the order taken, also if `auto` chose it
     metrics: dict[str, Any]  # of the order, the original and a shuffle, by both loaders
     terms: list[list[str]]  # typical words of each cluster
 
@@ -153,8 +153,8 @@ def embed_jsonl(
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
-    """Cluster, order and measure; writes no file. Raises CurationError: no such order, or one that
-    needs what is not there (E-CURATION-ORDER); fewer records than clusters (E-CURATION-TOPICS)."""
+    """Cluster, order and measure; writes no file. Raises CurationError: no such order, or one whose
+    inputs are missing (E-CURATION-ORDER); fewer records than clusters (E-CURATION-TOPICS)."""
     path = paths.beside("_clusters.safetensors")
     before = load_clusters(path) if path.exists() and not settings.refit else None
     is_frozen = before is not None and before.header["settings"] == _made_by(embedded, settings)

@@ -78,7 +78,7 @@ def embed_deep(
     """Write `output`, float32 `[N, hidden]` in file order, and `{output}_meta.json`; return that.
 
     Raises:
-        ConfigError: Tensor parallelism is asked for (E-CONFIG-TP).
+        ConfigError: Tensor parallelism is requested (E-CONFIG-TP).
         CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE); a document
             does not fit into memory alone (E-CURATION-MEMORY).
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
@@ -176,7 +176,8 @@ def _blocks(
     counts: np.ndarray,
     too_long: list[int],
 ) -> Iterator[Block]:
-    """Embedded documents in blocks; those that did not fit into memory alone join `too_long`."""
+    """Embedded documents in blocks; documents that do not fit into memory alone are added to
+    `too_long`."""
     pending: list[tuple[np.ndarray, np.ndarray]] = []
     for batch, found in results:
         pending.append((batch, found))
@@ -191,7 +192,7 @@ def _blocks(
 
 
 def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Digest of what is embedded: the text, and where it was cut."""
+    """Digest of the embedded part: the text, and the place of its cut."""
     keys = records.keys.copy()
     for document in np.flatnonzero(counts > max_tokens).tolist():
         text = bytes(keys[document]).ljust(32, b"\0")
@@ -217,8 +218,8 @@ class DeepEmbedder:
     """A model on a device, and the most tokens that one pass of it can hold.
 
     Args:
-        model: Of the engine: called for the residual after its last block; has `norm`.
-        device: Where it lies.
+        model: Model of the engine: called for the residual after its last block; has `norm`.
+        device: Device of the model.
     """
 
     def __init__(self, model: Any, device: str) -> None:
@@ -251,7 +252,7 @@ class DeepEmbedder:
         return rows
 
     def _forward(self, texts: list[np.ndarray]) -> np.ndarray:
-        """Normalised means of one pass; MemoryError where it does not fit."""
+        """Normalised means of one pass; MemoryError if it does not fit."""
         import torch
 
         lengths = torch.tensor([len(text) for text in texts])

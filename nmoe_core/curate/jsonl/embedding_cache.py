@@ -27,10 +27,10 @@ KEY = np.dtype([("sha256", "S32"), ("tokens", "<i8")])
 class EmbeddingCache:
     """A store opened for reading; `writer()` locks it for appending.
 
-    A directory that is not there is an empty store. `model` is the digest of everything that a row
-    depends on beside its key, `width` its columns. Where rows are not to be kept (`is_kept`), this
-    object alone knows what is appended, and the files stay as they are. Raises CurationError: the
-    store belongs to another model or width, or is damaged (E-CURATION-CACHE).
+    A missing directory is an empty store. `model` is the digest of everything that a row depends on
+    beside its key, `width` its columns. Unless `is_kept`, appended rows stay in this object alone
+    and the files do not change. Raises CurationError: the store belongs to another model or width,
+    or is damaged (E-CURATION-CACHE).
     """
 
     def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
@@ -52,7 +52,7 @@ class EmbeddingCache:
             yield self
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row of each key (`S32 [N]`, SHA-256 digests), -1 where there is none: int64 `[N]`."""
+        """Row of each key (`S32 [N]`, SHA-256 digests), -1 if there is none: int64 `[N]`."""
         if not self.num_rows or not len(keys):
             return np.full(len(keys), -1, np.int64)
         stored = self._keys["sha256"]

@@ -1,10 +1,10 @@
-"""The files of `nmoe curate`: the records of the input, and where every output lies.
+"""The files of `nmoe curate`: the records of the input, and the path of every output.
 
 One pass over the input reads, parses and hashes; memory is 48 bytes per record, not the text. Blank
 lines are no records and are counted. A line that is not a JSON object with a text is refused with
 its number before anything is written, or set aside on request: it is never dropped. An empty text
-is a record like any other. Lines are copied byte for byte, without their line end. What `.gz` and
-`.zst` hold is read from a temporary copy on disk.
+is a record like any other. Lines are copied byte for byte, without their line end. The content of
+`.gz` and `.zst` is read from a temporary copy on disk.
 """
 
 import glob
@@ -43,7 +43,7 @@ class JsonlPaths:
     input: Path
     output: Path  # the reordered file; the names of most others begin with its own
     model: Path  # checkpoint of embedding table and tokenizer
-    embeddings: Path | None = None  # a `.npy` file that stands in for shallow embeddings
+    embeddings: Path | None = None  # a `.npy` file that replaces shallow embeddings
     counts: Path | None = None  # of the token counts, in place of `token_counts`' default
 
     def beside(self, ending: str) -> Path:
@@ -139,7 +139,7 @@ class JsonlInput:
     path: Path
     text_field: str
     sha256: str = ""  # of the bytes, decompressed
-    pages: mmap.mmap | None = None  # these bytes, mapped where there is a record
+    pages: mmap.mmap | None = None  # these bytes, mapped if there is a record
     # First byte of each record and the one after its last: int64 [N, 2].
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))  # SHA-256 of each text
@@ -151,7 +151,7 @@ class JsonlInput:
         return len(self.spans)
 
     def texts(self, records: np.ndarray) -> Iterator[str]:
-        """Texts of records, in the order asked for; lone surrogates become U+FFFD."""
+        """Texts of records, in the given order; lone surrogates become U+FFFD."""
         for line in self.lines(self.spans[records]):
             text = _text(line, self.text_field)
             yield text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
@@ -235,7 +235,7 @@ def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
 
 
 def write_set_aside(path: Path, records: JsonlInput) -> None:
-    """Commit the lines that are no records, byte for byte; no file where there are none."""
+    """Commit the lines that are not records, byte for byte; no file if there are none."""
     path.unlink(missing_ok=True)
     if records.rejected:
         with atomic_file(path) as file:
@@ -244,7 +244,7 @@ def write_set_aside(path: Path, records: JsonlInput) -> None:
 
 
 def _text(line: bytes, text_field: str) -> str:
-    """The text of a line; a ValueError says what is wrong with it."""
+    """The text of a line; a ValueError describes a bad line."""
     record = parse_object(line)
     if record.get(text_field, "") is None:
         raise ValueError(f"field {text_field!r} is null, not text")

@@ -34,7 +34,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class TextTokenizer(Protocol):
-    """What embedding needs of a tokenizer; `fingerprint` digests vocabulary and rules."""
+    """The part of a tokenizer that embedding needs; `fingerprint` digests vocabulary and rules."""
 
     fingerprint: str
 
@@ -44,8 +44,9 @@ class TextTokenizer(Protocol):
 def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint (`model_tokenizer`), or the one of that name.
 
-    `model_dir` may be the directory above its `original/`; `num_rows` is that of its table. Raises
-    TokenizerError: there is none (E-TOKENIZER-NAME), or it is broken (E-TOKENIZER-FILE).
+    `model_dir` may be the directory above its `original/`; `num_rows` is the number of rows of its
+    table. Raises TokenizerError: there is none (E-TOKENIZER-NAME), or it is broken
+    (E-TOKENIZER-FILE).
     """
     if name is not None:
         return load_tokenizer(TokenizerSettings(name, needs_eos=False))
@@ -65,7 +66,7 @@ class RecordEmbeddings:
     """Embeddings that were found or made for the records of an input."""
 
     tokens: np.ndarray  # length of each text in tokens, without EOS: int64 [N]
-    rows: np.ndarray  # float32 [N, width]; width 0 where only tokens were asked for
+    rows: np.ndarray  # float32 [N, width]; width 0 if only tokens were requested
     num_computed: int  # texts that were not in the cache
 
 
@@ -122,7 +123,7 @@ def fill_cache(
 ) -> None:
     """Commit blocks of `total` records in all, one by one as they are made.
 
-    `keys` are those of all records. Raises LockedError: another process fills this cache
+    `keys` are the keys of all records. Raises LockedError: another process fills this cache
     (E-LOCKED).
     """
     done = 0

@@ -63,7 +63,7 @@ def curate_file(
             if plot:
                 _draw(paths, curated, settings)
             write_json(paths.beside("_meta.json"), facts)
-    # What one run did is no part of its output, whose bytes are the same after any number of runs.
+    # The work of one run is not in its output, whose bytes are the same after any number of runs.
     return facts | {"embedded_now": embedded.num_computed, "is_refitted": curated.is_refitted}
 
 
@@ -73,7 +73,7 @@ def calibrate_file(
     """Sweep the number of clusters for `paths.input`; the reordered file is not written.
 
     Raises:
-        As `curate_file`; CurationError where there are too few records (E-CURATION-TOPICS).
+        As `curate_file`; CurationError if there are too few records (E-CURATION-TOPICS).
     """
     opened = open_jsonl(paths, settings)
     with lock_outputs(paths):
@@ -95,7 +95,7 @@ def _write(paths: JsonlPaths, curated: Curated) -> None:
     # The old metadata goes first: it must not vouch for new files after a kill.
     paths.beside("_meta.json").unlink(missing_ok=True)
     save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
-    if paths.embeddings is None:  # those that were loaded stay in their own file
+    if paths.embeddings is None:  # loaded embeddings stay in their own file
         write_array(paths.beside("_embeddings.npy"), embedded.rows)
     write_array(paths.token_counts, embedded.tokens)
     write_array(paths.beside("_labels.npy"), curated.labels)

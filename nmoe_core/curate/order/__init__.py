@@ -52,10 +52,11 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     """The order called `name`, on checked input.
 
     Args:
-        name: A key of `ORDERS`; a hyphen stands for an underscore.
+        name: A key of `ORDERS`; a hyphen counts as an underscore.
         doc_clusters: Topic of each document, in source order: non-negative integers `[N]`.
         doc_tokens: Length of each document in tokens, EOS included: non-negative integers `[N]`.
-        options: Of the order; every order takes `seed` and `epoch`, and needs that of `NEEDS`.
+        options: Options of the order; every order takes `seed` and `epoch`, and needs its option in
+            `NEEDS`.
 
     Returns:
         int64 `[N]`: the document at each position, a permutation.

@@ -1,4 +1,4 @@
-"""Source order, shuffle and published orders, which the others are measured against."""
+"""Source order, shuffle and published orders: references for the other orders."""
 
 from bisect import bisect_right
 from typing import Unpack
@@ -56,10 +56,10 @@ def stratified(
     """The sample-count greedy: at each step the cluster furthest behind its share, lowest id first.
 
     After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Multiplied by
-    the positive t (N - t), this is n_k t - placed_k N, which is kept here in integers, so that ties
-    are exact. The scores sum to zero and that of an exhausted cluster is below zero, so it is never
-    picked. The first pick is the largest cluster. O(N K). Each epoch begins at another document of
-    each cluster; `seed` has no effect.
+    the positive t (N - t), this is n_k t - placed_k N, computed here in integers, so that ties are
+    exact. The scores sum to zero and the score of an exhausted cluster is below zero, so it is
+    never picked. The first pick is the largest cluster. O(N K). Each epoch begins at another
+    document of each cluster; `seed` has no effect.
     """
     # Only clusters that have documents: the score of an empty one would stay at zero.
     members = [documents for _, documents in members_by_topic(doc_clusters)]
@@ -130,7 +130,7 @@ def related(
     seed: int = 0,
     epoch: int = 0,
 ) -> np.ndarray:
-    """Neighbours in meaning stand next to each other, the opposite of the other orders.
+    """Similar documents are next to each other, the opposite of the other orders.
 
     For in-context pretraining (Shi et al., 2024, arXiv 2310.10638). Topics are cut into blocks of
     at most `block` documents along their main direction; inside a block each document is followed

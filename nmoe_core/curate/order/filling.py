@@ -41,7 +41,7 @@ def window_fill(
         seq_len: Tokens of a window: the stride of the loader that will read this order.
         loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
             `flush` starts a new window when a document does not fit.
-        offset: Tokens that stand before the first document in its window.
+        offset: Tokens before the first document in its window.
         turn: `seed` and `epoch`, as for every order.
 
     Raises:
@@ -72,7 +72,7 @@ class _Group:
 class _Windows(FilledWindows):
     """Deals documents to windows.
 
-    `fill` starts with tokens that belong to no document: those before the first window, and in the
+    `fill` starts with tokens that belong to no document: `offset` in the first window, and in the
     last window the tokens that all documents fall short of whole windows.
     """
 
@@ -190,7 +190,7 @@ class _Windows(FilledWindows):
     def _windows_for(self, cluster: int, batch: np.ndarray, reserve: _Reserve) -> np.ndarray:
         """Different windows for the front of a batch, emptiest first.
 
-        Windows with few documents of this topic come first, then those with few topics. Where too
+        Windows with few documents of this topic come first, then windows with few topics. If too
         few windows have room, the room kept for other topics is used, and then also windows that
         have more of this topic.
         """
@@ -256,7 +256,7 @@ class _Reserve:
                 self.needed += np.where(count > 0, 0, self._short[cluster])
 
     def note(self, cluster: int, windows: np.ndarray) -> None:
-        """A document of the topic went to each of these windows."""
+        """Count one document of the topic in each of these windows."""
         fresh = windows[self.counts[cluster][windows] == 0]
         self.counts[cluster][windows] += 1
         self.num_topics[fresh] += 1

@@ -26,7 +26,7 @@ class FilledWindows:
     num_clusters: int  # highest topic plus one
     seq_len: int
     loader: Loader  # how the trainer fills windows
-    offset: int  # tokens that stand before the first document in its window
+    offset: int  # tokens before the first document in its window
 
     def order(self, turn: float) -> np.ndarray:
         """Documents by window, and inside a window by topic at a phase of its own."""
@@ -35,7 +35,7 @@ class FilledWindows:
         inside = self._phases(turn)
         inside[self._longest()] = -1.0
         # A flush filler has to open a window with the rest of a giant; under concat a giant in the
-        # middle meets the topics before it and those after it.
+        # middle shares windows with the topics before and after it.
         inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
         return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
 
@@ -56,7 +56,7 @@ class FilledWindows:
     def _surplus(self) -> np.ndarray | None:
         """Tokens of each topic in each window, and documents, over the window's even share.
 
-        float32 `[W, K + 1]`; documents are counted at their mean length. None where too large.
+        float32 `[W, K + 1]`; documents are counted at their mean length. None if too large.
         """
         width = self.num_clusters + 1
         if self.count * width > _MOST_SURPLUS:
@@ -100,10 +100,10 @@ def level(
     """Windows so that surpluses cancel along the epoch, from both ends towards the middle.
 
     Each step takes, of the next few windows, the one after which the sum from its end is smallest
-    (herding). What does not fit anywhere ends up in the middle, not at the epoch's boundary.
+    (herding). Windows that fit nowhere end up in the middle, not at the epoch's boundary.
 
-    `surplus`, float `[W, D]`, is what each window has above its even share; `front` and `back`,
-    float `[D]`, are the sums of what stands before and after.
+    `surplus`, float `[W, D]`, is each window's excess over its even share; `front` and `back`,
+    float `[D]`, are the sums of the windows before and after.
     """
     size = min(_LOOKAHEAD, len(windows))
     ids, rows = windows[:size].copy(), surplus[windows[:size]]
@@ -127,11 +127,11 @@ def level(
 def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarray:
     """Windows so that the running sum of their errors returns to 0 as often as it can.
 
-    Where it is 0 a window ends where a document ends. The next window is one that cancels the sum
+    If it is 0, a window ends at the end of a document. The next window is one that cancels the sum
     exactly, else the first of the other sign, so the sum never exceeds the largest error.
 
     `error`, int `[n]`, is the tokens of each above the length of a window, `balance` their sum over
-    the windows that stand before.
+    the earlier windows.
     """
     rows: dict[int, deque[int]] = {}
     for i, value in enumerate(error.tolist()):

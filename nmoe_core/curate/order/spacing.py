@@ -36,8 +36,8 @@ def golden(
 
     Inside a topic documents are ranked by length, then dealt: rank r goes to the fraction
     r/phi mod 1 of the topic, so neighbours in the ranking end up far apart, and every stretch of
-    the epoch has the same mix of long and short. m neighbours come to lie at least about
-    1 / (sqrt(5) m) of the epoch apart.
+    the epoch has the same mix of long and short. m neighbours are at least about 1 / (sqrt(5) m) of
+    the epoch apart.
 
     Args:
         by: Number `[N]` to deal out evenly instead of the length, such as quality.
@@ -86,9 +86,9 @@ def balance_tokens(
 ) -> np.ndarray:
     """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
 
-    For exact mixing ratios. A topic of long documents gets wider gaps, so fewer topics meet in a
-    window than with `golden`. Lengths are dealt out as with `golden`; a document stands at the
-    middle of its tokens. This is what a greedy on the deficit of tokens arrives at.
+    For exact mixing ratios. A topic of long documents gets wider gaps, so a window holds fewer
+    topics than with `golden`. Lengths are dealt out as with `golden`; the place of a document is
+    the middle of its tokens. A greedy on the deficit of tokens arrives at this order too.
     """
     key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
@@ -161,7 +161,7 @@ def refusal(what: str, found: object, expected: str) -> CurationError:
 
 
 def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Members by group, those without one last, then by falling `column`, then by number."""
+    """Members by group, members without one last, then by falling `column`, then by number."""
     if groups is None:
         return _sorted(members, column, descending=True)
     group, value = groups[members], _falling(column[members])

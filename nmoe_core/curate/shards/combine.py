@@ -26,10 +26,10 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     """Write the curated manifest of a source, and its `curation.json` before it.
 
     `misaligned_shards` of the result counts shards whose windows were filled for another place in
-    the stream than theirs, because a shard before them changed: curate them again.
+    the stream, because an earlier shard changed: curate them again.
 
     Raises:
-        CurationError: A shard was curated from another parent than the one there now
+        CurationError: A shard was curated from another parent than the current one
             (E-CURATION-STALE), or its lineage is damaged (E-CURATION-LINEAGE).
         FormatError: A manifest is missing, or shards were curated with different settings
             (E-MANIFEST-MIXED).

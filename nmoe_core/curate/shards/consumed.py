@@ -1,8 +1,8 @@
 """Start of a curated shard in its source's stream, and its documents that are consumed.
 
-The loader reads the curated shards of a source one after another, so a shard begins where those
-before it end. Before anything is curated, that place is known from decisions and lengths alone;
-once training has begun, it is known from the curated shards that training reads.
+The loader reads the curated shards of a source one after another, so a shard begins at the end of
+the shards before it. Before any shard is curated, that place is known from decisions and lengths
+alone; once training has begun, it is known from the curated shards that training reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ class ConsumedPrefix:
 
     start: int = 0  # tokens of the source's stream before the shard
     lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # their tokens
-    is_whole: bool = False  # the whole shard is consumed, so that nothing can be added to it
+    is_whole: bool = False  # the whole shard is consumed, so that no document can be added to it
     manifest: Manifest | None = None  # of the curated shard that training reads, if any
     files: tuple[ShardFile, ...] = ()  # of that shard
 
@@ -132,7 +132,8 @@ def _kept_tokens(
 
 
 def _stamps(shard: ShardPaths) -> Stamps:
-    """Of the shard's manifest, scores and summary; every commit makes a new inode."""
+    """Inode, time and size of each file that decides what is kept; every commit makes a new
+    inode."""
     paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME, shard.selection
     paths += (shard.tree.takedown,)
     stats = [path.stat() if path.is_file() else None for path in paths]

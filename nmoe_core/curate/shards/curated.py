@@ -1,9 +1,9 @@
 """Curated shards: the kept documents of a shard in an order that spreads topics over windows.
 
-Shards are immutable, so curation writes new ones: documents whose decision is asked for, token by
-token what they were, with their ingest ids and text hashes, and a line of lineage each. The shard,
-its lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-Unchanged inputs mean no work; the preview asks the same `current_inputs` as the task.
+Shards are immutable, so curation writes new ones: documents with the decisions to include, their
+tokens unchanged, with ingest ids and text hashes, and one line of lineage each. The shard, its
+lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
+Unchanged inputs mean no work; the preview uses the same `current_inputs` as the task.
 """
 
 import json
@@ -54,7 +54,7 @@ class CurrentInputs:
     quality: ShardQuality
     selection: ShardSelection | None
     copies: ShardCopies | None
-    """None where no two copies are kept, or the order does not spread them."""
+    """None if no two copies are kept, or the order does not spread them."""
     takedown: ShardTakedown | None
     prefix: ConsumedPrefix
     shared: Fingerprints  # the same for all shards of a source
@@ -120,8 +120,8 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
     Raises:
         CurationError: Scores or topics are missing (E-CURATION-MISSING) or describe other
             documents, the first of which is named (E-CURATION-MISMATCH); an order that fills
-            windows needs those of the shards before it too. Or a shard that training has consumed
-            is not there (E-CURATION-RESUME).
+            windows needs them for the shards before it too. Or a shard that training has consumed
+            is missing (E-CURATION-RESUME).
         FormatError: The parent is missing or broken, or a document is longer than
             `tokens_per_shard`; or the record of a takedown is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is curating this shard.
@@ -220,7 +220,7 @@ class _ShardCuration:
         return np.asarray(fresh, np.int64)
 
     def _groups(self, numbers: np.ndarray) -> np.ndarray | None:
-        """The group of copies of each of these documents, -1 of a document of no group."""
+        """The group of copies of each of these documents, -1 for a document in no group."""
         if self.inputs.copies is None:
             return None
         source, survivors = self.inputs.shard.source, self.inputs.copies.survivors

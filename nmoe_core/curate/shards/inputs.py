@@ -52,7 +52,7 @@ class ShardQuality:
 
 @dataclass(frozen=True, slots=True)
 class ShardSelection:
-    """What the expression `where` says of each document."""
+    """The result of the expression `where` for each document."""
 
     keep: np.ndarray  # bool [N]
     digest: str  # of its rows
@@ -63,14 +63,14 @@ class ShardCopies:
     """The kept document that each document is a copy of."""
 
     survivors: list[str | None]
-    """`{source}//{ingest id}`; None of a document that is no copy."""
+    """`{source}//{ingest id}`; None for a document that is not a copy."""
     digest: str
-    """Of their rows."""
+    """Digest of their rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents whose decision is one of those to include, or that `where` keeps."""
+    """Documents whose decision is to be included, or that `where` keeps."""
 
     indices: np.ndarray  # ascending document numbers, int64 [num_kept]
     rows: list[bytes]  # their quality rows, as the JSON lines they were read from
@@ -102,7 +102,7 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
     made_from = made_from["fingerprints"]
     _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     graded = read_graded(shard.graded)
-    # What the grader is, and not what it read of this shard.
+    # The grader itself, and not its inputs from this shard.
     grader = sha256_json({k: v for k, v in made_from.items() if k not in ("shard", "languages")})
     return ShardQuality(graded.path, graded.checksum, grader)
 
@@ -118,8 +118,8 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
 
 
 def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
-    """Documents that neither the expression nor a takedown leaves out: bool `[N]`; None where there
-    is neither."""
+    """Documents that neither the expression nor a takedown leaves out: bool `[N]`; None if there is
+    neither."""
     if takedown is None:
         return None if selection is None else selection.keep
     return ~takedown.gone if selection is None else selection.keep & ~takedown.gone
@@ -128,9 +128,9 @@ def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -
 def load_copies(
     shard: ShardPaths, manifest: Manifest, selection: ShardSelection | None
 ) -> ShardCopies | None:
-    """Which documents of the shard that `manifest` describes are copies of which; None where the
-    selection keeps no copy. Raises CurationError: copies were not looked for yet
-    (E-CURATION-MISSING), or among other documents (E-CURATION-MISMATCH)."""
+    """The copies among the documents of the shard that `manifest` describes; None if the selection
+    keeps no copy. Raises CurationError: duplicates were not searched yet (E-CURATION-MISSING), or
+    among other documents (E-CURATION-MISMATCH)."""
     path, do = shard.attribute("duplicates"), "look for copies first, with nmoe attributes"
     footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
     exact, near = rows.columns
@@ -169,10 +169,10 @@ def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
 def select_documents(
     path: Path, doc_ids: Iterable[str], include: Iterable[str], keep: np.ndarray | None = None
 ) -> Selection:
-    """Choose documents by decision, and by `keep`, bool `[N]`, where that is given, checking that
-    the quality rows are those of `doc_ids`, one by one. Raises CurationError: a row names another
-    document, or there are not as many rows as documents (E-CURATION-MISMATCH); a row has no known
-    decision (E-CURATION-QUALITY)."""
+    """Choose documents by decision, and by `keep`, bool `[N]`, if given; checks that each quality
+    row belongs to its document of `doc_ids`. Raises CurationError: a row names another document, or
+    there are not as many rows as documents (E-CURATION-MISMATCH); a row has no known decision
+    (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The kept columns of a curated shard: those of its documents, in their new order."""
+"""The kept columns of a curated shard: one row per document, in the new order."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lineage.jsonl` of a curated shard: where each document came from and why it was kept.
+"""`lineage.jsonl` of a curated shard: the origin of each document and the reason it was kept.
 
 Row i belongs to document i of the shard's manifest. It holds the parent's document id and number,
 the topic, and every number of the quality row: score, decision, probe. The file is swapped in with
@@ -89,9 +89,9 @@ def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.nda
 def verify_curated_shard(shard: ShardPaths) -> int:
     """Check that a curated shard holds exactly the kept documents of its parent.
 
-    Tokens, ingest id and text hash of each document are compared with those of the parent document
-    that its lineage names; documents that training had consumed, with the parent document of the
-    same id and text, if it is still kept. Both shards are read whole.
+    Tokens, ingest id and text hash of each document are compared with the parent document that its
+    lineage names; consumed documents, with the parent document of the same id and text, if it is
+    still kept. Both shards are read whole.
 
     Returns:
         Number of documents compared.

@@ -1,8 +1,8 @@
 """Selects the documents of a curated shard and plans their order.
 
-`auto` is for a known training length: of `AUTO_ORDERS` it takes the one whose windows, as `packing`
-fills them, hold the most topics; it is never below the published greedy, `stratified`. With many
-documents per window that is `window_fill`; with few, one of the others.
+`auto` is for a known training length: it takes the order of `AUTO_ORDERS` whose windows, as
+`packing` fills them, hold the most topics; it is never below the published greedy, `stratified`.
+With many documents per window that is `window_fill`; with few, one of the others.
 """
 
 import json
@@ -38,12 +38,12 @@ class CurateSettings:
     where: str | None = None  # or an expression over attributes, in place of `include`
     order: str = "golden"  # of SHARD_ORDERS
     seed: int = 0
-    epoch: int = 0  # each is another order as good
+    epoch: int = 0  # each gives another order, equally good
     seq_len: int = 4096  # tokens of a window that is filled and measured
     packing: Loader = "concat"  # how the trainer fills windows
-    by: By = "source"  # what `count_stride` sorts the documents of a topic by
+    by: By = "source"  # sort key of `count_stride` for the documents of a topic
     descending: bool = False
-    spread_copies: bool = False  # copies that are kept lie far apart, where the order can do so
+    spread_copies: bool = False  # copies that are kept are far apart, if the order can do so
     # Tokens of this source that training has consumed: the documents that hold them stay where
     # they are. None to order everything.
     resume_from_token: int | None = None
@@ -61,11 +61,11 @@ class CurateSettings:
             raise _refuse("a number is out of range", found, "seq_len >= 1, resume_from_token >= 0")
 
     def decisions(self) -> list[str]:
-        """`include` without repeats, in one order; all where an expression decides."""
+        """`include` without repeats, in one order; all if an expression decides."""
         return [name for name in DECISIONS if self.where is not None or name in self.include]
 
     def fills_windows(self) -> bool:
-        """Whether the order depends on where in a window a shard begins."""
+        """Whether the order depends on a shard's start within a window."""
         return self.order in (AUTO, "window_fill")
 
     def fingerprints(self) -> Fingerprints:
@@ -97,10 +97,9 @@ def plan_order(
 ) -> tuple[str, np.ndarray]:
     """The order that was taken, by name, and its permutation int64 `[N]`.
 
-    `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens stand
-    before the first document in its window; `groups` are those of copies, int64 `[N]`, as `golden`
-    takes them. Raises CurationError: `by` is quality, and a row has no
-    score (E-CURATION-QUALITY).
+    `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens precede the
+    first document in its window; `groups` are groups of copies, int64 `[N]`, as `golden` takes
+    them. Raises CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).
     """
     windows: Any = {"seq_len": settings.seq_len, "loader": settings.packing, "offset": offset}
     options: dict[str, dict[str, Any]] = {

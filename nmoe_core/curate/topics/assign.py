@@ -64,9 +64,9 @@ def fit_topic_model(
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
     Memory: `sample_documents` float32 rows of the table's width, twice. Each source is sampled in
-    proportion to its documents; all are taken where there are no more than asked for. Raises
-    CurationError: fewer documents with text than topics (E-CURATION-TOPICS); an embedding is not
-    finite (E-CURATION-EMBEDDING).
+    proportion to its documents; all are taken if there are no more than this. Raises CurationError:
+    fewer documents with text than topics (E-CURATION-TOPICS); an embedding is not finite
+    (E-CURATION-EMBEDDING).
     """
     sources = sorted(sources)
     manifests = [load_manifest(tree.manifest(name)) for name in sources]

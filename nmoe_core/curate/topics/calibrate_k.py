@@ -1,9 +1,9 @@
 """Choose the number of clusters: silhouette and reachable diversity for each k, by two rules.
 
 `within_5pct` is the published rule: the largest k whose silhouette is within 5 % of the peak.
-`reachable` takes the largest k of which windows can hold 95 % (a small cluster cannot be in every
-window) and whose silhouette is at least 70 % of the peak among k >= 10. The cosine distances of
-one sample are computed once and shared: a k then costs its fit and one pass over them.
+`reachable` takes the largest k such that windows can hold 95 % of the clusters (a small cluster
+cannot be in every window) and the silhouette is at least 70 % of the peak among k >= 10. The cosine
+distances of one sample are computed once and shared: a k then costs its fit and one pass over them.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class KResult:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All candidates, and what each rule recommends (None where no k passes)."""
+    """All candidates, and the k that each rule recommends (None if no k passes)."""
 
     results: tuple[KResult, ...]
     within_5pct: int

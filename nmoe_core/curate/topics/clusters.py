@@ -36,7 +36,7 @@ MAX_DISTANCE_GROWTH = 1.1
 _PCA_ROWS, _UMAP_ROWS = 50_000, 50_000
 _UMAP_WIDTH = 50
 _BLOCK_ROWS = 65_536
-MAX_NAMED = 20_000  # records of which words are counted
+MAX_NAMED = 20_000  # records whose words are counted
 _MAX_CHARS, _MAX_SHARE, _NUM_TERMS = 20_000, 0.2, 4
 _WORD = re.compile(r"[^\W\d_]{3,24}")
 
@@ -79,7 +79,7 @@ class Clusters:
         return labels, total / max(len(rows), 1)
 
     def drift(self, labels: np.ndarray, distance: float) -> Drift:
-        """Drift of these labels from those of the fit."""
+        """Drift of these labels from the labels of the fit."""
         then = np.asarray(self.header["shares"])
         now = np.bincount(labels, minlength=len(then)) / max(len(labels), 1)
         return Drift(
@@ -102,7 +102,7 @@ def fit_clusters(
     Args:
         embeddings: float32 `[N, W]`, unit or zero rows.
         num_clusters: K, at least 2 and at most the number of rows that are not zero.
-        seed: Of the fit.
+        seed: Seed of the fit.
         pca_components: At most min(N - 1, W) are kept; 0 for none.
         settings, version: Recorded in the header.
 
@@ -149,13 +149,13 @@ def fit_pca(
         pca = PCA(min(num_components, len(sample) - 1, rows.shape[1]), random_state=seed)
         pca.fit(sample)
     explained = float(pca.explained_variance_ratio_.sum())
-    # Row-major: the file format writes the bytes as they lie.
+    # Row-major: the file format writes the bytes in memory order.
     axes = np.ascontiguousarray(pca.components_, np.float32)
     return pca.mean_.astype(np.float32), axes, explained
 
 
 def project(embeddings: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Rows of unit length, after PCA where there is one: float32; zero rows stay zero."""
+    """Rows of unit length, after PCA if there is one: float32; zero rows stay zero."""
     rows = np.empty((len(embeddings), len(axes) or embeddings.shape[1]), np.float32)
     for start in range(0, len(embeddings), _BLOCK_ROWS):
         block = np.asarray(embeddings[start : start + _BLOCK_ROWS], np.float32)
@@ -215,7 +215,7 @@ def save_clusters(path: Path, clusters: Clusters) -> None:
 
 
 def load_clusters(path: Path) -> Clusters:
-    """Read clusters. Raises CurationError: the file is missing or is none of this format
+    """Read clusters. Raises CurationError: the file is missing or not of this format
     (E-CURATION-MODEL)."""
     do = "delete it: the clusters are fitted again"
     tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
@@ -228,7 +228,7 @@ def sample_records(num_records: int) -> np.ndarray:
 
 
 def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -> list[list[str]]:
-    """The most typical words of each cluster, best first; fewer where a cluster has few words.
+    """The most typical words of each cluster, best first; fewer if a cluster has few words.
 
     A word's score is p log(p / q): p the share of the cluster's records that hold it, q the share
     of all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records

@@ -52,7 +52,7 @@ class EmbeddingTable:
     Args:
         backbone: Digest of the table.
         load: Returns the table, fp32 `[vocab, width]`.
-        max_width: Width that `load` projects wider tables to; 0 where it never does.
+        max_width: Width that `load` projects wider tables to; 0 if it never does.
         model: How the backbone reads documents of shards whose ids are not its own.
     """
 
@@ -100,7 +100,7 @@ def table_digest(checkpoint: Path) -> str:
         CurationError: It holds no embedding table, or several (E-CURATION-EMBEDDING).
     """
     path, name = _find_table(checkpoint)
-    with open(path, "rb") as file:  # which says where the bytes of each tensor lie
+    with open(path, "rb") as file:  # its header gives the place of each tensor's bytes
         header_bytes = int.from_bytes(file.read(8), "little")
         place = json.loads(file.read(header_bytes))[name]
         digest = hashlib.sha256(f"{place['dtype']} {place['shape']}".encode())
@@ -122,7 +122,7 @@ def table_shape(checkpoint: Path) -> tuple[int, int]:
 
 
 def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
-    """The table, or its random projection where it is wider than `max_width`.
+    """The table, or its random projection if it is wider than `max_width`.
 
     Pooling and a linear projection commute, so projecting the rows once gives the projections of
     all document means. Pairwise cosines move by about 1 / (2 sqrt(max_width)) at the most

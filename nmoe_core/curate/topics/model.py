@@ -84,10 +84,10 @@ def fit_centroids(
 def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """Topic of the nearest centroid (Euclidean), ties to the lowest: uint16 `[N]`.
 
-    For rows of one length, the nearest centroid is that of the largest x.c - |c|^2 / 2. A float32
-    sum of D products is off by up to D * eps, and differently so for every BLAS and block shape;
-    rows whose two best are closer than that are summed again in float64. Zero rows have no topic
-    and get the lowest.
+    For rows of one length, the nearest centroid has the largest x.c - |c|^2 / 2. A float32 sum of D
+    products has an error of up to D * eps, which differs between BLAS libraries and block shapes;
+    rows whose two best are closer than this error are summed again in float64. Zero rows have no
+    topic and get the lowest.
 
     `embeddings` are unit or zero rows, `centroids` no longer than one and at least two.
     """
