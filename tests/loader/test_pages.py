@@ -22,10 +22,14 @@ STORE = "s3://bucket"
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_block_of_a_page_runs(page: Path, tree, tmp_path, monkeypatch) -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("datasets")
     for name in ("web", "code", "books"):
         tree.add(name, 20_000)
         tree.add(name, 500, split="valid", num_files=2)
         Tree(tmp_path / "other").add(name, 20_000, tokenizer="other")  # the same documents
+    tree.add("wiki", 20_000, tokenizer="o200k_harmony", vocab_size=201_088, eos_token_id=199_999)
+    Path(tmp_path, "text", "code").mkdir(parents=True)
+    Path(tmp_path, "text", "code", "a.jsonl").write_text('{"text": "x = 1, and so on"}\n' * 900)
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(RUN)
     plan = resolve_plan(
