@@ -1,8 +1,8 @@
-"""The account of a run: what became of every file, record, document and token, up to the batches.
+"""The account of a run: the outcome of every file, record, document and token, up to the batches.
 
-A line is a total, or what is taken from the total above it (`out`) or added to it (`in`), or a part
-of it (`of`). The next total of the same unit is what they leave; if it is not, a line says by how
-much.
+A line is a total, or an amount taken from the total above it (`out`) or added to it (`in`), or a
+part of it (`of`). The next total of the same unit is their result; if it is not, a line has the
+difference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,8 +65,8 @@ def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
 
 
 def account_rows(account: dict[str, Any]) -> list[list[str | int | None]]:
-    """The lines as rows of a table: what it is, how many in all, and how many of each source. A
-    line that is nothing but 0 is left out, unless it is a total."""
+    """The lines as rows of a table: its name, the number in all, and the number of each source. A
+    line whose numbers are all 0 is left out, unless it is a total."""
     signs = {"total": "", "out": "- ", "in": "+ ", "of": "  of these "}
     by_source = [
         {(line["name"], line["unit"]): line["count"] for line in lines}
@@ -89,7 +89,7 @@ def account_picture(run: Run, account: dict[str, Any]) -> str:
 
 
 def _file_lines(run: Run) -> Iterator[Line]:
-    """What the input ledger says of the files; nothing if `nmoe init` did not write one."""
+    """The lines of files from the input ledger; none if `nmoe init` did not write one."""
     path = run.tree.input_ledger
     if not path.is_file():
         return
@@ -181,7 +181,8 @@ def _step_lines(plan: LoaderPlan) -> Iterator[Line]:
 
 
 def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
-    """The lines of several sources together; those of reasons by their first source."""
+    """The lines of several sources together; lines of reasons are in the order of the first source
+    that has them."""
     counts: dict[tuple[str, str, str], list[int | None]] = {}
     for line in (line for lines in accounts for line in lines if line.name != NOT_ACCOUNTED):
         counts.setdefault((line.name, line.unit, line.kind), []).append(line.count)
@@ -191,7 +192,7 @@ def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
 
 
 def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
-    """The lines, and one more before each total that the lines above it do not leave."""
+    """The lines, and one more before each total that the lines above it do not add up to."""
     checked: list[Line] = []
     unit, left = "", None
     for line in lines:

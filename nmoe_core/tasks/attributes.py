@@ -66,8 +66,8 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
 
 
 def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Make the files of an attribute for shards of a source; current ones are left alone. Raises as
-    `make_attribute` and `join_attribute`, and as `open_attribute`."""
+    """Make the files of an attribute for shards of a source; current ones stay as they are. Raises
+    as `make_attribute` and `join_attribute`, and as `open_attribute`."""
     from nmoe_core.attributes.attribute import make_attribute
     from nmoe_core.attributes.joined import join_attribute
 
@@ -114,8 +114,9 @@ def open_attribute(run: Run, name: str) -> Attribute:
 
 
 def attribute_schema(run: Run, name: str) -> Any:
-    """Columns of an attribute that need not be made yet, as a schema of Arrow; a user's own are
-    those of its files. Raises as `open_attribute`; FormatError: a file cannot be read."""
+    """Columns of an attribute, which need not be made yet, as an Arrow schema; for a user's own
+    attribute, the columns of its files. Raises as `open_attribute`, and FormatError if a file
+    cannot be read."""
     if name in run.config.attributes.files:
         return user_files(run, name).schema
     for package in ("numba", "pyarrow"):

@@ -18,11 +18,11 @@ from nmoe_core.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
 
-_TINY_LAYERS = 4  # random blocks tell a head nothing more when there are more of them
+_TINY_LAYERS = 4  # more random blocks do not help a head
 
 
 def backbone_kind(run: Run) -> str:
-    """`tiny` where the weights are random, made by the run or by `make-tiny-checkpoint`; else
+    """`tiny` if the weights are random, made by the run or by `make-tiny-checkpoint`; else
     `checkpoint`."""
     path = run.tree.checkpoint / "config.json"
     is_random = path.is_file() and RECIPE_KEY in read_json_object(path)
@@ -65,16 +65,17 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
     Raises:
         CheckpointError: There is no checkpoint, or it has no table.
-        TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or there is
-            none of the checkpoint (E-TOKENIZER-NAME), as `model_ids`.
-        HeadError: Flags alone name another tokenizer than the shards have (E-HEAD-TOKENIZER).
+        TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or the
+            checkpoint has none (E-TOKENIZER-NAME), as `model_ids`.
+        HeadError: A run of flags, without a file, names another tokenizer than the shards have
+            (E-HEAD-TOKENIZER).
     """
     path = run.tree.checkpoint
     _require(path)
     from nmoe_core.curate.topics.embed import table_shape
 
     is_random = backbone_kind(run) == "tiny"
-    if not is_random and not run.has_file:  # flags alone need not name the tokenizer of the shards
+    if not is_random and not run.has_file:  # flags need not name the tokenizer of the shards
         from nmoe_core.heads.student_file import require_tokenizer
 
         data = run.tree.data

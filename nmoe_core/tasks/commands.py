@@ -27,8 +27,8 @@ Progress = Callable[[int, int | None], None]
 
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
-    """The splits to prepare of each source of the run, or of a stage of training; only some sources
-    have a validation split. Raises ConfigError if there is no such split or stage."""
+    """The splits to prepare of each source of the run, or of a stage of training; not every source
+    has a validation split. Raises ConfigError if there is no such split or stage."""
     for name in names:
         if name not in SPLITS:
             raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
@@ -71,8 +71,8 @@ def make_split(
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """Documents to label or to grade, one row per document: ids of documents in the run's shards,
-    of which `sample` takes only so many, or (`is_text`) JSON lines with a text. Without `id_field`
-    the id is `doc_id`, else `id`, where a row has one."""
+    of which only `sample` are taken, or (`is_text`) JSON lines with a text. Without `id_field` the
+    id is `doc_id`, else `id`, if a row has one."""
 
     path: Path
     is_text: bool
@@ -125,8 +125,8 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
-    """Fit thresholds on rows that grading wrote; without them, by the published rule, on the labels
-    alone. Raises CalibrationError if rows are missing, or are not those of the labels."""
+    """Fit thresholds on rows that grading wrote; without them, by the published rule, only on the
+    labels. Raises CalibrationError if rows are missing, or do not match the labels."""
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
     from nmoe_core.calibration.targets import Targets
 

@@ -1,4 +1,4 @@
-"""What a source would train on and evaluation sets hold too, and whether that is allowed."""
+"""Text of a source that evaluation sets hold too, and whether its share is allowed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Contaminated(NamedTuple):
     """The curated documents of a source."""
 
     share: float
-    """Of their tokens, in passages of evaluation sets."""
+    """Share of their tokens in passages of evaluation sets."""
     documents: int
-    """Those with such a passage."""
+    """Documents with such a passage."""
     most: str | None
     """The set that most tokens come from."""
 
 
 def refuse_contaminated(run: Run, source: str) -> Contaminated:
-    """What stands in the curated shards of a source. Raises ConfigError: the run has a limit, but
-    not the attribute; FormatError: the attribute is not made, or of other documents or sets;
-    CurationError: there is more than `[contamination] max_share` (E-CONTAMINATION-SHARE)."""
+    """The contaminated text in the curated shards of a source. Raises ConfigError if the run has a
+    limit but not the attribute, FormatError if the attribute is not made, or is of other documents
+    or sets, and CurationError if there is more than `[contamination] max_share`
+    (E-CONTAMINATION-SHARE)."""
     found, limit = _contaminated(run, source), run.config.contamination.max_share
     if limit is not None and found.share > limit:
         raise CurationError(

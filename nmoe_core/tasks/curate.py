@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def fit_topics(run: Run, sources: Sequence[str]) -> Result:
-    """Fit the topic model over all sources; a current one is left alone.
+    """Fit the topic model over all sources; a current one is kept.
 
     A model that an order depends on (stability other than `replan`) is kept even after documents
     were added.
@@ -60,7 +60,7 @@ def topic_settings(run: Run) -> TopicSettings:
 
 
 def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
-    """The topic model that is there; fitted over all sources where there is none, or on request."""
+    """The existing topic model; fitted over all sources if there is none, or on request."""
     from nmoe_core.curate.topics.model import load_topic_model
 
     path = run.tree.topic_model
@@ -71,7 +71,7 @@ def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
 
 
 def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Label the documents of shards with their topics; current ones are left alone."""
+    """Label the documents of shards with their topics; current shards are kept."""
     from nmoe_core.curate.topics.assign import assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -82,7 +82,7 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
 def curate_shards(
     run: Run, source: str, buckets: Iterable[int], *, picture: bool = True
 ) -> dict[int, Result]:
-    """Filter and order the documents of shards; current ones are left alone."""
+    """Filter and order the documents of shards; current shards are kept."""
     from nmoe_core.curate.shards.curated import curate_shard
 
     settings = curate_settings(run, source)
@@ -96,7 +96,7 @@ def curate_shards(
 
 
 def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Index curated shards for `nmoe seen`; current indexes are left alone."""
+    """Index curated shards for `nmoe seen`; current indexes are kept."""
     from nmoe_core.seen.files import index_shard
 
     most = run.config.seen.part_tokens
@@ -104,8 +104,8 @@ def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def combine(run: Run, source: str, *, picture: bool = True) -> Result:
-    """Write the curated manifest of a source, with the window diversity of all its shards, what was
-    left out of them, and what that changed."""
+    """Write the curated manifest of a source, with the window diversity of all its shards, the
+    documents left out of them, and the effect on the composition."""
     from nmoe_core.curate.shards.combine import combine_curated
     from nmoe_core.tasks.selection.composition import changes
     from nmoe_core.tasks.selection.outcome import left_out
@@ -123,8 +123,8 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
     """Write `mixture/loader_plan.json`, with the run's remixes, unless the same plan is there.
     Raises as `with_remixes`, and PlanError if a curated source has too few tokens for the flow
-    (E-PLAN-SHORT), or the run asks for more steps than the flow has (E-PLAN-STEPS); and as
-    `refuse_contaminated`, where the run has a limit."""
+    (E-PLAN-SHORT), or the run requests more steps than the flow has (E-PLAN-STEPS); and as
+    `refuse_contaminated`, if the run has a limit."""
     require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:
@@ -158,7 +158,7 @@ def planned_loader(
         run_stages(run),
         {name: tree.curated_manifest(name) for name in sources},
         run.loader,
-        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may lie elsewhere
+        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may be elsewhere
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: tree.manifest(name, "valid") for name in valid_sources},
     )

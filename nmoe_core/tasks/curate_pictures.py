@@ -1,7 +1,7 @@
 """Pictures of curation: topics with their names, the choice of their number, orders of shards.
 
-Pictures of the topic model are drawn once a model, on a sample, and kept beside it with the names
-of its topics; those of orders are drawn from curated shards.
+Pictures of the topic model are drawn once per model, on a sample, and kept beside it with the names
+of its topics; pictures of orders are drawn from curated shards.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def order_picture(shard: ShardPaths, seq_len: int) -> str:
 
 
 def _arranged_from(shard: ShardPaths) -> dict[str, Any]:
-    """Fingerprints of what a curated shard was made from: documents, topics and settings."""
+    """Fingerprints of a curated shard's inputs: documents, topics and settings."""
     return load_manifest(shard.curated_manifest).extra["fingerprints"]
 
 
 def _terms(run: Run, source: str) -> list[list[str]]:
-    """Names of the topics that a source was curated by; none where they were never drawn."""
+    """Names of the topics that a source was curated by; none if they were never drawn."""
     path = run.tree.topic_terms
     first = load_manifest(run.tree.shard(source, 0).curated_manifest)
     used = first.extra["fingerprints"]["topic_model"]

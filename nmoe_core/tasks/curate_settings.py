@@ -5,7 +5,8 @@ from nmoe_core.curate.shards.planning import CurateSettings
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:
-    """Settings of the run's `[curation]`; windows are those that its loader reads by default."""
+    """Settings of the run's `[curation]`; by default, windows are the ones that its loader
+    reads."""
     table = run.config.curation
     shared = table.model_dump(include={"include", "where", "epoch", "packing", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)
@@ -26,6 +27,6 @@ def spreads_copies(run: Run) -> bool:
 
 
 def window_tokens(run: Run) -> int:
-    """Tokens of a window: those that the trainer reads, unless the configuration says otherwise."""
+    """Tokens of a window: the trainer's window, unless the configuration sets another."""
     stride = run.loader.seq_len + (run.loader.window_stride == "seq_len+1")
     return run.config.curation.seq_len or stride

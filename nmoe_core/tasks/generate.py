@@ -2,10 +2,10 @@
 
 A prompt is an object with an `id` of its own and `text` (a string, tokenised with no special
 tokens) or `tokens` (a list of ids). Every prompt is read and checked before anything is written,
-so the prompts are read twice. Records are appended as soon as all before them are made. The next
-run cuts a torn line off, checks that the records belong to these prompts, and continues behind
-them. The model and the settings are recorded in `<output>.made_with.json` before the first record;
-an output of another model or other settings, and any file without that record, is refused.
+so the prompts are read twice. Records are appended as soon as all earlier ones are made. The next
+run cuts a torn line off, checks that the records belong to these prompts, and continues after them.
+The model and the settings are recorded in `<output>.made_with.json` before the first record; an
+output of another model or other settings, or a file without that record, is refused.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one shard: JSON lines, read anew each time they are asked for. The shard has
-    those whose place in the file, from 0, is `index` modulo `count`."""
+    """The prompts of one shard: JSON lines, read again on each iteration. The shard has the prompts
+    whose place in the file, from 0, is `index` modulo `count`."""
 
     path: Path
     shard: Shard
@@ -160,10 +160,10 @@ def complete_file(
     """Complete the prompts that have no record yet.
 
     Args:
-        prompts: Those of one shard.
+        prompts: Prompts of one shard.
         output: JSON lines of `id, prompt_sha256, num_prompt_tokens, tokens, finish_reason`, and
-            `text` where the prompt was one. One shard of several has its number in the file's name.
-        generator: Idle.
+            `text` if the prompt was text. One shard of several has its number in the file's name.
+        generator: An idle generator.
         settings: How to continue a prompt.
         progress: Called with the number of records after each.
 
@@ -171,7 +171,8 @@ def complete_file(
         Its facts are `completions` in all, the `new` ones and their `new_tokens`.
 
     Raises:
-        SourceError: A line is no prompt, or an id comes twice (E-SOURCE-RECORD); E-SOURCE-MISSING.
+        SourceError: A line is not a prompt, or an id appears twice (E-SOURCE-RECORD), or the file
+            is missing (E-SOURCE-MISSING).
         ConfigError: A prompt does not fit (E-CONFIG-GENERATE), or the output was made with other
             prompts, another model or other settings (E-CONFIG-MIXED).
         TokenizerError: A token is outside the model's vocabulary (E-TOKENIZER-VOCAB).
@@ -218,7 +219,7 @@ def _made_with(prompts: Prompts, generator: BatchedGenerator, settings: Settings
         "dtype": str(generator.model.embedding.dtype).removeprefix("torch."),
         "batch_invariant": str(generator.batch_invariant),
         **expert_fingerprints(generator.model.runtime.experts.name),
-        # The tokenizer counts where a prompt is text.
+        # The tokenizer matters if a prompt is text.
         "tokenizer": prompts.tokenizer.fingerprint if "tokenizer" in vars(prompts) else "none",
         "shard": f"{prompts.shard.index}/{prompts.shard.count}",
         **{name: str(value) for name, value in asdict(settings).items()},
@@ -246,7 +247,7 @@ def _in_order(
 
 
 def _resume(log: AppendLog, made_with: Fingerprints, prompts: Prompts) -> int:
-    """Cut a torn line off, and count the records, which must be those of the first prompts."""
+    """Cut a torn line off, and count the records, which must belong to the first prompts."""
     path = log.path.with_name(f"{log.path.name}.made_with.json")
     num_records = 0
     for prompt, line in zip(prompts, log.lines()):

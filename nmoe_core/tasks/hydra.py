@@ -43,8 +43,8 @@ def label_slices(
 ) -> dict[str, Result]:
     """Label slices named `train-00` and so on, by default all, with the run's oracle.
 
-    `is_whole_budget`: `max_cost` holds for what all slices may still cost, not only for these.
-    Raises as `label_shard` and `require_budget`, and ConfigError if there is no such slice.
+    `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of these. Raises
+    as `label_shard` and `require_budget`, and ConfigError if there is no such slice.
     """
     from nmoe_core.labels.cost import require_budget
     from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs
@@ -71,7 +71,7 @@ def label_slices(
 
 
 def merge_split(run: Run, split: str) -> Result:
-    """Join the labels of a split into one file; a current one is left alone."""
+    """Join the labels of a split into one file; a current one is kept."""
     from nmoe_core.labels.agreement import merge_noise
     from nmoe_core.labels.files import merge_labels
 
@@ -85,8 +85,8 @@ def merge_split(run: Run, split: str) -> Result:
 
 
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit the student, which reads what the oracle read of a document; a current one is left alone.
-    `labels` are files by split in place of the merged ones, None for no labels."""
+    """Fit the student, which reads the same part of a document as the oracle; a current one is
+    kept. `labels`: files by split instead of the merged ones, None for no labels."""
     from nmoe_core.heads.student_file import make_student
 
     require_inputs(run, "student")
@@ -97,13 +97,13 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
 
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
-    """Train the probe or the judge; a current head is left alone, and so is the student that it is
-    compared with. `labels` as those of `train_student`."""
+    """Train the probe or the judge; a current head is kept, and so is the student that it is
+    compared with. `labels`: see `train_student`."""
     from nmoe_core.heads.files import read_header
     from nmoe_core.heads.train import HeadTraining
     from nmoe_core.plots import loss_plot, png_markdown
 
-    if run.has_file:  # flags alone need not name the tokenizer of the shards
+    if run.has_file:  # a run of flags need not name the tokenizer of the shards
         train_student(run, labels)
     require_inputs(run, "heads")
     paths, model, corpus = _label_paths(run, labels), load_backbone(run), head_corpus(run)
@@ -122,8 +122,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit weights and thresholds on the scores that the grader gives to val documents; `labels` as
-    those of `train_student`, of which test is only reported on. Raises as `asked_grader`."""
+    """Fit weights and thresholds on the scores that the grader gives to val documents; `labels`:
+    see `train_student`; test is only reported on. Raises as `asked_grader`."""
     asked_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.calibration.calibrate import calibrate
@@ -141,7 +141,7 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
 
 def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Grade shards of a source; current ones are left alone."""
+    """Grade shards of a source; current shards are kept."""
     if run.config.grading.is_off:
         return {bucket: keep_documents(run.tree.shard(source, bucket)) for bucket in buckets}
     from nmoe_core.grading.grade import grade_documents
@@ -199,9 +199,9 @@ def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
 
 
 def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentScorer:
-    """The run's student, read once in a process; raises as `load_student`.
+    """The run's student, read once per process; raises as `load_student`.
 
-    It reads the ids of shards, or (`reads_as_model`) those that the backbone reads.
+    It reads the ids of shards, or (`reads_as_model`) the ids of the backbone.
     """
     path, size = run.tree.student, run.config.grading.max_batch
     digest = local_digest(path) if path.is_file() else ""
@@ -284,15 +284,16 @@ def _merged(run: Run, split: str) -> Path:
 
 
 def student_corpus(run: Run, max_tokens: int) -> Corpus:
-    """Documents as the student reads them: what the oracle read, in the ids of the shards."""
+    """Documents as the student reads them: the same part as the oracle, in the ids of the
+    shards."""
     from nmoe_core.heads.scores import Corpus
 
     return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
 
 def head_corpus(run: Run) -> Corpus:
-    """Where documents lie, and the token that ends them: the tokenizer's, or, without a file that
-    names a tokenizer, that of the shards."""
+    """The place of the documents, and the token that ends them: the tokenizer's EOS, or, without a
+    file that names a tokenizer, the shards' EOS."""
     from nmoe_core.heads.scores import Corpus
 
     data, max_ctx = run.tree.data, run.config.heads.max_ctx

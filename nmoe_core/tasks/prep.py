@@ -23,7 +23,7 @@ from nmoe_core.sources.open import open_reader, open_source
 
 
 class ShardsResult(NamedTuple):
-    """One pass over a source: the result of each shard, facts of the pass, and what it read."""
+    """One pass over a source: the result of each shard, facts of the pass, and the data it read."""
 
     shards: dict[int, Result]
     facts: dict[str, int]
@@ -37,7 +37,7 @@ def make_shards(
     buckets: Iterable[int],
     progress: Progress | None = None,
 ) -> ShardsResult:
-    """Make shards of one split in one pass over the source; current ones are left alone."""
+    """Make shards of one split in one pass over the source; current shards are kept."""
     from nmoe_core.prep.run import prep_shards
 
     asked = list(buckets)
@@ -77,7 +77,7 @@ def make_shards(
 
 
 def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = True) -> Result:
-    """Combine the shard manifests of a split; a current one is left alone."""
+    """Combine the shard manifests of a split; a current one is kept."""
     from nmoe_core.prep.run import write_manifest
 
     split_dir = run.tree.split(source.name, split)
@@ -101,8 +101,9 @@ def make_slices(run: Run, source: str) -> Result:
 
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
-    """The slices of sources, and those of all together; by default the sources of the mixture, or
-    without one all below the data root. Raises ConfigError if there is no source."""
+    """The slices of sources, and the slices of all together; by default the sources of the mixture,
+    or without a mixture all sources below the data root. Raises ConfigError if there is no
+    source."""
     if names is None and run.has_file:
         names = [source.name for source in run_sources(run)]
     data = run.tree.data
@@ -114,12 +115,12 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
 
 
 def source_mark(run: Run, source: SourcePlan) -> str:
-    """A mark of a source, its validation split included, that changes when its input may have.
+    """A mark of a source, with its validation split, that changes when its input may have changed.
 
-    Reads listings alone, so it may be asked every few minutes. Local files are known by name, size
+    Reads only listings, so it may be called every few minutes. Local files are known by name, size
     and time of change: a mark may move although no byte did, and the prep that follows then does no
-    work. Remote files and hub data sets are known by what their store says. Raises SourceError if
-    they cannot be listed.
+    work. Remote files and hub data sets are identified by the marks of their store. Raises
+    SourceError if they cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])

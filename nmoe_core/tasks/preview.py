@@ -1,8 +1,8 @@
-"""Preview of a run: every output that would be made, why, and what that would change.
+"""Preview of a run: every output that would be made, why, and the resulting changes.
 
-Writes nothing. The graph says what is not current; what follows from scores that are there is
-computed in memory. Where models have to run, a sample of documents is graded, which gives a rate
-with its interval and the time.
+Writes no file. The graph tells which outputs are not current; changes that follow from existing
+scores are computed in memory. If models have to run, a sample of documents is graded, which gives a
+rate with its interval and the time.
 """
 
 import math
@@ -28,8 +28,8 @@ from nmoe_core.tasks.shards import require_selectable
 
 @dataclass(frozen=True, slots=True)
 class StaleShard:
-    """One shard to grade. `known_flips` counts decisions that do flip, `open_flips` documents whose
-    decision needs the models; both are 0 where the shard has no grades yet."""
+    """One shard to grade. `known_flips` counts decisions that will flip, `open_flips` documents
+    whose decision needs the models; both are 0 if the shard has no grades yet."""
 
     source: str
     shard: str
@@ -41,10 +41,10 @@ class StaleShard:
 
 @dataclass(frozen=True, slots=True)
 class RegradePlan:
-    """All stale shards, and what grading them would change.
+    """All stale shards, and the changes from grading them.
 
-    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None if
-    nothing was measured. `problem` says why nothing can be graded yet.
+    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None if no
+    speed was measured. `problem` is the reason why no document can be graded yet.
     """
 
     shards: list[StaleShard]
@@ -70,7 +70,7 @@ class RegradePlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """Shards of a split that are current, and the estimate for those that are not."""
+    """Shards of a split that are current, and the estimate for the other ones."""
 
     source: str
     split: str
@@ -86,14 +86,14 @@ class RunPlan:
 
     Attributes:
         outputs: Every output that is not current, in the order in which they are made.
-        num_current: The number of those that are.
+        num_current: The number of current outputs.
         digest: The hash of the plan, which `nmoe run --plan` takes.
         splits: Shards of each split.
         regrade: None if the run has no grader.
         curated: The shards of each source to curate, and why.
         tokens: Curated tokens of each source now and then; None if that is open.
         flips: Some documents whose decision flips: id, decision now, decision then.
-        size_bytes: Bytes of files that would be written again, as they are now.
+        size_bytes: Current bytes of the files that would be written again.
     """
 
     outputs: list[State]
@@ -253,7 +253,8 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
 
 
 def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
-    """Shard -> why it would be curated again as its inputs are now, whatever becomes of them."""
+    """Shard -> why its current inputs would make it be curated again, even if they do not change
+    further."""
     stale: dict[str, str] = {}
     for state in graph.of(f"{source}/curated"):
         if state.changes or state.status == "missing":

@@ -119,7 +119,7 @@ def head_headers(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
-    """Figures of each grader by the split they were measured on, `val` and `test`; empty where that
+    """Figures of each grader by the split they were measured on, `val` and `test`; empty if a split
     has no labels. Files made before a figure existed give None for it."""
 
     def shown(figures: dict[str, Any] | None) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def grader_costs(run: Run) -> list[dict[str, Any]]:
-    """`hours_per_million_documents` of each `grader`, as measured by the last calibration that
-    asked it; none where none did."""
+    """`hours_per_million_documents` of each `grader`, as measured by the last calibration that ran
+    it; none if no calibration did."""
     path = run.tree.calibration_cost
     graders = read_json_object(path).get("graders") if path.is_file() else None
     return graders if isinstance(graders, list) else []
@@ -181,7 +181,7 @@ def attribute_page(
     run: Run, source: str, name: str, bucket: int, count: int = 3
 ) -> tuple[str, list[Row]]:
     """Markdown of histograms, of half size, of the columns of an attribute's shard, and `count`
-    documents at each end of the first column whose numbers differ; none where all are equal."""
+    documents at each end of the first column whose numbers differ; none if all are equal."""
     from nmoe_core.attributes.files import read_attribute, read_footer
     from nmoe_core.config.attributes import KEYS
     from nmoe_core.plots import columns_plot, kept_picture, png_markdown
@@ -218,7 +218,7 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     """The first parsed labels of a slice: the scores, which are one column in the order of the
-    rubric, and the document's id. No text: what is shown here stays in a log of events."""
+    rubric, and the document's id. No text, because a log of events keeps these rows."""
     from nmoe_core.labels.files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
@@ -246,7 +246,7 @@ def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
 
 
 def _start(text: str, *, is_whole: bool = True) -> str:
-    """The start of a text on one line; an ellipsis says that it goes on."""
+    """The start of a text on one line; an ellipsis marks that it continues."""
     line = " ".join(text.split())
     if is_whole and len(line) <= _TEXT_CHARS:
         return line

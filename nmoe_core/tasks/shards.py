@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt at one key: a result or an error, and the time it took where it ran."""
+    """The attempt at one key: a result or an error, and the time it took in its process."""
 
     key: str
     result: Result | None
@@ -134,7 +134,7 @@ def attribute_sources(
 
 
 def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
-    """The named sources of a run in its order, by default all; ConfigError if it has none such."""
+    """The named sources of a run in its order, by default all; ConfigError if it lacks one."""
     known = [source.name for source in run_sources(run)]
     unknown = sorted(set(names or ()) - set(known))
     if unknown:

@@ -1,8 +1,8 @@
 """Checks of each output of a run: functions that read committed files and return verdicts.
 
-A verdict says whether the files are what they claim and what was found, in one sentence. Nothing is
-repaired or written. `LEVELS` says how much a failed check matters unless the run's `[checks]`
-says otherwise: `block` is for what would put wrong data downstream.
+A verdict tells whether the files are correct and, in one sentence, what was found. No file is
+repaired or written. `LEVELS` is the severity of a failed check unless the run's `[checks]` sets
+another: `block` is for failures that would put wrong data downstream.
 """
 
 from nmoe_core.tasks.checks.attributes import ATTRIBUTE_CHECKS as ATTRIBUTE_CHECKS

@@ -30,8 +30,8 @@ def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdi
 
 @refusal_fails("contamination")
 def check_contamination(run: Run, source: str) -> Verdicts:
-    """`contamination`: at most `[contamination] max_share` of the curated tokens of a source stands
-    in evaluation sets."""
+    """`contamination`: at most `[contamination] max_share` of the curated tokens of a source are in
+    evaluation sets."""
     found = refuse_contaminated(run, source)
     said = f"{found.share:.4%} of tokens, in {found.documents} documents"
     facts = {"share": found.share, "documents": found.documents}
@@ -40,9 +40,9 @@ def check_contamination(run: Run, source: str) -> Verdicts:
 
 @refusal_fails(*ATTRIBUTE_CHECKS)
 def _check(run: Run, name: str, shards: list[ShardPaths]) -> Verdicts:
-    """`rows`: a row for each document of the shard as it is now, in its order, and the digest of
-    rows. `ranges`: numbers are finite and within their limits. `drift`: how far the values of a
-    column moved from the version before."""
+    """`rows`: one row for each document of the current shard, in its order, and a matching digest
+    of the rows. `ranges`: numbers are finite and within their limits. `drift`: the values of a
+    column moved little since the previous version."""
     from nmoe_core.attributes.attribute import check_attribute
 
     count = sum(check_attribute(shard, name) for shard in shards)
@@ -79,7 +79,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
 
 
 def _range(attribute: str, column: str) -> tuple[float, float]:
-    """The range that a column must keep to; of an attribute of your own, any finite number."""
+    """The allowed range of a column; for a user's own attribute, any finite number."""
     most = sys.float_info.max
     if attribute not in BUILT_IN:
         return -most, most

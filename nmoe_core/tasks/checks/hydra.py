@@ -105,8 +105,8 @@ def check_labels(run: Run) -> Verdicts:
 def check_head(run: Run, kind: str) -> Verdicts:
     """`promotion`: enough documents that the head was not fitted on, finite states, and a rank
     correlation with the oracle whose lower 95 % bound is above `min_spearman`. `baselines`: that
-    bound is above what source or length alone reach and, where it was measured, above what a
-    student without a backbone reaches; and each dimension is better predicted than by its mean."""
+    bound is above the correlation of source or length alone and, if it was measured, of a student
+    without a backbone; and each dimension is better predicted than by its mean."""
     from nmoe_core.heads.files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
@@ -204,13 +204,13 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
 
 def grade_checks(run: Run) -> tuple[str, ...]:
-    """The checks of grades: without a grader, `counts` alone."""
+    """The checks of grades: without a grader, only `counts`."""
     return ("counts",) if run.config.grading.is_off else ("counts", "keep_rate", "score_drift")
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """Those of `grade_checks`. `counts`: every document of the shard as it is now has one decision;
-    `keep_rate`; and `score_drift`: scores are as those of the source's val documents."""
+    """The checks of `grade_checks`. `counts`: every document of the current shard has one decision;
+    `keep_rate`; and `score_drift`: scores are close to the scores of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
     wrong, kept, total = [], 0, 0
@@ -242,7 +242,7 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
 
 def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict:
-    """Of the shards of a source, by name."""
+    """The verdict over shards of a source, given by name."""
     import numpy as np
 
     from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_drift

@@ -57,7 +57,7 @@ def check_leak(run: Run, source: str) -> Verdicts:
 
 @refusal_fails("readable")
 def check_topic_model(run: Run) -> Verdicts:
-    """`readable`: as many finite centroids as asked for, no two alike."""
+    """`readable`: the requested number of finite centroids, no two equal."""
     import numpy as np
 
     from nmoe_core.curate.topics.model import load_topic_model
@@ -76,7 +76,7 @@ def check_topic_model(run: Run) -> Verdicts:
 
 @refusal_fails("topic_range")
 def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`topic_range`: a topic of the model for each document of the shard as it is now."""
+    """`topic_range`: a topic of the model for each document of the current shard."""
     from nmoe_core.curate.shards.inputs import load_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -97,7 +97,7 @@ def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdi
 
 @refusal_fails("suffixes")
 def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`suffixes`: indexes are of the curated shards as they are now, whole, and in order."""
+    """`suffixes`: indexes are of the current curated shards, complete, and in order."""
     import numpy as np
 
     from nmoe_core.seen.files import open_index
@@ -165,13 +165,13 @@ def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) ->
 
 
 def plan_checks(run: Run) -> tuple[str, ...]:
-    """The checks of the loader plan: without a grader, `digests` alone."""
+    """The checks of the loader plan: without a grader, only `digests`."""
     return ("digests",) if run.config.grading.is_off else ("digests", "keep_rate_of_all")
 
 
 def check_plan(run: Run, sources: list[SourcePlan]) -> Verdicts:
-    """Those of `plan_checks`. `digests`: the plan names the data as it is and its stream opens;
-    `keep_rate_of_all`: as many documents are kept as calibration says."""
+    """The checks of `plan_checks`. `digests`: the plan names the current data and its stream opens;
+    `keep_rate_of_all`: the share of kept documents agrees with calibration."""
     digests = _digests(run)
     if plan_checks(run) == (*digests,):
         return digests

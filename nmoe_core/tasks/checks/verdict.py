@@ -51,7 +51,7 @@ DESCRIPTIONS = {name: text for name, (_, text) in _CHECKS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a check passed, what was found, and the numbers behind it."""
+    """Whether a check passed, its finding, and the numbers behind it."""
 
     passed: bool
     found: str

@@ -1,1 +1,1 @@
-"""What is current: the one place that says it of each output, and why not."""
+"""The state of each output: the one place that decides whether it is current, and why not."""

@@ -1,4 +1,4 @@
-"""Looks at what is made of graded documents: topics, selection, curated shards and the plan."""
+"""Looks at the outputs from graded documents: topics, selection, curated shards and the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nmoe_core.tasks.graph.prepared import manifest_look
 
 
 def topic_model(run: Run, sources: list[str]) -> Look:
-    """At the topic model. A model that an order depends on is kept as it is."""
+    """Look at the topic model. A model that an order depends on is kept as it is."""
     from nmoe_core.curate.topics.assign import topic_fingerprints
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -81,8 +81,8 @@ class CurationLooks:
         return Look(then, now, old, new, inputs)
 
     def curated(self, shard: ShardPaths) -> Look:
-        """At a curated shard. Shards come in their order: where a later one begins follows from
-        those before it."""
+        """Look at a curated shard. Shards come in their order: the start of a shard depends on the
+        earlier ones."""
         from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
 
         wanted = curate_settings(self._run, shard.source)

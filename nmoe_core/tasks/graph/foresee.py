@@ -1,7 +1,8 @@
-"""What a run would change, computed in memory: decisions that flip, and tokens before and after.
+"""Changes that a run would make, computed in memory: decisions that flip, and tokens before and
+after.
 
-It takes the scores that are there. Where a model has to run first (new heads, new text, documents
-that only the judge can tell), the figures are open and say so.
+It uses the existing scores. If a model has to run first (new heads, new text, documents that only
+the judge can decide), the figures are open and marked so.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class ShardFlips:
 
 @dataclass
 class Foreseen:
-    """What making everything that is not current would change.
+    """Changes from making every output that is not current.
 
     Attributes:
-        shards: Of each shard to grade, by (source, partition).
+        shards: Flips in each shard to grade, by (source, partition).
         flips: Some documents whose decision flips: id, decision now, decision then.
         tokens: Curated tokens of each source now and then; None if that is open.
         problem: Why no decision can be foreseen.
@@ -68,7 +69,8 @@ def foresee(graph: Graph, sources: list[str]) -> Foreseen:
 
 
 def _grades_then(graph: Graph) -> GradeLooks | None:
-    """What scores will be made from; None while labels or heads are not what they will be."""
+    """The looks at scores against their future inputs; None while labels or heads will still
+    change."""
     (state,) = graph.of("hydra/calibration")
     if state.is_current:
         return graph.grades

@@ -1,6 +1,6 @@
-"""Looks at what is made with models: backbone, labels, student, heads, thresholds and scores.
+"""Looks at the outputs made with models: backbone, labels, student, heads, thresholds and scores.
 
-No model is loaded: a backbone is known by the digest of its files, and heads by theirs.
+No model is loaded: a backbone and heads are identified by the digests of their files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LABELS = ("labels_train", "labels_val", "labels_test", "labels")
 
 
 def backbone(run: Run) -> Look:
-    """At the checkpoint: a stand-in is made by its recipe, any other one has to be there."""
+    """Look at the checkpoint: a stand-in is made by its recipe, any other one must exist."""
     from nmoe_core.engine.weights.weight_files import read_checkpoint_json
     from nmoe_core.tasks.backbone import tiny_recipe
 
@@ -47,7 +47,7 @@ def backbone(run: Run) -> Look:
 
 
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
-    """At the labels of each slice, and at those that measure the oracle's noise."""
+    """Look at the labels of each slice, and at the labels that measure the oracle's noise."""
     from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
     from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
     from nmoe_core.labels.label import is_answered, label_fingerprints
@@ -147,7 +147,7 @@ class ModelLooks:
         header, damage = _header(tree.probe if kind == "probe" else tree.judge)
         paths = {split: tree.merged_labels(split) for split in labelled_splits(run)}
         assert self.labelled  # merged, and enough
-        model = cast("Transformer", self.described)  # a training that does not run reads no more
+        model = cast("Transformer", self.described)  # without training, no other field is read
         training = HeadTraining(kind, paths, head_corpus(run), model, tree.heads, run.config.heads)
         has_tap = run.config.heads.model_dump()[kind]["tap"] is not None
         then = made_with.head(header or {}, kind, has_tap=has_tap)
@@ -156,7 +156,7 @@ class ModelLooks:
 
     @cached_property
     def _fit(self) -> _Fit:
-        """What the thresholds would be fitted on."""
+        """Inputs of the thresholds' fit."""
         from nmoe_core.calibration.calibrate import calibration_fingerprints, target_languages
         from nmoe_core.calibration.targets import Targets
         from nmoe_core.grading.languages import shard_languages
@@ -192,8 +192,8 @@ class ModelLooks:
         return Look(then, now, old, settings.calibration(run).settings, inputs, damage=damage)
 
     def refitted(self) -> Calibration | None:
-        """The calibration that these targets would give, from the scores that the one before kept;
-        None if it kept none. Writes nothing. Raises as `calibrate`."""
+        """The calibration that these targets would give, from the scores kept by the previous one;
+        None if it kept none. Writes no file. Raises as `calibrate`."""
         from nmoe_core.base.atomic import json_bytes
         from nmoe_core.calibration.calibrate import refit
         from nmoe_core.calibration.files import calibration_of
@@ -224,7 +224,7 @@ class ModelLooks:
 
 
 def head_digests(run: Run) -> Fingerprints:
-    """Of the backbone and both heads."""
+    """Fingerprints of the backbone and both heads."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     tree = run.tree

@@ -1,4 +1,4 @@
-"""What an output was made from, beside what it would be made from now, and how the two differ."""
+"""The inputs of an output, the inputs that it would have now, and the differences."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Look:
         settings_now: The settings that it would be made with now.
         inputs: The key of the input that a fingerprint is the digest of.
         named: The key of the setting that a fingerprint is the value or the digest of.
-        damage: What is wrong with its files; empty if nothing is.
+        damage: The problem of its files; empty if they are good.
     """
 
     then: Fingerprints | None
@@ -108,7 +108,8 @@ def unique(changes: Iterable[Change]) -> list[Change]:
 
 
 def changed_settings(then: Settings, now: Settings) -> list[Change]:
-    """The settings that differ. A setting that the output does not record is no difference."""
+    """The settings that differ. A setting that the output does not record does not count as
+    different."""
     return [
         Change("setting", key, then[key], value)
         for key, value in now.items()

@@ -34,13 +34,13 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def shards(shard: ShardPaths) -> Settings:
-    """Of a shard."""
+    """Settings that a shard records."""
     info = _read(shard.manifest).get("source_info") or {}
     return prep_keys(info.get("settings") or {}, shard.source)
 
 
 def labels(summary: Path) -> Settings:
-    """Of labels, by what the oracle was asked."""
+    """Settings that labels record, from the oracle's facts."""
     made = _read(summary)
     return asked(made.get("oracle", {}), made, made.get("fingerprints") or {})
 
@@ -56,7 +56,7 @@ def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Setting
 
 
 def backbone(config: Settings) -> Settings:
-    """Of a stand-in, by its `config.json`."""
+    """Settings of a stand-in, from its `config.json`."""
     from nmoe_core.engine.weights.families import RECIPE_KEY
 
     recipe = config.get(RECIPE_KEY) or {}
@@ -64,12 +64,13 @@ def backbone(config: Settings) -> Settings:
 
 
 def student(header: Settings) -> Settings:
-    """Of the student."""
+    """Settings that the student records."""
     return _trained(header) | _named(header, {"max_ctx": "oracle.max_doc_tokens"})
 
 
 def head(header: Settings, kind: Literal["probe", "judge"], *, has_tap: bool) -> Settings:
-    """Of the probe or the judge; `has_tap` if the run names the block that it reads."""
+    """Settings that the probe or the judge records; `has_tap` if the run names the block that it
+    reads."""
     made = _trained(header) | _named(header, {"max_ctx": "heads.max_ctx"})
     for name, value in (header.get("settings") or {}).items():
         made["heads.seed" if name == "seed" else f"heads.{kind}.{name}"] = value
@@ -77,7 +78,7 @@ def head(header: Settings, kind: Literal["probe", "judge"], *, has_tap: bool) ->
 
 
 def calibration(tree: Tree) -> Settings:
-    """Of the thresholds."""
+    """Settings that the thresholds record."""
     made = _read(tree.calibration_summary)
     if not made:
         return {}
@@ -89,7 +90,7 @@ def calibration(tree: Tree) -> Settings:
 
 
 def grades(shard: ShardPaths, asked_grader: str) -> Settings:
-    """Of the scores of a shard. With `auto` the calibration says who grades."""
+    """Settings that the scores of a shard record. With `auto` the calibration names the grader."""
     from nmoe_core.calibration.graded import SUMMARY_NAME
 
     made = _read(shard.graded / SUMMARY_NAME)
@@ -106,12 +107,12 @@ def grades(shard: ShardPaths, asked_grader: str) -> Settings:
 
 
 def topic_model(header: Settings) -> Settings:
-    """Of the topic model."""
+    """Settings that the topic model records."""
     return _named(header.get("fingerprints") or {}, _TOPIC_KEYS)
 
 
 def duplicates(tree: Tree) -> Settings:
-    """Of the copies among all documents."""
+    """Settings that the copies among all documents record."""
     made = read_sealed(tree.attributes / "duplicates.json") or {}
     return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
 
@@ -125,7 +126,7 @@ def selection(shard: ShardPaths) -> Settings:
 
 
 def curated(shard: ShardPaths) -> Settings:
-    """Of a curated shard."""
+    """Settings that a curated shard records."""
     return curated_keys(recorded(shard.curation))
 
 

@@ -1,4 +1,4 @@
-"""Looks at what is made of sources: shards, manifests, slices and attributes."""
+"""Looks at the outputs from sources: shards, manifests, slices and attributes."""
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.attributes import CODES
@@ -25,8 +25,8 @@ from nmoe_core.tasks.graph.look import Look
 
 
 class SplitLooks:
-    """Looks at the shards of one split; the source is read once, its files that are as they were
-    when prep read them not at all."""
+    """Looks at the shards of one split; the source is read once, except files that have not changed
+    since prep read them."""
 
     def __init__(self, run: Run, source: SourcePlan, split: str) -> None:
         self._run, self._source, self._split = run, source, split
@@ -66,7 +66,7 @@ class SplitLooks:
 
 
 def prefix(split: str) -> str:
-    """What the keys of a split's outputs begin with."""
+    """The prefix of the keys of a split's outputs."""
     return "" if split == "train" else f"{split}_"
 
 

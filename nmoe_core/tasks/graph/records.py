@@ -57,7 +57,7 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
         outputs: Keys as a plan shows them, each perhaps with a partition: `web/shards:0003`.
 
     Raises:
-        ConfigError: The run has no such output (E-CONFIG-OUTPUT). Nothing is removed then.
+        ConfigError: The run has no such output (E-CONFIG-OUTPUT). No file is removed then.
         LockedError: Another process is writing one of them.
     """
     known = walk(run, run_sources(run)).states

@@ -1,8 +1,8 @@
 """Refuses a task whose inputs were made with other settings than the run's.
 
-Only settings are compared, by what the inputs record, so that no data is read. An input whose own
-inputs changed since is another matter: tasks follow the content of their inputs. A topic model is
-taken as it is, because a new one moves every document: the job `curate` fits it again.
+Only settings are compared, as the inputs record them, so that no data is read. Inputs whose own
+inputs have changed since are not refused: tasks follow the content of their inputs. A topic model
+is used as it is, because a new one moves every document: the job `curate` fits it again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TASKS |= dict.fromkeys(("duplicates", "selection", "curated"), "curate")
 
 
 class _Compared(NamedTuple):
-    """An input, the settings that it records, and those that it would be made with now."""
+    """An input, the settings that it records, and its current settings."""
 
     key: str
     then: Settings
@@ -63,10 +63,10 @@ class _Compared(NamedTuple):
 
 
 def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) -> None:
-    """Refuse to work on inputs that the run's settings would make otherwise.
+    """Refuse inputs that were made with other settings than the run's.
 
-    A run of flags alone, or of a file without a mixture, does not say how its inputs are to be
-    made, so it takes them as they are.
+    A run of flags, or of a file without a mixture, has no settings for its inputs, so it uses them
+    as they are.
 
     Args:
         run: The run.
@@ -84,8 +84,8 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
 
 
 def require_tasks(run: Run, tasks: Iterable[str]) -> None:
-    """Refuse named tasks of which one reads what the run's settings would make otherwise, unless a
-    named task before it makes that again. Raises ConfigError as `require_inputs`."""
+    """Refuse named tasks if one reads an input made with other settings than the run's, unless an
+    earlier named task makes that input again. Raises ConfigError as `require_inputs`."""
     before: list[str] = []
     for task in tasks:
         kinds = [kind for kind in _OF_TASKS.get(task, ()) if _TASKS[kind] not in before]

@@ -1,9 +1,9 @@
 """The settings that each output is made with, by the keys of the configuration.
 
-This table is the only list of what a setting touches. The code version that Dagster shows is a
-digest of it, and a plan names its keys. Settings that only say how work is done (workers, batches,
-retries, checks, automation) are in no row. The content of files is for fingerprints. Imports no
-torch: definitions are loaded with it.
+This table is the only list of the outputs that a setting affects. The code version that Dagster
+shows is a digest of it, and a plan names its keys. Settings that only change how work is done
+(workers, batches, retries, checks, automation) are in no row. Fingerprints cover the content of
+files. Imports no torch: definitions are loaded with it.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from nmoe_core.takedown.record import record_digest
 from nmoe_core.tasks.curate_settings import curate_settings
 
 Settings = Mapping[str, Any]
-# How an oracle is reached and how often it is asked; a place does not change what it answers.
+# How an oracle is reached and how often it is asked; this does not change its answers.
 _WORK_OF_ORACLE = {"replace", "retry_failed", "relabel", "engine", "http"}
 _WORK_OF_ENGINE = {"device", "max_batch"}
 _WORK_OF_HTTP = {
@@ -83,14 +83,14 @@ def prep_keys(identity: Settings, source: str) -> dict[str, Any]:
 
 
 def backbone(run: Run) -> MadeWith:
-    """Of the checkpoint: which one, or the seed of a stand-in."""
+    """Settings of the checkpoint: its choice, or the seed of a stand-in."""
     table = run.config.backbone
     names = ("kind", "family", "seed") if table.kind == "tiny" else ("kind", "checkpoint")
     return MadeWith("backbone/1", {f"backbone.{name}": getattr(table, name) for name in names})
 
 
 def labels(run: Run) -> MadeWith:
-    """Of oracle labels: who is asked, and how much of a document is shown."""
+    """Settings of oracle labels: the oracle, and the length of the text it is shown."""
     table = run.config.oracle
     asked = table.model_dump(mode="json", exclude=_WORK_OF_ORACLE)
     found = {f"oracle.{name}": value for name, value in asked.items()}
@@ -106,12 +106,13 @@ def labels(run: Run) -> MadeWith:
 
 
 def student(run: Run) -> MadeWith:
-    """Of the student, which reads what the oracle of its labels read: those change with it."""
+    """Settings of the student. It reads the same text as the oracle, whose settings are in the
+    labels."""
     return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
-    """Of the probe or the judge."""
+    """Settings of the probe or the judge."""
     table = run.config.heads
     recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
     found = {f"heads.{kind}.{name}": value for name, value in recipe.items()}
@@ -120,7 +121,7 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
 
 
 def calibration(run: Run) -> MadeWith:
-    """Of the thresholds."""
+    """Settings of the thresholds."""
     settings = run.config.calibration.model_dump(mode="json")
     found = {f"calibration.{name}": value for name, value in settings.items()}
     return MadeWith(CALIBRATE_CODE, found | _grader(run))
@@ -145,7 +146,7 @@ def _grader(run: Run) -> dict[str, Any]:
 
 
 def topic_model(run: Run) -> MadeWith:
-    """Of the topic model."""
+    """Settings of the topic model."""
     table = run.config.curation
     return MadeWith(
         MODEL_FORMAT,
@@ -194,13 +195,13 @@ def selection(run: Run) -> MadeWith:
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:
-    """Of the curated manifest, whose figures depend on the size of windows."""
+    """Settings of the curated manifest, whose figures depend on the size of windows."""
     found = {"prep.num_shards": run.config.prep.num_shards}
     return MadeWith(CURATE_CODE, found | {"seq_len": curate_settings(run, source).seq_len})
 
 
 def loader_plan(run: Run) -> MadeWith:
-    """Of the loader plan, with its remixes."""
+    """Settings of the loader plan, with its remixes."""
     made_by = dataclasses.asdict(run.loader)
     names = [field.name for field in dataclasses.fields(PlanSettings)]
     found = {name: made_by[name] for name in names if made_by[name] != ()}
@@ -212,6 +213,6 @@ def loader_plan(run: Run) -> MadeWith:
 
 
 def published_plan(run: Run) -> MadeWith:
-    """Of a published plan: where it is, and how files are recorded there."""
+    """Settings of a published plan: its place, and the format of its records."""
     found = {"publish.url": without_credentials(run.config.publish.url), "record": RECORD_FORMAT}
     return MadeWith("publish/1", found)

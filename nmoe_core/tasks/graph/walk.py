@@ -1,9 +1,9 @@
 """The state of every output of a run: current, stale and why, missing, or open.
 
-The walk goes from sources to the loader plan. It compares what each output records with what it
-would be made from now, by the very fingerprints that its task compares, and writes nothing. An
-output whose input will be made again is open: it is made again only if the bytes of that input
-change. Cost: one reading of each summary, and of the source files that changed.
+The walk goes from sources to the loader plan. It compares the inputs that each output records with
+its current inputs, by the same fingerprints as its task, and writes no file. An output whose input
+will be made again is open: it is made again only if the bytes of that input change. Cost: one
+reading of each summary, and of the source files that changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nmoe_core.tasks.graph.look import Change, Look, unique
 
 Status = Literal["current", "stale", "missing", "open"]
 
-# Outputs whose content says what they were made from: other inputs give other bytes.
+# Outputs whose content names their inputs: other inputs give other bytes.
 _NAMING_INPUTS = (
     *("backbone", "student", "probe_head", "judge_head", "calibration", "quality_scores"),
     *("topic_model", "topics", "curated", "curated_manifest"),
@@ -37,7 +37,7 @@ class State:
     """One output: its key, as Dagster shows it without a mixture's prefix, and its partition.
 
     `changes` are the reasons of a stale output, `waits_for` the keys of inputs that are not
-    current, and `problem` says why nothing can be told.
+    current, and `problem` is the reason why the state is unknown.
     """
 
     key: str
@@ -50,7 +50,7 @@ class State:
 
     @property
     def changes_its_bytes(self) -> bool:
-        """Whether what is made of it is made again too: its content names what it is made from."""
+        """Whether outputs made from it are made again too: its content names its inputs."""
         is_damage = all(change.kind == "files" for change in self.changes)
         has_reason = self.status == "stale" and not self.problem
         return has_reason and not (is_damage and self.changes) and _names_inputs(self.key)
@@ -104,8 +104,8 @@ class Graph:
         *,
         by_content: bool = False,
     ) -> None:
-        """Look at one output, whose inputs were looked at before; `by_content` if it reads their
-        rows alone, which may come out equal."""
+        """Look at one output, whose inputs were looked at before; `by_content` if it reads only
+        their rows, which may come out equal."""
         behind = [state for name in inputs for state in self.of(name, partition)]
         waits_for = tuple(dict.fromkeys(s.key for s in behind if not s.is_current))
         state = partial(State, key, partition, task, waits_for=waits_for)
@@ -113,7 +113,7 @@ class Graph:
             found = look()
         except (NmoeError, OSError) as error:
             text = " ".join(str(error).split())
-            if key.endswith("/curated"):  # where a shard begins follows from those before it
+            if key.endswith("/curated"):  # the start of a shard depends on the earlier ones
                 before = any(not one.is_current for one in self.of(key))
                 waits_for = waits_for or (key,) * before
             made = state("open", waits_for=waits_for) if waits_for else state("stale", problem=text)
@@ -126,7 +126,7 @@ class Graph:
     def fail(
         self, key: str, task: str, partition: str, problem: str, inputs: Iterable[str]
     ) -> None:
-        """Keep an output of which nothing can be told."""
+        """Keep an output whose state is unknown."""
         behind = [state.key for name in inputs for state in self.of(name) if not state.is_current]
         waits_for = tuple(dict.fromkeys(behind))
         if waits_for:

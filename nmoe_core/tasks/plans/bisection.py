@@ -1,14 +1,15 @@
-"""`nmoe bisect`: which documents of some steps cause a symptom, found by replays that mask them.
+"""`nmoe bisect`: find the documents of some steps that cause a symptom, by replays with documents
+masked.
 
-A replay runs the user's command over a plan in which some suspects are no target and their text is
-EOS. The last number that it prints measures the symptom, which is there if the number is above a
-threshold or not a number. Suspects stand in the order in which the run reads them. The shortest
-head of them that must be masked for the symptom to go ends with a cause, which halving finds in
-log2(n) replays, and one more tells whether it is the only one. If not, it stays masked, and the
-head before it is searched. More masked documents must not bring the symptom back.
+A replay runs the user's command over a plan in which some suspects are not targets and their text
+is EOS. The last number that it prints measures the symptom, which is present if the number is above
+a threshold or not a number. Suspects are in the order in which the run reads them. The shortest
+prefix that must be masked to remove the symptom ends with a cause. Halving finds it in log2(n)
+replays, and one more replay tells whether it is the only one. If not, it stays masked, and the
+prefix before it is searched. Masking more documents must not bring the symptom back.
 
-One wrong answer makes halving name an innocent document, so what decides is replayed again, on each
-cause before the search goes on behind it, and on all of them at the end.
+One wrong answer makes halving name an innocent document, so the deciding replays are repeated for
+each cause before the search continues, and for all causes at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def suspects_of(
     plan: LoaderPlan, first_step: int, stop_step: int, sources: Sequence[str] = ()
 ) -> list[Document]:
     """Documents that the steps read: source, token file, start, end, each once, in the order of
-    reading. Raises ConfigError if a step or a source is not the plan's."""
+    reading. Raises ConfigError if the plan lacks a step or a source."""
     stream = Stream(plan, "train")
     try:
         num_steps = stream.num_sequences // plan.batch_size
@@ -77,7 +78,7 @@ def find_causes(
     causes: list[int] = []
     high, was_gone, was_there = num_suspects, False, False
     while not causes or not is_gone(causes):
-        if causes:  # a wrong answer would have the search go on from document to document
+        if causes:  # after a wrong answer the search would visit document after document
             _require_agreement(not again([*range(high), *causes[1:]]))
             _require_agreement(again([*range(high), *causes]))
         low = 0  # masking this many of the head before `high` is not enough
@@ -102,7 +103,7 @@ def find_causes(
         high -= 1
         causes.insert(0, high)
     _require_agreement(not again([]) and again(causes))
-    for cause in causes[1:] and causes:  # one cause alone is unmasked without a mask
+    for cause in causes[1:] and causes:  # a single cause is unmasked without a mask
         _require_agreement(not again([other for other in causes if other != cause]))
     return causes
 
@@ -118,10 +119,10 @@ def _require_agreement(agrees: bool) -> None:
 
 
 class Replays:
-    """Runs a command over masked plans, and keeps what it gave in `directory`, so that a search
-    that was interrupted goes on. `{plan}` in the command stands for the plan's file. A plan is
-    answered by the median of `repeat` runs, an odd number, so on either side of any threshold by
-    their majority."""
+    """Runs a command over masked plans, and keeps the results in `directory`, so that an
+    interrupted search resumes. `{plan}` in the command is replaced by the plan's file. The value of
+    a plan is the median of `repeat` runs, an odd number, so the majority decides for any
+    threshold."""
 
     def __init__(self, command: str, directory: Path, repeat: int = 1) -> None:
         self._command, self._directory, self._repeat = command, directory, repeat
@@ -156,9 +157,9 @@ class Replays:
         self._log.close()
 
     def value(self, plan: LoaderPlan, *, again: bool = False) -> float:
-        """The last number that the command prints, or infinity where it is not a number; `again`
-        takes none of the runs that gave the answer before. Raises PlanError if the command fails or
-        prints no number (E-BISECT)."""
+        """The last number that the command prints, or infinity if it is not a number; `again` uses
+        none of the earlier runs. Raises PlanError if the command fails or prints no number
+        (E-BISECT)."""
         first = self._repeat if again and (plan.plan_hash, 0) in self.asked else 0
         numbers = range(first, first + self._repeat)
         self.asked |= {(plan.plan_hash, number) for number in numbers}
@@ -207,7 +208,7 @@ def bisect(
 def write_bisection(
     plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
 ) -> dict[str, Any]:
-    """Search, and commit the plan without the causes and, last, what was found."""
+    """Search, and commit the plan without the causes and, last, the result."""
     causes = bisect(plan, suspects, replays.value, above, partial(replays.value, again=True))
     masked = mask(plan, causes, replace_text=True)
     write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())

@@ -1,4 +1,4 @@
-"""`nmoe remix`: a run that goes on under other shares, as files."""
+"""`nmoe remix`: a run that continues under other shares, as files."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -
 
 def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, str]]:
     """The plan that a run's remixes make of its first one, and for each the shares before and
-    after. Raises PlanError if one goes on from another plan (E-REMIX-CHAIN), or its certificate
-    does not hold (E-REMIX-CERTIFICATE)."""
+    after. Raises PlanError if one continues another plan (E-REMIX-CHAIN), or its certificate does
+    not hold (E-REMIX-CERTIFICATE)."""
     said = {}
     for path in tree.remixes():
         certificate = verify_certificate(path)
@@ -127,7 +127,7 @@ def shares(certificate: Certificate) -> dict[str, Any]:
 
 
 def _around(plan: LoaderPlan, step: int) -> tuple[PlanStage, list[PlanStage]]:
-    """The stage that was read before a step, and those that are read from it on."""
+    """The stage that was read before a step, and the stages that are read from it."""
     before, rest, stop = plan.stages[0], [], 0
     for stage in plan.stages:
         if stop < step * plan.batch_size:

@@ -1,1 +1,2 @@
-"""Selection: all attributes of a run side by side, what a rule keeps of them, questions in SQL."""
+"""Selection: all attributes of a run side by side, the documents that a rule keeps, questions in
+SQL."""

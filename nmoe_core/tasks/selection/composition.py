@@ -1,4 +1,4 @@
-"""What a corpus is made of, before and after selection: tokens by source, language and topic."""
+"""Composition of a corpus before and after selection: tokens by source, language and topic."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ class Portion(NamedTuple):
 
     name: str
     before: int
-    """Of all documents."""
+    """Tokens of all documents."""
     after: int
-    """Of those that are kept."""
+    """Tokens of kept documents."""
 
 
 def composition(run: Run, sources: Iterable[str]) -> dict[str, list[Portion]]:
-    """Tokens by `source`, `language` and `topic`, most first; languages only where the run records
-    them, topics where they are given. Raises as `outcome_of`."""
+    """Tokens by `source`, `language` and `topic`, largest first; languages only if the run records
+    them, topics only if they are assigned. Raises as `outcome_of`."""
     counts: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):

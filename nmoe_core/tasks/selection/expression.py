@@ -35,8 +35,8 @@ def open_planned(run: Run) -> Where:
 
 
 def opened(run: Run, source: str, expression: str) -> Where:
-    """The expression over the columns of a source; its process goes on to the next shard, and to
-    the next source of equal columns.
+    """The expression over the columns of a source; its process is reused for the next shard, and
+    for the next source with equal columns.
 
     Raises:
         ConfigError: It may not be run (E-SELECT-...).
@@ -74,8 +74,8 @@ def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None
 
 
 def known_schema(run: Run) -> Schema:
-    """The columns that the run will have, and those of every attribute that it might record. Raises
-    as `planned_schema`."""
+    """The columns that the run will have, and the columns of every attribute that it might record.
+    Raises as `planned_schema`."""
     built_in = {name: attribute_schema(run, name) for name in BUILT_IN}
     return labelled(built_in) | planned_schema(run)
 

@@ -34,8 +34,8 @@ def rule_of(run: Run) -> str:
 
 
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
-    """What the run's `where`, or `include`, says of the documents of a shard, and what a takedown
-    says before it. Raises FormatError: the shard is not selected, or not graded, yet."""
+    """The decision of the run's `where`, or `include`, for the documents of a shard; a takedown has
+    precedence. Raises FormatError if the shard is not selected, or not graded, yet."""
     codes, reasons = _ruled(run, shard)
     takedown = load_takedown(shard, load_manifest(shard.manifest))
     if takedown is None:
@@ -82,7 +82,7 @@ def left_out(run: Run, sources: Iterable[str]) -> dict[str, dict[str, int]]:
 
 def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
     """A line for each of these documents of a shard that is left out, by its number: the reason,
-    and the values of the document that the reason is about. Raises as `outcome_of`."""
+    and the document's values that caused it. Raises as `outcome_of`."""
     codes, reasons = outcome_of(run, shard)
     dropped = [i for i in numbers if codes[i]]
     copies, values = copies_of(run, shard, dropped), _values(run, shard, dropped, codes)
@@ -102,7 +102,7 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
 
 
 def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
-    """Of which document those of these numbers are copies, where the run looks for copies."""
+    """The documents that documents of these numbers are copies of, if the run looks for copies."""
     path = shard.attribute("duplicates")
     if "duplicates" not in run.config.attributes.use or not path.is_file() or not numbers:
         return {}
@@ -121,7 +121,7 @@ def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, 
 def _values(
     run: Run, shard: ShardPaths, numbers: Sequence[int], codes: np.ndarray
 ) -> dict[int, dict[str, object]]:
-    """Of each document the columns that its clause names."""
+    """For each document, the columns that its clause names."""
     if run.config.curation.where is None or not numbers:
         return {}
     from nmoe_core.tasks.selection.view import read_columns, run_schema

@@ -34,9 +34,9 @@ class Answer(NamedTuple):
 def query(run: Run, sql: str) -> Answer:
     """Answer a question over the view `documents`: `source`, `shard`, `doc_id`, `ingest_id`, and
     every attribute by its column's name, or as `attribute.column`, which is needed if two have it,
-    as in `where`. Only the columns that the question names are read; no file or setting can be. Of
-    columns that differ by case only, which SQL takes for one, it may name one, as it is written.
-    Raises ConfigError: it is not SQL, names two such columns, or cannot be answered
+    as in `where`. Only the columns that the question names are read; it cannot read a file or a
+    setting. If columns differ only by case, which SQL ignores, it may name one of them, spelled
+    exactly. Raises ConfigError if it is not SQL, names two such columns, or cannot be answered
     (E-SELECT-QUERY); and as `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
@@ -72,7 +72,7 @@ def query(run: Run, sql: str) -> Answer:
         connection.register("documents", pa.concat_tables(tables, promote_options="permissive"))
         try:
             found = connection.execute(_with_names(connection, sql, names))
-            if found is None:  # nothing but spaces and comments
+            if found is None:  # only spaces and comments
                 raise duckdb.ParserException("the question is empty")
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())

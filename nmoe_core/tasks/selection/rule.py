@@ -1,4 +1,4 @@
-"""Tasks of selection: what `[curation] where` keeps of each shard, and what it would keep."""
+"""Tasks of selection: the documents that `[curation] where` keeps, and a preview of them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Kept:
     tokens: int
     kept_tokens: int
     by_language: dict[str, tuple[int, int]]
-    """Documents and those kept of each language, where that is an attribute."""
+    """Documents and kept documents of each language, if that is an attribute."""
     clauses: list[ClauseFigures]
     edge: list[dict[str, Any]]
-    """Documents that one clause alone drops."""
+    """Documents that only one clause drops."""
 
 
 class _Edge(NamedTuple):
-    """A document that one clause alone drops."""
+    """A document that only one clause drops."""
 
     digest: str
     row: dict[str, Any]
@@ -75,7 +75,7 @@ class _Edge(NamedTuple):
 
 def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Record for each document of shards whether `where` keeps it, and the first clause that drops
-    it; current files are left alone.
+    it; current files are kept.
 
     Raises:
         ConfigError: The run has no `where`, or one that may not be run (E-SELECT-...).
@@ -127,10 +127,11 @@ def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:
 
 
 def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -> Kept:
-    """What an expression would keep of a source, and what each clause does; writes nothing.
+    """The documents of a source that an expression would keep, and the effect of each clause;
+    writes no file.
 
-    `sample` documents are shown that one clause alone drops: those at the edge, spread by the
-    digest of their ids.
+    Shows `sample` documents at the edge, which only one clause drops, spread by the digest of their
+    ids.
     """
     where = opened(run, source, expression)
     language = next((name for name in where.schema if name == "language.lang"), None)
@@ -203,7 +204,7 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
 def _edge(
     where: Where, table: pa.Table, clauses: np.ndarray, opened: ShardDocuments, sample: int
 ) -> Iterator[_Edge]:
-    """The documents of a shard that one clause alone drops, first by the digests of their ids."""
+    """The first documents of a shard, by the digests of their ids, that only one clause drops."""
     numbers = np.flatnonzero((~clauses).sum(axis=0) == 1).tolist()
     doc_ids = opened.documents.doc_ids
     chosen = nsmallest(sample, ((sha256_json(doc_ids[i]), i) for i in numbers))

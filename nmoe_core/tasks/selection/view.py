@@ -1,8 +1,8 @@
 """All attributes of a run under their names: `signals.n_words`, `columns.url`, `quality.decision`.
 
-Rows of a shard lie in one order in all its files, so that they are put side by side and never
-joined. Every file names the documents that it was made from; one of others is refused. Only the
-columns that are asked for are read.
+Rows of a shard have the same order in all its files, so that they are put side by side and never
+joined. Every file names the documents that it was made from; a file of other documents is refused.
+Only the requested columns are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
-_HIDDEN = "signatures"  # keys of bands say nothing by themselves
+_HIDDEN = "signatures"  # keys of bands have no meaning for a reader
 _SCORES: Schema = {
     "decision": pa.string(),
     "aggregated": pa.float64(),
@@ -50,16 +50,16 @@ class Part(NamedTuple):
     """One attribute of a shard."""
 
     schema: Schema
-    """Of its columns, by their names alone."""
+    """Schema of its columns, by their names without the attribute."""
     digest: Callable[[], str]
     read: Callable[[Sequence[str]], pa.Table]
     """Takes names of columns; gives their rows, in the order of the shard."""
 
 
 def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None) -> dict[str, Part]:
-    """The attributes that a shard has, by name, all or those of these names. Raises FormatError: a
-    file is damaged, or of other documents (E-ATTRIBUTE-STALE); CurationError: quality or topics
-    are."""
+    """The attributes that a shard has, by name, all or those of these names. Raises FormatError if
+    a file is damaged, or of other documents (E-ATTRIBUTE-STALE), and CurationError if quality or
+    topics are."""
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
     found = {"documents": _documents(shard)}
@@ -84,8 +84,8 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
 
 
 def run_schema(run: Run, source: str) -> Schema:
-    """Every column that documents of a source can have, as `attribute.column`, by its shards; those
-    that only other sources have are there too, and null."""
+    """Every column that documents of a source can have, as `attribute.column`, from its shards;
+    columns that only other sources have are included, and null."""
     names = [one.name for one in run_sources(run)]
     found: Schema = {}
     for name in [source, *(name for name in names if name != source)]:

@@ -1,4 +1,4 @@
-"""A selection's clauses in plain words: what is true of a document that a clause leaves out."""
+"""A selection's clauses in plain words: the property of a document that a clause leaves out."""
 
 import re
 
@@ -47,8 +47,8 @@ _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
 
 
 def in_words(clause: str) -> str:
-    """What a document fails that a clause leaves out: the clause itself, negated, where it is more
-    than comparisons of one column with constants, of which one may be enough."""
+    """The property of a document that a clause leaves out. A clause of comparisons of a column with
+    constants, joined by OR, is put in words; any other clause is negated as it is."""
     if len(parts := _alternatives(clause)) > 1:
         failed = [*map(in_words, parts)]
         is_plain = not any(one.startswith("not ") for one in failed)
@@ -68,7 +68,7 @@ def in_words(clause: str) -> str:
 
 
 def _alternatives(clause: str) -> list[str]:
-    """The parts of which one must be true; the clause alone where it is no OR."""
+    """The parts of which one must be true; only the clause itself if it is not an OR."""
     inner = clause[1:-1]
     without_texts = re.sub(_TEXT, lambda text: "_" * len(text[0]), inner)
     parts, depth, begin = list[str](), 0, 0

@@ -12,10 +12,10 @@ from nmoe_core.takedown.find import Found
 
 
 def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None:
-    """Documents whose texts are nearly those of documents of the training split that go, by the
-    run's attribute `duplicates`; None if the run does not look for copies. A document is near to
-    the one that was kept of its group, so all of the group are listed, each with the estimated
-    similarity to the kept one; that one has none."""
+    """Near copies of documents of the training split that are taken down, by the run's attribute
+    `duplicates`; None if the run does not look for copies. Similarity is known only to the kept
+    document of a group, so the whole group is listed, each document with its estimated similarity
+    to the kept one; the kept one has none."""
     if "duplicates" not in run.config.attributes.use:
         return None
     shards = [
@@ -38,7 +38,7 @@ def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None
 
 def _rows(shard: ShardPaths) -> dict[str, tuple[str, float | None]]:
     """The near copies of a shard by name, each with the document that is kept and the similarity;
-    where the kept one of an exact copy is meant, that has none."""
+    the similarity is None for an exact copy."""
     from nmoe_core.attributes.attribute import open_shard_documents
     from nmoe_core.attributes.files import read_attribute
 

@@ -21,10 +21,11 @@ class Readings(NamedTuple):
 
 
 def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Readings]:
-    """What the train stream of a plan reads of documents; those that it never reads are left out.
+    """Readings of documents by the train stream of a plan; documents that it never reads are left
+    out.
 
-    The inputs count, as for `nmoe explain`. Costs the places of all sequences, some 5 million per
-    second where rows are windows, whatever the number of documents.
+    The inputs count, as for `nmoe explain`. Checks the places of all sequences, some 5 million per
+    second if rows are windows, for any number of documents.
     """
     files = {path: number for number, path in enumerate(stream.files.paths())}
     known = [place for place in places if place.path in files]

@@ -45,13 +45,13 @@ def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
 
 
 def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path]) -> Facts:
-    """Documents of a list, what a plan reads of them, which loader states have passed that, and
-    what is to be made again; writes nothing.
+    """Documents of a list, their readings by a plan, the loader states that have passed them, and
+    the outputs to make again; writes no file.
 
     Args:
         run: The run.
         path: The list.
-        plan_path: Of a loader; by default the run's own, where it has one.
+        plan_path: Plan of a loader; by default the run's own, if it has one.
         states: JSON files of `state_dict()` of loaders of that plan.
 
     Raises:
@@ -102,7 +102,7 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
 
 
 def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
-    """Prove that nothing of the record is left in curated shards, and with `raw` in data shards;
+    """Prove that no text of the record is left in curated shards, and with `raw` in data shards;
     the proof is written. Documents of the list that are not recorded make it fail. Raises as
     `find_documents` and `prove`."""
     items, found = find_documents(run, path)
@@ -123,9 +123,9 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
 
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
-    """Commit a plan in which the documents of a list are no target and EOS stands in the place of
-    their text. Raises as `find_documents` and `loader.mask`; ConfigError: the plan reads no file
-    with one of them."""
+    """Commit a plan in which the documents of a list are not targets and EOS replaces their text.
+    Raises as `find_documents` and `loader.mask`, and ConfigError if the plan reads no file with one
+    of them."""
     _, found = find_documents(run, path)
     plan, output = resolve_plan(plan_path), output.absolute()
     with closing(Stream(plan, "train")) as stream:
@@ -184,7 +184,7 @@ def _document(one: Found) -> Facts:
 def _of_plan(
     run: Run, found: Sequence[Found], plan_path: Path | None, states: Sequence[Path]
 ) -> Facts:
-    """What a plan reads of documents, by document id, and the states that have passed it."""
+    """Readings of documents by a plan, by document id, and the states that have passed them."""
     path = plan_path or run.tree.plan
     facts: Facts = {"plan": str(path), "plan_problem": None, "readings": [], "states": []}
     if not path.is_file() and plan_path is None and not states:
@@ -217,7 +217,7 @@ def _reading(plan: LoaderPlan, reading: Readings) -> Facts:
 
 
 def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
-    """Sequences of the plan that a state's loader has read."""
+    """Number of the plan's sequences that a state's loader has read."""
     own, n = resume(read_json_object(path, _MAX_STATE_BYTES), plan, "train", stream)
     if own.consumed != plan.consumed:
         raise ConfigError(
@@ -229,7 +229,8 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
 
 
 def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
-    """The rows of a record that a list names, by the item of then or of now, and their copies."""
+    """The rows of a record that a list names, by their recorded or a current item, and their
+    copies."""
     named = {str(item) for item in items}
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
     texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
@@ -237,10 +238,10 @@ def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
 
 
 def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
-    """Records of labels of these documents, which hold the beginning of the text: `labels` is their
-    number by file below the labels, `labelled` those that heads learned from. The record finds them
-    when no shard has the document any more; by its id too, as a label's hash is of the text that
-    the oracle was shown, which may be cut."""
+    """Label records of these documents, which hold the beginning of the text: `labels` is their
+    number by file below the labels, `labelled` the documents that heads learned from. The takedown
+    record finds them when no shard has the document any more; also by id, since a label's hash
+    covers the text that the oracle was shown, which may be cut."""
     known = [*found, *rows]
     texts, doc_ids = {one.text_sha256 for one in known}, {one.doc_id for one in known}
     root, counts = run.tree.labels, {}
@@ -256,9 +257,9 @@ def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
 
 
 def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:
-    """What holds the texts, and what is made again without them: `data` and `curated` shards that
-    hold them; `curate`: the shards that curation writes again; `later`: those behind them, whose
-    windows may begin elsewhere; and whether the `plan` is made again."""
+    """Outputs that hold the texts, and outputs to make again without them: `data` and `curated`
+    shards that hold them; `curate`: the shards that curation writes again; `later`: the shards
+    after them, whose windows may begin elsewhere; and whether the `plan` is made again."""
     hold: dict[str, dict[str, int]] = {"data": {}, "curated": {}}
     curate: dict[str, None] = {}
     later: dict[str, None] = {}
