@@ -6,4 +6,4 @@ CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
     **{name: f"{name}/2" for name in ("contamination", "pii", "signals")},
     **{name: f"{name}/3" for name in ("duplicates", "language", "signatures")},
 }
-"""Versions of the code that makes rows: another one makes all rows of its kind again."""
+"""Versions of the code that makes rows: a new version makes all rows of its kind again."""

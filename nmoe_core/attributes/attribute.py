@@ -1,8 +1,8 @@
 """One attribute of documents, and its file for one shard.
 
-The rows of a document depend on its text alone. So rows of texts that an earlier file of the same
-code and settings holds are taken from that file, and only new and changed texts are looked at.
-Memory: a batch of 4 M tokens, and the rows of one shard.
+The rows of a document depend on its text alone. So rows are reused from an earlier file of the same
+code and settings, and only new and changed texts are processed. Memory: a batch of 4 M tokens, and
+the rows of one shard.
 """
 
 import os
@@ -39,7 +39,7 @@ from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 4 * 2**20
-_NUM_PARTS, _NUM_TEXTS = 10, 20  # that a column is divided into, to see how far it moved
+_NUM_PARTS, _NUM_TEXTS = 10, 20  # bins of a column, to measure how far it moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class ShardDocuments(NamedTuple):
 
 
 def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
-    """Ids and files of a shard. Raises FormatError: it is missing or broken; or, made by another
-    tool, it has no hashes of texts (E-SHARD-IDS)."""
+    """Ids and files of a shard. Raises FormatError: it is missing or broken; or another tool made
+    it without hashes of texts (E-SHARD-IDS)."""
     manifest = load_manifest(shard.manifest)
     files = shard_files(shard.tree.data, manifest)
     ids = [pair for file in files for pair in file.ids()]
@@ -153,7 +153,7 @@ def replace_rows(
 
 
 def read_drift(path: Path) -> tuple[int, dict[str, float]] | None:
-    """Documents of a file, and how far each column moved from the version before; None for the
+    """Documents of a file, and how far each column moved from the previous version; None for the
     first version."""
     found = read_sealed(_drift_path(path))
     if found is None or found["digest"] != read_footer(path).digest:

@@ -1,5 +1,5 @@
-"""The columns of attributes, told without compiled code, and the kept columns of committed shards:
-`columns.parquet` beside the files of each."""
+"""The columns of attributes, defined without compiled code, and the kept columns of committed
+shards: `columns.parquet` beside the files of each."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -92,7 +92,7 @@ def column_facts(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def write_columns(
     directory: Path, documents: Documents, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> dict[str, str]:
-    """Write the columns of a shard's documents; return what its manifest says of the file."""
+    """Write the columns of a shard's documents; return the file's fields in the manifest."""
     path = directory / COLUMNS_NAME
     digest = write_attribute(path, "columns", {}, documents, schema, batches)
     return {

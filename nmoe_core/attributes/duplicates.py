@@ -37,7 +37,7 @@ from nmoe_core.attributes.shared import Before, ShardRows
 SCHEMA = SCHEMAS["duplicates"]
 JACCARD = 0.7
 MAX_VISITS = 128  # kept documents that one is compared with
-CONTAINED_JACCARD = 0.4  # least similarity of a text and a part of it that is looked for
+CONTAINED_JACCARD = 0.4  # least similarity of a text and a part of it that is searched
 _NAMES = ("exact_of", "near_of", "contained_in")
 _KEPT, _EXACT, _NEAR, _PART = range(4)
 _BITS_PER_KEY = 16
@@ -209,7 +209,8 @@ def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates
 
 
 def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Document and bucket of every key that occurs twice or more; keys of bitmap collisions go."""
+    """Document and bucket of every key that occurs twice or more; keys of bitmap collisions are
+    dropped."""
     order = np.argsort(keys)
     keys, documents = keys[order], documents[order]
     is_new = np.ones(len(keys), bool)

@@ -1,8 +1,8 @@
 """One SQL expression over attributes: DuckDB parses it, and its syntax tree is checked here.
 
-An expression may name columns, compare them, and call the functions below. Nothing else passes: no
-subquery, no table, no parameter, no function that reads the clock, a file, a setting or a random
-number, or makes text without bound. Runs in the process of `sandbox`.
+An expression may name columns, compare them, and call the functions below. Everything else is
+refused: no subquery, no table, no parameter, no function that reads the clock, a file, a setting or
+a random number, or makes text without bound. Runs in the process of `sandbox`.
 """
 
 import json
@@ -95,7 +95,7 @@ def parse(connection: Any, expression: str, names: Names) -> list[Clause]:
     lead to a part of it. Raises Refused; ValueError: it is nested too deep."""
     if len(expression) > MAX_CHARS:
         raise Refused("the expression is too long", str(len(expression)), f"{MAX_CHARS} characters")
-    if "\0" in expression:  # DuckDB spells a text without what follows its NUL
+    if "\0" in expression:  # DuckDB cuts a text at its NUL
         raise Refused("not an SQL expression: it holds a NUL", repr(expression))
     asked = f"SELECT (\n{expression}\n)"
     ((text,),) = connection.execute("select json_serialize_sql(?)", [asked]).fetchall()
@@ -140,7 +140,7 @@ def _spelled(connection: Any, select: Any, node: Any) -> str:
 
 
 def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
-    """Refuse what is not allowed at a node or below it; rename columns as in `names`."""
+    """Refuse syntax that is not allowed at a node or below it; rename columns as in `names`."""
     kind = node.get("class")
     if kind == "OPERATOR" and node["type"] not in _OPERATORS:
         raise Refused("not allowed in an expression", node["type"].lower())

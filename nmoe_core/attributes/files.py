@@ -1,9 +1,9 @@
 """The file of an attribute: Parquet, one row per document of a shard, in the order of the shard.
 
 The first columns are `doc_id` and `text_sha256`; then come the attribute's own. The footer holds,
-as JSON under `nmoe`, its name, the fingerprints of what it was made from, and the digest of its
-rows. The digest is of values and types, so it does not depend on the version of pyarrow, which
-every Parquet file contains. Memory: one row group of 65,536 rows.
+as JSON under `nmoe`, its name, the fingerprints of its inputs, and the digest of its rows. The
+digest is of values and types, so it does not depend on the version of pyarrow, which every Parquet
+file contains. Memory: one row group of 65,536 rows.
 """
 
 import hashlib
@@ -61,10 +61,10 @@ def write_attribute(
 
     Args:
         path: The file.
-        name: Of the attribute.
-        fingerprints: Of what it is made from.
-        documents: Of the shard.
-        schema: Of the attribute's own columns.
+        name: Name of the attribute.
+        fingerprints: Fingerprints of its inputs.
+        documents: Documents of the shard.
+        schema: Schema of the attribute's own columns.
         batches: Their rows, in the order of the documents, in pieces of any size.
 
     Raises:
@@ -186,7 +186,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def find_footer(path: Path) -> Footer | None:
-    """As `read_footer`, but None for a missing or damaged file, which is made again."""
+    """As `read_footer`, but None for a missing or damaged file, so that it is made again."""
     try:
         return read_footer(path)
     except FormatError:

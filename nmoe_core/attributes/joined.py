@@ -53,7 +53,7 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
     """Make the file of a shard from the rows of a user's files; a current one is left alone.
 
     Raises:
-        FormatError: A file cannot be read, has neither key, or two rows of one key
+        FormatError: A file cannot be read, has neither key, or has two rows for one key
             (E-ATTRIBUTE-JOIN).
         LockedError: Another process is making this file.
     """

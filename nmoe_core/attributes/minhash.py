@@ -4,7 +4,7 @@ Two texts are compared if they share the key of a band. By theory a pair of Jacc
 does with probability .977, of .9 with .99997, of .5 with .118. Bands only choose which pairs are
 compared; all 112 hashes then tell how similar two texts are. A text of fewer than five words is one
 shingle; a text without words shares no key. For a threshold under .7, keys of shorter bands are
-made of the sketches (`bands`), so no text is signed again.
+made from the sketches (`bands`), so no text is signed again.
 """
 
 import math
@@ -81,9 +81,9 @@ def jaccard(equal: np.ndarray | int) -> np.ndarray | float:
 def bands(threshold: float) -> np.ndarray:
     """The hashes of each band for a least similarity: int64 `[num_bands, num_rows]`.
 
-    Rows are as many as can be, at most 7, if a pair that is .1 more similar than the threshold is
-    to share a key with probability .976. Bands of 3 rows, less than which unlike texts share, are
-    of several permutations of the hashes, so that there are enough of them.
+    A band has as many rows as possible, at most 7, such that a pair .1 more similar than the
+    threshold shares a key with probability .976. Unlike texts share bands of fewer than 3 rows, so
+    bands of 3 rows come from several permutations of the hashes, to have enough of them.
     """
     similarity = min(1.0, threshold + MARGIN)
     for num_rows in range(NUM_ROWS, LEAST_ROWS - 1, -1):
@@ -99,8 +99,8 @@ def bands(threshold: float) -> np.ndarray:
 
 @njit(cache=True)
 def band_keys(sketch, has_words, hashes):
-    """A key per band of `bands`, made of the sketches: uint64 `[num_texts, num_bands]`, all 0 for a
-    text without words."""
+    """One key per band of `bands`, made from the sketches: uint64 `[num_texts, num_bands]`, all 0
+    for a text without words."""
     keys = np.zeros((len(sketch), len(hashes)), np.uint64)
     for text in range(len(sketch)):
         for band in range(len(hashes) if has_words[text] else 0):
@@ -145,4 +145,4 @@ def _sign_texts(hashes, bounds, room, keys, sketch):
             h = np.uint64(band)
             for row in range(NUM_ROWS):
                 h = mix(h * _BASE + np.uint64(least[band * NUM_ROWS + row]))
-            keys[text, band] = h | np.uint64(1)  # never 0, which stands for no key
+            keys[text, band] = h | np.uint64(1)  # never 0, which means no key

@@ -39,7 +39,7 @@ _NOT_PUBLIC = [
         "3fff::/20",
     )
 ]
-_FILES = frozenset(  # endings of names that are no country's or other domain in use
+_FILES = frozenset(  # endings of names that are not a domain in use
     (
         *("avif", "bmp", "gif", "ico", "jpeg", "jpg", "pdf", "png", "svg", "webp"),
         *("css", "html", "js", "json", "ts", "txt", "gz", "tar", "tgz", "xz", "zip"),
@@ -78,7 +78,7 @@ def is_iban(candidate: str) -> bool:
 
 
 def is_ip(candidate: str) -> bool:
-    """Whether it is a public address, and not a part of a longer row of numbers, nor a version."""
+    """Whether it is a public address, and neither part of a longer row of numbers nor a version."""
     try:
         address = ipaddress.ip_address(candidate)
     except ValueError:
@@ -88,7 +88,7 @@ def is_ip(candidate: str) -> bool:
 
 
 def is_email(candidate: str) -> bool:
-    """Whether it is no place of a repository, file or package."""
+    """Whether it is an address and not a repository, file or package."""
     name, _, host = candidate.partition("@")
     labels = host.lower().split(".")
     is_package = labels[0].isdigit() and (labels[1].isdigit() or labels[-1] in _FILES)
@@ -97,7 +97,7 @@ def is_email(candidate: str) -> bool:
 
 
 def is_phone(candidate: str) -> bool:
-    """Whether it has as many digits as numbers have, 8 to 15."""
+    """Whether it has 8 to 15 digits, as telephone numbers have."""
     return 8 <= sum(map(str.isdigit, candidate)) <= 15
 
 

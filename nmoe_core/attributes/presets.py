@@ -1,9 +1,8 @@
-"""Published rules as clauses over the columns of `signals`: what each keeps, never applied alone.
-
-A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors on
-English web text. `languages` names the languages that a preset was made for; a preset without
-languages is for code. Where a rule cuts lines out of texts, its clause is about the share that it
-would keep.
+"""Published rules as clauses over the columns of `signals`; none applies unless a selection names
+it. A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors
+on English web text. `languages` names the languages that a preset was made for; a preset without
+languages is for code. If a rule cuts lines out of texts, its clause tests the share that it would
+keep.
 """
 
 from typing import NamedTuple

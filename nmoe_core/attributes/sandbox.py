@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def answer(pipe: Connection, asked: dict[str, Any]) -> None:
-    """Answer what follows the question, without a limit of memory."""
+    """Answer the messages after the question, without a memory limit."""
     connection = opened()
     try:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()

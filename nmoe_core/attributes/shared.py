@@ -103,7 +103,7 @@ def write_changed(
     compute: Callable[[Before], Sequence[pa.Table]],
     settings: Mapping[str, Any],
 ) -> Result:
-    """Compute the rows of all shards, unless nothing changed, and write the new rows. The summary
+    """Compute the rows of all shards, if an input changed, and write the new rows. The summary
     names the `settings`, whose digest is a fingerprint in `made_with`. Raises LockedError: another
     process does."""
     inputs = corpus.inputs

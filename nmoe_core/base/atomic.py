@@ -42,7 +42,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBUSY, errn
 
 
 def failpoint(step: str) -> None:
-    """Count one call of `step`; fail if `NMOE_FAILPOINT` says so; normally it does nothing."""
+    """Count one call of `step`; fail if `NMOE_FAILPOINT` says so, else do nothing."""
     spec = os.environ.get("NMOE_FAILPOINT")
     if not spec:
         return

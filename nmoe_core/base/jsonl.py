@@ -93,7 +93,7 @@ def read_objects(
 
 
 def parse_object(payload: bytes) -> dict[str, Any]:
-    """The JSON object of a line; a ValueError says what is wrong with it."""
+    """The JSON object of a line; a ValueError describes a bad line."""
     return as_object(parse_json(payload)[0])
 
 
@@ -141,7 +141,7 @@ def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """The text of a record; null is an empty text. A ValueError says what is wrong with it."""
+    """The text of a record; null is an empty text. A ValueError describes a bad record."""
     value = value_of(row, field, _MISSING)
     if isinstance(value, str):
         return value
@@ -161,7 +161,7 @@ def _fields_of(row: Mapping[str, Any]) -> str:
 def id_of(
     row: Mapping[str, Any], field: str | None, default: str, unnamed: Sequence[str] = ("id",)
 ) -> str:
-    """The id of a record; a ValueError says what is wrong with it.
+    """The id of a record; a ValueError describes a bad record.
 
     A record must have `field` if one is named. Else the keys `unnamed` are tried in order, and
     `default`, the record's place in the source, is the id if none of them gives one.

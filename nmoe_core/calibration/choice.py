@@ -101,7 +101,7 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    """Who grades, and by how much it is better, on documents that the choice did not see."""
+    """The chosen grader and its lead, on documents that the choice did not see."""
     chosen, other = report["chosen"], report["other"]
     said = {"hydra": "Probe and judge grade", "student": "The student grades"}
     shown = ", ".join(

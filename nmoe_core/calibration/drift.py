@@ -3,8 +3,8 @@
 Thresholds hold for documents like the fitted ones. Both sets of scores are compared in ten bins of
 equal count in val: PSI, the population stability index, and KS, the largest difference of the
 cumulative shares at the bins' edges. PSI above 0.25 is commonly read as another population (Siddiqi
-2006). Between samples of n and m documents of one population, PSI has the law of (1 / n + 1 / m)
-times chi-square with a degree of freedom less than bins; its 99.9 % quantile is taken off.
+2006). Between samples of n and m documents of one population, PSI is distributed as (1 / n + 1 / m)
+times chi-square with one degree of freedom less than bins; its 99.9 % quantile is subtracted.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NUM_BINS = 10
-MIN_DOCUMENTS = 50  # of a source, to be a reference for its shards
+MIN_DOCUMENTS = 50  # documents that a source needs to be a reference for its shards
 
 
 class ScoreDrift(NamedTuple):
-    """`psi` above what chance gives, not below 0; `ks` in 0..1."""
+    """`psi` in excess of chance, not below 0; `ks` in 0..1."""
 
     psi: float
     ks: float

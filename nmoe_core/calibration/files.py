@@ -55,8 +55,8 @@ class Calibration:
         return self.scale.aggregate(scores)
 
     def exits(self, groups: Sequence[Group]) -> ExitRules:
-        """Which of the documents of these groups leave early: by the scores `[B, D]` of some of
-        them, and their places."""
+        """The rules by which documents of these groups leave early, from the scores `[B, D]` of
+        some of them and their places."""
         taus = RowThresholds.of(groups, self.of)
         return ExitRules(
             lambda scores, rows: self.aggregate(scores) < taus.tau_student[rows],
@@ -78,8 +78,8 @@ class Calibration:
         return float(self.aggregate(np.asarray(self.scale.vector(scores))))
 
     def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
-        """Refuse heads that this calibration was not fitted for; `compat` accepts one of no heads.
-        Raises CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
+        """Refuse heads that this calibration was not fitted for; `compat` accepts a calibration
+        without heads. Raises CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
         if heads_digest == self.heads_digest or (compat and not self.heads_digest):
             return
         if self.heads_digest:
@@ -144,7 +144,7 @@ def load_calibration(calibration_dir: Path) -> Calibration:
 
 
 def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibration:
-    """The calibration that a summary says, which is at `path` or may be written there. Raises
+    """The calibration in a summary that is at `path`, or may be written there. Raises
     CalibrationError (E-CALIBRATION-FORMAT) as `load_calibration`."""
     taus, by, rows = (
         _thresholds(path, value),
@@ -195,7 +195,7 @@ def _thresholds(path: Path, value: Mapping[str, Any]) -> Thresholds:
 
 
 def _number(value: object) -> float:
-    """A finite number, else NaN, which no comparison lets through."""
+    """A finite number, else NaN, which fails every comparison."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) <= 1e6 else math.nan

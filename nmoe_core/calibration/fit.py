@@ -29,7 +29,7 @@ class _AllAlikeError(CalibrationError):
 
 
 class Point(NamedTuple):
-    """Fitted thresholds, and that by which the oracle itself would keep."""
+    """Fitted thresholds, and the oracle's own threshold of keeping."""
 
     oracle_tau: float
     taus: Thresholds

@@ -98,7 +98,7 @@ def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
 
 
 def scored_by(row: Row, judge: str) -> str:
-    """Which grader a row's `aggregated` is of; `judge` is the last one of its grading."""
+    """The grader of a row's `aggregated`; `judge` is the last one of its grading."""
     if not row["early_exit"]:
         return judge
     return "student" if row["q_probe"] is None else "probe"
@@ -125,7 +125,7 @@ class PartialRows:
 
     def resume(self, tally: Tally) -> int:
         """Cut the file to the rows that are known to be whole, count them into `tally`, and return
-        how many there are."""
+        their number."""
         note, num_rows = read_sealed(self._note) or {}, 0
         is_of_these = note.get("fingerprints") == self._fingerprints
         if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):
@@ -147,7 +147,7 @@ class PartialRows:
         write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
 
     def commit(self, facts: Mapping[str, Any]) -> Graded:
-        """Put the rows in the place of `quality_scores.jsonl`, then a summary of these facts."""
+        """Replace `quality_scores.jsonl` by the rows, then write a summary of these facts."""
         path, summary = self._out_dir / SCORES_NAME, self._out_dir / SUMMARY_NAME
         # The old summary goes first, so that it never describes another run's rows.
         summary.unlink(missing_ok=True)
@@ -162,10 +162,9 @@ class PartialRows:
 
 
 class Tally:
-    """Counts over the rows of a grading.
-
-    Where no document leaves early, `tau_keep` is given: the tally then counts the documents that
-    would leave below `tau_probe` although the judge keeps them.
+    """Counts over the rows of a grading. If no document leaves early, `tau_keep` is given: the
+    tally then counts the documents that would leave below `tau_probe` although the judge keeps
+    them.
     """
 
     def __init__(self, tau_probe: float, tau_keep: float | None) -> None:

@@ -3,7 +3,7 @@
 The scores come from the heads or the student, or from a file of predictions as grading writes them.
 Documents without a prediction or without finite states are left out and counted. Documents that the
 heads were trained on, and repeated contents, count in shares of documents, because the corpus has
-them too; they count in no figure of quality.
+them too; figures of quality exclude them.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _given(
     path: Path, row: dict[str, Any], keys: tuple[str, str], scale: Scale
 ) -> list[float] | None:
     """Scores on the scale; an aggregate alone counts as equal shares, which have that aggregate.
-    `keys` are of the scores and of the aggregate."""
+    `keys` are the keys of the scores and of the aggregate."""
     key, aggregate_key = keys
     scores: Any = row.get(key)
     aggregated: Any = row.get(aggregate_key)

@@ -1,4 +1,5 @@
-"""Targets of calibration: which share is to be kept, and how many good documents may be dropped."""
+"""Targets of calibration: the share to keep, and the number of good documents that may be
+dropped."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class Targets:
     """Targets of the thresholds: shares of documents to keep and to drop.
 
     With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
-    the oracle's own top `target_keep`. Without `target_drop` as many are dropped as that allows.
-    Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
+    the oracle's own top `target_keep`. Without `target_drop` this bound alone decides how many are
+    dropped. Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
     """
 
     target_keep: float = 0.5

@@ -70,8 +70,8 @@ class RowThresholds(NamedTuple):
 class Certificate(NamedTuple):
     """Evidence for a threshold in the fitted documents: `num_wrong` of `num_below` are wrong.
 
-    With a confidence of 95 % or more, the share of wrong ones is at most `upper95`; 0 of no
-    document.
+    With a confidence of 95 % or more, the share of wrong ones is at most `upper95`; 0 without
+    documents.
     """
 
     num_below: int
@@ -108,7 +108,7 @@ def fit_thresholds(
     counts = np.ones(len(judge), np.int64) if weights is None else weights
     num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
     least_keep = _least_tau_keep(judge, counts, num_keep)
-    # A document that left has no later score; it ranks below all that stay.
+    # A document that left has no later score; it ranks below all others.
     has_left, taus = np.zeros(len(judge), np.bool_), [0.0] * len(early)
     for step, given in enumerate(early):
         if given is None:
@@ -142,7 +142,8 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> float:
-    """The least threshold of keeping: `num_keep` and the most that may leave early reach it."""
+    """The least threshold of keeping: `num_keep` documents and the most that may leave early reach
+    it."""
     # Above a fixed rank of the scores, the number of new documents is a binomial count.
     order = np.argsort(-judge, kind="stable")
     descending, reached = judge[order], np.cumsum(counts[order])

@@ -1,4 +1,5 @@
-"""`nmoe attributes`, `select`, `sql`, `ablate`: documents, a rule over them, and its worth."""
+"""`nmoe attributes`, `select`, `sql`, `ablate`: attributes of documents, selections, and their
+effect."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
 
 
 def find_k(arguments: argparse.Namespace) -> Any:
-    """Silhouette and reachable diversity for each k, and what the two rules recommend."""
+    """Silhouette and reachable diversity for each k, and the k that each rule recommends."""
     from nmoe_core.curate.jsonl.run import calibrate_file
 
     return calibrate_file(*_named(arguments), plot=not arguments.no_plot, progress=_progress)

@@ -1,7 +1,7 @@
 """Flags of verbs that work on a run: each sets a key of its schema or a root of its tree.
 
-With `--config`, flags override what the file says; without it, they are all of the configuration.
-Either way a verb gets one checked `Run` from `run_of`.
+With `--config`, flags override the file; without it, they are the whole configuration. Either way a
+verb gets one checked `Run` from `run_of`.
 """
 
 import argparse

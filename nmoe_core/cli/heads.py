@@ -122,7 +122,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
 def _show_calibration(facts: dict[str, Any]) -> None:
     """The thresholds; the share kept of each source; the bound and its cost; excluded documents."""
     found = facts["calibration"]
-    if "keep_by_source" not in found:  # the published rule measures nothing
+    if "keep_by_source" not in found:  # the published rule makes no measurements
         return labels.show_outputs(facts)
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
     print(f"{found['grader']}: {taus}; fitted on half of {found['count']} labels\n")
@@ -230,7 +230,7 @@ def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
 
 
 def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
-    """The files that replace the run's own labels; without a run, all of them."""
+    """The files that replace the run's own labels; all of them if there is no run."""
     return {k: path for k, path in files.items() if path is not None or not run.has_file}
 
 
@@ -240,7 +240,8 @@ def _show_progress(num_done: int, num_all: int | None) -> None:
 
 
 def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
-    """How each that could grade ranks documents, beside what does not read them; and the cost."""
+    """How well each possible grader ranks documents, beside baselines that do not read them; and
+    the cost."""
     if not heads:
         return
     split = "test" if any(found["test"] for found in heads.values()) else "val"

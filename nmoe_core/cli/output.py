@@ -1,4 +1,4 @@
-"""A verb, and what it prints: aligned tables for people, JSON for machines."""
+"""A verb and its output: aligned tables for people, JSON for machines."""
 
 import argparse
 import json
@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
-    """Print facts as JSON, or as `show` does it but `printable`; return the exit status."""
+    """Print facts as JSON or by `show`, made `printable`; return the exit status."""
     with redirect_stdout(StringIO()) as shown:
         (print_json if as_json else show)(facts)
     print(printable(shown.getvalue()), end="")
@@ -45,7 +45,7 @@ def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
 
 
 def in_line(value: object) -> str:
-    """A value of others as a part of a line: its line breaks would forge lines of ours."""
+    """A foreign value, safe as part of a line: its line breaks would forge lines of ours."""
     return printable(str(value)).replace("\n", r"\n").replace("\t", r"\t")
 
 

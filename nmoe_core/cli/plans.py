@@ -1,5 +1,5 @@
-"""Plans made of plans: `nmoe remix` makes a run read other sources in other shares from a step on;
-`nmoe bisect` finds which documents of some steps did harm; `nmoe twin` reads the same text in
+"""Plans made from plans: `nmoe remix` changes a run's sources and shares from a step on; `nmoe
+bisect` finds the documents of some steps that did harm; `nmoe twin` makes an equivalent plan for
 another tokenizer."""
 
 from __future__ import annotations

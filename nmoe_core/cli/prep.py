@@ -144,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> Run:
 def _made(
     run: Run, job: Job, arguments: argparse.Namespace, output: Path | None = None
 ) -> dict[str, Any]:
-    """Facts of a prepared split; records that were left out or changed are named."""
+    """Facts of a prepared split; excluded or changed records are named."""
     made: Result = make_split(run, job, output, is_forced=arguments.force)
     facts = dict(made.facts)
     name, examples = f"{facts['source']}/{facts['split']}", facts.pop("bad_examples")
@@ -177,7 +177,7 @@ def _spec(arguments: argparse.Namespace) -> SourceSpec:
 
 
 def _dry_run(run: Run, jobs: list[Job], *, as_json: bool) -> int:
-    """Print the plan; return how many sources could not be prepared as they are."""
+    """Print the plan; return the number of sources that could not be prepared as they are."""
     from nmoe_core.prep.estimate import plan_split
 
     planned = [plan_split(run, source, split) for source, split in jobs]

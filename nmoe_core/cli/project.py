@@ -69,7 +69,7 @@ def register(verbs: Any) -> None:
 
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the project's file into the working directory; one that is there is never replaced."""
+    """Write the project's file into the working directory; never replace an existing one."""
     path, configs = Path(PROJECT_FILE), Path("configs")
     if arguments.update and (arguments.demo or arguments.configs):
         raise ConfigError("--update goes with neither --demo nor --configs")
@@ -87,7 +87,7 @@ def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _copy_configs(directory: Path) -> None:
-    """Copy what both packages ship into a directory that appears whole."""
+    """Copy the bundled files of both packages into a directory that appears whole."""
     with replacing(directory):
         staged = directory.with_name(f".{directory.name}{TMP_MARK}new")
         for package in ("loader", "nmoe_core"):
@@ -243,7 +243,7 @@ def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
 
 
 def _show_task(task: dict[str, Any], number: int, count: int) -> None:
-    """A line before a task, and one after it, when it has its seconds."""
+    """A line before a task, and a line after it with its seconds."""
     if "seconds" in task:
         processors = duration(task["cpu_seconds"])
         print(f"    {duration(task['seconds'])}, {processors} of processors", flush=True)
@@ -363,7 +363,7 @@ def _of_dagster(name: str) -> Callable[..., Any]:
 
 
 def make_tiny(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the checkpoint unless it is there already."""
+    """Write the checkpoint unless it exists."""
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
 
     family = arguments.family

@@ -1,4 +1,5 @@
-"""`nmoe plan`, `explain`, `curate shards`: what a run would do, what it did, or a part of it."""
+"""`nmoe plan`, `explain`, `curate shards`: preview a run, explain its results, or run a part of
+it."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def _show_plan(plan: RunPlan) -> None:
 
 
 def print_outputs(outputs: Iterable[State]) -> None:
-    """A table of outputs that are not current: partitions of one reason are one row."""
+    """A table of outputs that are not current: partitions with the same reason are one row."""
     from nmoe_core.tasks.preview import TOLD, told
 
     print_table(TOLD, told(outputs))

@@ -1,4 +1,4 @@
-"""`nmoe seen`: whether a run has read a sentence, in which documents and at which steps."""
+"""`nmoe seen`: find the documents and steps in which a run has read a sentence."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _manifest(path: Path) -> Manifest:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Exit 1 and name every file that is not what the manifest says."""
+    """Exit 1 and name every file that differs from the manifest."""
     from nmoe_core.publish.read import opened
 
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
@@ -124,7 +124,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The header of a manifest and two averages; or what a plan reads."""
+    """The header of a manifest and two averages; or the sources of a plan."""
     from nmoe_core.publish.read import opened
 
     with opened(arguments.manifest) as data:
@@ -218,7 +218,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _columns(files: list[Path]) -> list[dict[str, Any]]:
-    """Facts of the columns that were kept beside these files."""
+    """Facts of the kept columns beside these files."""
     paths = dict.fromkeys(file.with_name(COLUMNS_NAME) for file in files)
     if not any(path.is_file() for path in paths):
         return []

@@ -1,4 +1,4 @@
-"""Which GPU of this machine a process takes, so that processes side by side share all of them."""
+"""Chooses the GPU of a process, so that processes on one machine share all its GPUs."""
 
 import fcntl
 import functools

@@ -37,7 +37,7 @@ from nmoe_core.compute.slots import Parcel, Slots
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Results that wait for an earlier one are memory: beyond this many, more workers do not add any.
+# Most results that wait for an earlier one, at any number of workers: they take memory.
 MAX_WAITING = 16
 GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -70,7 +70,7 @@ class Worker:
 
 @contextmanager
 def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
-    """Workers that are started at once, so they do not inherit files and locks that are opened
+    """Workers that start immediately, so they do not inherit files and locks that are opened
     later."""
     context = _context()
     pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows

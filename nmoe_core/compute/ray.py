@@ -142,7 +142,7 @@ class _RayPool:
         return answer.result
 
     def _cancel(self, references: list[Any]) -> None:
-        """Interrupt what runs, so that it cleans up; kill what does not end."""
+        """Interrupt running tasks, so that they clean up; kill any that do not end."""
         if not references or not self._ray.is_initialized():
             return
         for reference in references:
@@ -208,7 +208,7 @@ def _connect(ray: Any, options: RayTable) -> None:
             code="E-CONFIG-RAY",
         ) from error
     finally:
-        if is_main:  # Ray puts its own in place, which would end a run without its clean-up
+        if is_main:  # Ray installs its own handler, which would end a run without its clean-up
             signal.signal(signal.SIGTERM, on_terminate)
 
 

@@ -1,6 +1,6 @@
 """Decoders in plain torch or on kernels, their checkpoints, and generation.
 
-Importing this package costs nothing: torch is loaded with the first name that needs it.
+Importing this package is cheap: torch is loaded with the first name that needs it.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Attention(nn.Module):
 
 
 class PackedDocuments:
-    """Context of whole documents, each attending to itself: nothing is kept."""
+    """Context of whole documents, each attending to itself, without a cache."""
 
     min_rows = MIN_ROWS
     batch_invariant = False  # filled-up rows make it so, in plain torch

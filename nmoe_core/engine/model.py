@@ -70,14 +70,14 @@ class Transformer(nn.Module):
 
         Args:
             path: Directory of the checkpoint, or the one above its `original/`.
-            config: Stands in for the checkpoint's own.
+            config: Replaces the checkpoint's own.
             device: Device of the weights and of the computation.
             dtype: torch.float32 or torch.bfloat16.
-            experts: "packed" keeps MXFP4 experts as stored and decodes those that a batch needs:
+            experts: "packed" keeps MXFP4 experts as stored and decodes the ones that a batch needs:
                 the same numbers in a third of the memory of bfloat16, for more time. "decoded"
                 decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
-                "grouped" decodes them once and leaves their products to torch (`grouped.py`).
-                "hub" keeps them packed and leaves their products to triton_kernels (`hub.py`).
+                "grouped" decodes them once and leaves their products to torch (`grouped.py`). "hub"
+                keeps them packed and leaves their products to triton_kernels (`hub.py`).
             use_kernels: None to use them if the device has them (`backend.has_kernels`).
 
         Raises:

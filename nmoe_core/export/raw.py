@@ -1,11 +1,11 @@
 """Raw tokens and a table beside them, for Megatron-LM and OLMo-core.
 
 Megatron-LM and its kin (NeMo, Megatron-DeepSpeed, Fast-LLM) read `{name}.bin` and `{name}.idx`.
-`.bin` is all tokens as int32 or uint16, whose bytes are those of the shards. `.idx` is
-`MMIDIDX\\0\\0`, then little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64
-number of sequences, uint64 number of document bounds, int32 length of each sequence, int64 byte
-offset of each, int64 bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A
-document is one sequence. Give the path without its ending as `--data-path`.
+`.bin` is all tokens as int32 or uint16, the bytes of the shards. `.idx` is `MMIDIDX\\0\\0`, then
+little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64 number of sequences,
+uint64 number of document bounds, int32 length of each sequence, int64 byte offset of each, int64
+bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A document is one
+sequence. Give the path without its ending as `--data-path`.
 
 OLMo-core reads `{name}-NNNNN.npy` of raw tokens and `{name}-NNNNN.csv.gz` of documents. The `.npy`
 is not an NPY file: it is the tokens alone, as `numpy.memmap` writes them; OLMo-core and Dolma use

@@ -35,9 +35,9 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
     Args:
         manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
         output: Directory of the export alone.
-        form: Whose format.
-        seq_len: For `mds`: samples are windows of so many tokens, a last shorter one left out;
-            without it a sample is a document.
+        form: Name of the format.
+        seq_len: For `mds`: tokens of a sample, without a last shorter one; without it a sample is a
+            document.
 
     Returns:
         The digest of the files' names and checksums; `files`, `documents`, `tokens`, and whether
@@ -45,8 +45,8 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
     Raises:
         ConfigError: `seq_len` does not fit the format, or is below 1.
-        FormatError: The shards are not what the manifest says, or were replaced meanwhile
-            (E-EXPORT-CHANGED); or the directory holds something else, or another export
+        FormatError: The shards differ from the manifest, or were replaced meanwhile
+            (E-EXPORT-CHANGED); or the directory holds other files, or another export
             (E-EXPORT-OUTPUT).
         LockedError: Another process is writing there.
     """
@@ -110,7 +110,7 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
-    """Files are opened one by one: what was made while they were replaced is of two versions."""
+    """Files are opened one by one: an export made while they were replaced mixes two versions."""
     found = documents_digest(load_manifest(manifest.path))
     if found != made_from["data"]:
         raise FormatError(

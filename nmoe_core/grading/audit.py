@@ -75,8 +75,8 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
     """Ask the run's oracle about `count` kept and `count` dropped documents of each source.
 
     Raises:
-        CalibrationError: The thresholds are of no scores, so it is not known what the oracle would
-            keep (E-CALIBRATION-HEADS).
+        CalibrationError: The thresholds were not fitted on scores, so the oracle's decisions are
+            not known (E-CALIBRATION-HEADS).
         FormatError: A shard is not graded (E-MANIFEST-MISSING), or its grades were edited.
         LabelError: As `label_shard` and `require_budget`.
     """
@@ -120,7 +120,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
 
 def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
-    """The documents of a source to ask about, by decision."""
+    """The sampled documents of a source, by decision."""
     found: dict[str, list[_One]] = {name: [] for name in _NAMES}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         for row in read_graded(shard.graded).rows():

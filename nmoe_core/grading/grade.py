@@ -127,7 +127,7 @@ def grade_rows(
     calibration: Calibration,
     groups: Sequence[str | None],
 ) -> Iterator[Row]:
-    """Rows of `quality_scores.jsonl`: the decision and every number it came from.
+    """Rows of `quality_scores.jsonl`: the decision and every number it depends on.
 
     A document that left early has `scores` null, the aggregate of the step that it left at as
     `aggregated`, and the decision `drop`. The probe's fields are null for a document that left at

@@ -1,6 +1,6 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
-Documents of similar length are padded on the right and run together. Lengths say what is padding,
+Documents of similar length are padded on the right and run together. Lengths mark the padding,
 never a token's value. A document with states that are not finite fails; more than a few such
 documents are an error.
 

@@ -1,7 +1,7 @@
 """The two heads: a linear probe on pooled states, and a small transformer judge on all states.
 
 Both normalise their input inside the module, by a LayerNorm without parameters; both compute in
-float32. Outputs are not clamped here. Parameter names are those of the first published heads.
+float32. Outputs are not clamped here. Parameter names are the first published heads'.
 """
 
 from collections.abc import Mapping
@@ -127,8 +127,8 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
 
 
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
-    """A head with these weights, as float32. No memory is taken for a shape that is not theirs.
-    Raises ValueError: there is no head of that shape, or these are not its weights."""
+    """A head with these weights, as float32. A shape that is not theirs takes no memory. Raises
+    ValueError: there is no head of that shape, or these are not its weights."""
     try:
         with torch.device("meta"):
             head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)

@@ -53,7 +53,7 @@ class _Joined(NamedTuple):
 
 def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
     """Log of the number of tokens, share of distinct ones, share of tokens of one byte, mean log of
-    a token's bytes: float64 `[N, 4]`, 0 of no token."""
+    a token's bytes: float64 `[N, 4]`, 0 without tokens."""
     ids, rows, num = _Joined.of(documents)
     lengths = np.maximum(np.bincount(rows, minlength=num), 1)
     ordered = np.sort(rows << 32 | ids)

@@ -6,7 +6,7 @@ from numba import njit
 from nmoe_core.attributes.kernels.bloom import bits
 from nmoe_core.attributes.minhash import NUM_HASHES
 
-EXACT = NUM_HASHES + 1  # "bytes that are equal" where the texts are
+EXACT = NUM_HASHES + 1  # "bytes that are equal" if the texts are equal
 _THREE, _SEVEN = np.uint64(3), np.uint64(7)
 
 
@@ -41,15 +41,13 @@ def marked(bands, exact, twice, shift):
 
 @njit(cache=True)
 def decide(rows, groups, limits, is_settled, results):
-    """Which kept candidate each one is a copy of, or -1, and how many bytes of the two are equal;
-    which kept one contains it, or -1, and how much of it.
-
-    Of several, the most similar counts, and of equally similar ones the first. `kept` holds the
-    candidates of each bucket from its first slot on. Settled ones are kept without a look.
-
-    Buckets with few kept candidates come first, and at most `max_visits` kept ones are looked at:
-    many that look alike and are all kept would else take quadratic time. A copy shares the keys of
-    what it has in common with one other, and these buckets are small.
+    """The kept candidate that each one copies, or -1, and the number of equal bytes; the kept one
+    that contains it, or -1, and how much of it. The most similar one counts, and the first of
+    equally similar ones. `kept` holds the candidates of each bucket from its first slot on. Settled
+    ones are kept without a comparison. Buckets with few kept candidates come first, and at most
+    `max_visits` kept ones are compared: many similar ones that are all kept would otherwise take
+    quadratic time. A copy shares the keys of its common text with one other, and these buckets are
+    small.
     """
     sketches, digests, lengths = rows
     least_equal, least_containment, max_visits = limits

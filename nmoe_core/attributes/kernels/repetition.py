@@ -67,9 +67,9 @@ def repeated(table, elements, lengths):
 def ngram_chars(table, elements, ends):
     """Characters of the most frequent 2- to 4-gram times its count, and of repeated 5- to 10-grams.
 
-    `ends` holds the characters before each word and after the last: int64 `[num_words + 1]`. Among
-    equally frequent n-grams the one that came first counts, with its spaces; no word of repeated
-    ones counts twice.
+    `ends` holds the characters before each word and after the last: int64 `[num_words + 1]`. The
+    first of equally frequent n-grams counts, with its spaces; each word of repeated n-grams counts
+    once.
     """
     found = np.zeros(len(NGRAMS), np.int64)
     window = elements.copy()

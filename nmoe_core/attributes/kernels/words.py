@@ -1,9 +1,10 @@
-"""Words of texts as 64-bit hashes: what near duplicates and contamination compare.
+"""Words of texts as 64-bit hashes, which near duplicates and contamination compare.
 
 A word is a run of letters, marks, digits and `_`; every character of a script without spaces (CJK,
-kana, Thai, Lao, Khmer, Burmese, Javanese, ...) and of Hangul is a word of its own. Case counts as
-little as punctuation and spacing. Lower case and classes of code points are a table in this package
-(Unicode 15.1), so that a hash never depends on Python's version. About 150 MB/s on one core.
+kana, Thai, Lao, Khmer, Burmese, Javanese, ...) and of Hangul is a word of its own. Case,
+punctuation and spacing do not count. Lower case and classes of code points are a table in this
+package (Unicode 15.1), so that a hash never depends on Python's version. About 150 MB/s on one
+core.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""Progress on standard error: one line that is written over on a terminal, else a line each."""
+"""Progress on standard error: one line that is overwritten on a terminal, else separate lines."""
 
 import logging
 import sys

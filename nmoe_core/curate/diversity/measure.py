@@ -144,10 +144,10 @@ def diversity_ceiling(
 
     A topic is in at most W windows, and in no more than its documents touch. `flush`: a document
     of at least a window fills floor(L / seq_len) windows alone, and its rest opens one more.
-    `concat`: a document touches 1 + (L - 1) / seq_len windows on average over alignments. It is no
-    bound: an order that lays the documents of rare topics across edges passes it, by about 3 % with
-    hundreds of windows and more with a few. No order has a topic in more than the sum of
-    1 + ceil((L - 1) / seq_len) windows; that is far from what orders reach.
+    `concat`: a document touches 1 + (L - 1) / seq_len windows on average over alignments. It is not
+    a bound: an order that places the documents of rare topics across edges exceeds it, by about 3 %
+    with hundreds of windows and more with a few. No order has a topic in more than the sum of 1 +
+    ceil((L - 1) / seq_len) windows; orders stay far below that.
     """
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):

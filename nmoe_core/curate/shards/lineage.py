@@ -123,8 +123,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
         for number, ((doc_id, tokens, ids), row) in enumerate(rows):
             parent_doc_id = row["parent_doc_id"]
             if number < num_frozen:
-                # These were consumed from an earlier version of the parent: the one of now may drop
-                # them, or hold them elsewhere.
+                # These were consumed from an earlier version of the parent: the current one may
+                # drop them, or hold them elsewhere.
                 parent_doc_id = places.get(ids)
                 if parent_doc_id is None:
                     continue

@@ -161,7 +161,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
             topics = np.concatenate([np.empty(0, np.uint16), *labels])
-            # The old summary goes first: were the run killed here, it would vouch for new labels.
+            # The old summary is removed first: after a kill it would vouch for new labels.
             summary_path.unlink(missing_ok=True)
             fsync_dir(summary_path.parent)
             with atomic_file(shard.topics) as file:

@@ -24,7 +24,7 @@ _STARTS = 3  # of each k-means: it is measured, not kept
 
 @dataclass(frozen=True, slots=True)
 class KResult:
-    """One k: how well the clusters separate, their sizes, and what windows can hold of them."""
+    """One k: how well the clusters separate, their sizes, and how many a window can hold."""
 
     k: int
     silhouette: float  # cosine, of the sample

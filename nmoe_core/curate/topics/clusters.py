@@ -61,7 +61,7 @@ class Clusters:
     centroids: np.ndarray  # the mean of each cluster: float32 [K, D]
     mean: np.ndarray  # subtracted before `axes`: float32 [W]; empty without PCA
     axes: np.ndarray  # principal components: float32 [D, W]; empty without PCA
-    header: dict[str, Any]  # settings, version, and what was measured at the fit
+    header: dict[str, Any]  # settings, version, and measurements at the fit
 
     def project(self, embeddings: np.ndarray) -> np.ndarray:
         """Unit rows in the space of the centroids: float32 `[N, D]`; zero rows stay zero."""
@@ -193,7 +193,7 @@ def flat_projection(
 
 def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one for every choice that a seed makes for it
+        warnings.simplefilter("ignore")  # it warns of each setting that a seed overrides
         import umap  # pyright: ignore[reportMissingImports] (an extra)
 
         fit = umap.UMAP(

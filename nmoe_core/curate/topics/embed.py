@@ -3,8 +3,7 @@
 Rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in fp64, and the mean is L2-normalised.
 The EOS is left out; a document without text is the zero row. A row depends only on its document,
 not on the block that it was computed in. Memory is one block, of tokens or of the table, which is
-read alone. The table's digest names the tensor, so checkpoints that share it share what was made
-with it.
+read alone. The table's digest names the tensor, so checkpoints that share it share the results.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ def pool(
 ) -> np.ndarray:
     """L2-normalised mean rows of token sequences: float32 `[N, width]`, zero for empty ones.
 
-    At most `block_tokens` ids are gathered at once, in whole segments; longer texts go in pieces.
+    At most `block_tokens` ids are gathered together, in whole segments; longer texts are split.
     Raises as `embed_documents`.
     """
     lengths = np.array([len(text) for text in texts], np.int64)

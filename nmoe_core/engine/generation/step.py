@@ -1,9 +1,9 @@
 """One forward pass over a paged cache: new tokens of several sequences, long prompts in pieces.
 
-Chunks of one token, which are what decoding makes, are attended to all at once; longer ones one by
-one, with the attention of whole documents, after what the cache holds. Indices are worked out once
+Chunks of one token, as decoding makes them, run attention together; longer ones run one by one,
+with the attention of whole documents, over the cached keys and their own. Indices are computed once
 per pass, not once per block. With `batch_invariant` every chunk takes the second way and products
-are filled up to the shape that documents have: a token's bits depend on its sequence alone.
+are padded to the shape that documents have: a token's bits depend on its sequence alone.
 """
 
 from collections.abc import Sequence

@@ -117,7 +117,7 @@ def _prefill_kernel(
     # The first key that the block's first query sees, rounded down to a whole key block.
     low = tl.maximum(first - window + 1, 0) // BLOCK_K * BLOCK_K
     high = tl.minimum(first + BLOCK_Q, length)
-    # Blocks of keys that every query sees whole lie from inner_low to inner_high; those at the two
+    # Blocks of keys that every query sees whole are from inner_low to inner_high; those at the two
     # edges come first.
     inner_low = tl.cdiv(tl.maximum(first + BLOCK_Q - window, 0), BLOCK_K) * BLOCK_K
     inner_low = tl.minimum(inner_low, high)

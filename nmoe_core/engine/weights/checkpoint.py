@@ -82,9 +82,9 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Map the files of a checkpoint and check their headers against its config.
 
-    `config` stands in for the directory's own; weights are read to `device`. Raises
-    CheckpointError: as `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be read
-    (E-CHECKPOINT-FILE); tensors do not match the config (E-CHECKPOINT-TENSOR).
+    `config` replaces the directory's own; weights are read to `device`. Raises CheckpointError: as
+    `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be read (E-CHECKPOINT-FILE);
+    tensors do not match the config (E-CHECKPOINT-TENSOR).
     """
     place = find_checkpoint(path)
     config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))

@@ -68,7 +68,7 @@ def make_tiny_checkpoint(
     num_layers: int = 8,
     **sizes: int,
 ) -> Path:
-    """Write the checkpoint and return its directory; does nothing if it is there already.
+    """Write the checkpoint and return its directory; does nothing if it already exists.
 
     Constants that the arguments do not name are gpt-oss-20b's; in gpt-oss, blocks with and without
     a window alternate. `sizes` are fields of `ModelConfig` that replace fields of `SIZES`.
