@@ -79,7 +79,7 @@ def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) 
 
 
 def evaluated(connection: Any, table: pa.Table, clauses: Sequence[Clause]) -> Any:
-    """The truth of each clause, in order: a result of a row per document."""
+    """The truth of each clause, in order: one row per document."""
     connection.register("documents", table)
     picked = ", ".join(f"({clause.sql}) as k{i}" for i, clause in enumerate(clauses))
     return connection.sql(f"select {picked} from documents")

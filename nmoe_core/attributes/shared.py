@@ -60,8 +60,8 @@ class ShardRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All shards of a run. For each, the digest of its documents with their ids, and of its file of
-    the attribute."""
+    """All shards of a run. For each, the digests of its documents with their ids, and of its
+    attribute file."""
 
     shards: list[ShardPaths]
     attribute: str
@@ -114,7 +114,7 @@ def write_changed(
     with replacing(summary, *paths):
         written, known = 0, read_sealed(summary) or {}
         footers = [find_footer(path) for path in paths]
-        # A run that was stopped may have replaced files and not the summary.
+        # A stopped run may have replaced files and not the summary.
         there = sha256_json([places, [footer and footer.digest for footer in footers]])
         if not is_current(summary, made_from) or known.get("digest") != there:
             before = _before(corpus, name, inputs, known, made_with)

@@ -48,7 +48,7 @@ class Where:
         self.expression, self.schema, self._where = expression, dict(schema), where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._pipe, its_end = Pipe()
-        # -P: without it -m takes modules of the working directory, which may hold a stranger's.
+        # Without -P, -m takes modules of the working directory, which may be hostile.
         command = [sys.executable, "-P", "-m", "nmoe_core.attributes.sandbox"]
         command.append(str(its_end.fileno()))
         nowhere = subprocess.DEVNULL

@@ -1,7 +1,7 @@
 """Append, tear, resume: a file of records that grows line by line and survives any kill.
 
-A killed writer leaves at most a torn last line, which the next one cuts off after it has judged the
-lines before it. The kernel holds the lock of the only writer and frees it when its holder ends.
+A killed writer leaves at most a torn last line, which the next writer cuts off after it has checked
+the lines before it. The kernel holds the lock of the only writer and frees it when its holder ends.
 Costs one flush per append, and an fsync only on request.
 """
 
@@ -69,7 +69,7 @@ class AppendLog:
         return not size and digest.hexdigest() == sha256
 
     def lines(self, end: int | None = None) -> Iterator[Line]:
-        """The whole lines before byte `end`; each one that is taken counts to `size`."""
+        """The whole lines before byte `end`; each line that is read counts towards `size`."""
         self.size, self._hash = 0, hashlib.sha256()
         self._file.seek(0)
         for line in whole_lines(self._file):

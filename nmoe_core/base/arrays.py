@@ -1,4 +1,4 @@
-"""Arrays in `.npy` files that may be damaged, or another's."""
+"""Arrays in `.npy` files that may be damaged or come from others."""
 
 from pathlib import Path
 from tokenize import TokenError

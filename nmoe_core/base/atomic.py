@@ -130,8 +130,8 @@ def start_writeback(descriptor: int) -> None:
 
 
 def replace_dir(staged: Path, final: Path) -> None:
-    """Put the complete directory `staged` in the place of `final`: a kill between the two renames
-    leaves `final` missing, never mixed, and the next run of the task makes it again."""
+    """Replace the directory `final` by the complete directory `staged`: a kill between the two
+    renames leaves `final` missing, never mixed, and the next run of the task makes it again."""
     old = final.with_name(f".{final.name}{TMP_MARK}old")
     if old.exists():
         shutil.rmtree(old)
@@ -197,7 +197,7 @@ def _locked(path: Path) -> IO[str]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+")  # noqa: SIM115 (closed by the caller)
-        except (FileNotFoundError, FileExistsError):  # its directory came or went between two calls
+        except (FileNotFoundError, FileExistsError):  # the directory changed between two calls
             num_absent += 1
             if num_absent == _MAX_ABSENT:
                 raise
@@ -231,7 +231,7 @@ def _sign(file: IO[str]) -> None:
 
 
 def _remove_lock_dir(directory: Path) -> None:
-    """Remove a directory that is there for a lock alone."""
+    """Remove a directory that exists only for a lock."""
     if directory.parent.name == LOCKS_NAME:
         with suppress(OSError):  # another lock is in it
             directory.rmdir()
@@ -246,10 +246,9 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files and staging directories of killed writers, by the names they give.
-
-    Those of an output inside that has a lock of its own stay: its writer is at work, or its next
-    one deletes them.
+    """Delete temporary files and staging directories of killed writers, by their names. The files
+    of an inner output with a lock of its own stay: its writer is at work, or its next writer
+    deletes them.
     """
     for path in directory.rglob(f"*{TMP_MARK}*"):
         if _LEFTOVER.fullmatch(path.name) and not _has_own_lock(directory, path):
@@ -257,7 +256,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _has_own_lock(directory: Path, left: Path) -> bool:
-    """Whether a temporary file is of an output below `directory` that is locked by itself."""
+    """Whether a temporary file belongs to an output below `directory` with a lock of its own."""
     for path in (left, *takewhile(lambda parent: parent != directory, left.parents)):
         name = path.name.partition(TMP_MARK)[0]
         locks = [path.parent / LOCKS_NAME / one for one in (name, name.removeprefix("."))]
@@ -275,9 +274,9 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *beside: Path) -> Iterator[None]:
-    """Hold the file or directory `path` and delete what a killed writer left beside it of `path`
-    and of `beside`, which are written under this lock too; raises as `output_lock`, which on the
-    parent would clear the temporary files of all its children."""
+    """Hold the file or directory `path` and delete leftovers of a killed writer beside it, of
+    `path` and of `beside`, which are written under this lock too. Raises as `output_lock`, which on
+    the parent would clear the temporary files of all its children."""
     with output_lock(path.parent / LOCKS_NAME / path.name):
         for one in (path, *beside):
             for name in (one.name, f".{one.name}"):

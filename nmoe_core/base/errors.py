@@ -11,13 +11,14 @@ from loader.errors import StateError as StateError
 from loader.errors import one_line as one_line
 from loader.errors import printable as printable
 
-# Of torch, of its libraries and of Triton; a worker's error may come as a text alone.
+# From torch, its libraries and Triton; a worker's error may come as a text alone.
 _FULL = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _LOST = re.compile(r"\b(CUDA|HIP|cuDNN|NCCL) error\b|Triton Error", re.IGNORECASE)
 
 
 class SourceError(NmoeError):
-    """A source is missing, empty, changed under us, or holds a record that cannot be read."""
+    """A source is missing, empty, changed while it was read, or holds a record that cannot be
+    read."""
 
     code = "E-SOURCE"
 
@@ -72,8 +73,8 @@ class DeviceError(NmoeError, RuntimeError):
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise errors of a device, which torch raises as RuntimeError, as DeviceError: its memory ran
-    out (E-DEVICE-MEMORY), or it was lost (E-DEVICE-LOST). Any other is raised as it is."""
+    """Raise a device's errors, which torch raises as RuntimeError, as DeviceError: its memory ran
+    out (E-DEVICE-MEMORY), or it was lost (E-DEVICE-LOST). Any other error is raised as it is."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

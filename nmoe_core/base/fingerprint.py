@@ -21,12 +21,12 @@ from nmoe_core.base.atomic import write_json
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
-# File times are at least this exact: 2 s on the coarsest file systems.
+# The coarsest resolution of file times: 2 s.
 _CLOCK_NS = 2 * 10**9
 
 
 def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first key under which two records of what something was made from differ."""
+    """The first key in which two records of inputs differ."""
     differing = (k for k in {**wanted, **there} if there.get(k) != wanted.get(k))
     return next(differing, None)
 
@@ -38,7 +38,7 @@ def sha256_file(path: Path) -> str:
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        # To clear a large buffer takes longer than to hash a small file.
+        # Clearing a large buffer takes longer than hashing a small file.
         size_bytes = os.fstat(file.fileno()).st_size
         piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
         while size := file.readinto(piece):
@@ -93,13 +93,12 @@ def read_summary(
     sealed_since: str = "schema_version",
     do: str = RESTORE,
 ) -> dict[str, Any]:
-    """A task's summary, which must be as it was written; older ones have no hash.
-
-    `error`, `code` and `do` make the error. A summary with the key `sealed_since`, which came with
-    the hash, must have both.
+    """A task's summary, unchanged since it was written; older ones have no hash. `error`, `code`
+    and `do` make the error. A summary with the key `sealed_since`, which is as old as the hash,
+    must have both.
 
     Raises:
-        NmoeError: Of class `error`: it is not.
+        NmoeError: Of class `error`: it was changed.
         FormatError: It is missing, or not JSON.
     """
     value = read_json_object(path)
@@ -158,7 +157,7 @@ def recall_digests(path: Path) -> None:
 
 
 def file_identity(path: Path) -> Identity | None:
-    """A mark of an untouched file; None while a further change could leave the mark equal."""
+    """A mark of an unchanged file; None while a further change could leave the mark equal."""
     stat = path.stat()
     if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
         return None

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, held back for a while."""
+"""Pauses Python's collector of cyclic garbage."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection in the block; afterwards as before. Reference counts free objects as ever."""
+    """No collection in the block; afterwards as before. Reference counts still free objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

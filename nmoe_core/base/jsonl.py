@@ -129,7 +129,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
-    """The value of a field: of the key of that name, else of the path that its dots spell."""
+    """The value of a field: of the key with this name, else of the path that its dots separate."""
     if field in row:
         return row[field]
     value: Any = row
@@ -177,9 +177,8 @@ def id_of(
 
 
 def checked_id(value: Any, field: str, default: str) -> str:
-    """An id as text; None and "" take the default. Anything but text or a whole number is refused.
-
-    A float or a list has more than one spelling, so it is no id: that is a ValueError.
+    """An id as text; None and "" take the default. ValueError for anything but text or a whole
+    number: a float or a list has more than one spelling, so it is not an id.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         kind = type(value).__name__
@@ -188,5 +187,5 @@ def checked_id(value: Any, field: str, default: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text as UTF-8 can hold it: lone surrogates are spelled out, so ids stay distinct."""
+    """The text as UTF-8 can encode it: lone surrogates are escaped, so ids stay distinct."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

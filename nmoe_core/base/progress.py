@@ -57,7 +57,7 @@ class Meter:
 
 @contextmanager
 def logged_to(handler: logging.Handler, name: str = LOGGER) -> Iterator[None]:
-    """Hand the records of a logger, from INFO on, to a handler while the block runs."""
+    """Pass a logger's records, from INFO on, to a handler while the block runs."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Keeps passwords and keys out of messages and records that repeat what others sent."""
+"""Keeps passwords and keys out of messages and records that quote received text."""
 
 import json
 import re

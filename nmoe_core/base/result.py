@@ -1,4 +1,4 @@
-"""Result of a piece of work: the one type that goes from compute to an event of Dagster."""
+"""Result of a piece of work: the only type that passes from compute to an event of Dagster."""
 
 from dataclasses import dataclass, field
 from typing import Any

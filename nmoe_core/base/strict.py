@@ -28,7 +28,7 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
 
 @contextmanager
 def refusing(model: type[BaseModel], where: object) -> Iterator[None]:
-    """Turn what pydantic finds in a table into one ConfigError, which names the first offending key
+    """Turn pydantic's findings in a table into one ConfigError, which names the first offending key
     and its value, and for an unknown key (E-CONFIG-KEY) the nearest known one."""
     try:
         yield

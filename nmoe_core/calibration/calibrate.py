@@ -94,7 +94,7 @@ def calibrate(
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)
-        if costs:  # before the calibration, which is current once it is there
+        if costs:  # before the calibration, which is current once it exists
             write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
@@ -140,7 +140,7 @@ def calibration_fingerprints(
 def scored_from(
     fingerprints: Fingerprints, graders: Sequence[tuple[Fingerprints, int]]
 ) -> Fingerprints:
-    """Fingerprints of the scores of labelled documents, whatever the targets."""
+    """Fingerprints of the scores of labelled documents, independent of the targets."""
     found = {k: v for k, v in fingerprints.items() if k not in ("code", "settings", "languages")}
     return found | {"sizes": json.dumps([size for _, size in graders])}
 
@@ -266,7 +266,7 @@ def _fit(
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
-        # One that was edited since is no calibration: it is made again.
+        # An edited file is not a calibration: it is made again.
         with contextlib.suppress(CalibrationError):
             known = read_calibration(path)
             clear_left(out_dir)

@@ -103,9 +103,9 @@ def linear(
 ) -> Tensor:
     """x [N, inputs] times weight [outputs, inputs] transposed, plus bias [outputs].
 
-    Fewer than `min_rows` rows are filled up with zeros. With 16 a row's result does not depend on
-    how many rows there are: below that, MKL takes kernels that sum in another order. With `out`
-    the result is written there.
+    Fewer than `min_rows` rows are padded with zeros. With 16 a row's result does not depend on the
+    number of rows: below that, MKL takes kernels that sum in another order. With `out` the result
+    is written there.
     """
     num_rows = len(x)
     if num_rows < min_rows:
@@ -147,7 +147,7 @@ def _is_thin(x: Tensor) -> bool:
 
 
 def _has_only_avx2() -> bool:
-    """Whether the CPU is one of x86 without products of bfloat16: the library's run there at a
+    """Whether the CPU is an x86 without products of bfloat16: there the library's products run at a
     seventh of the speed of float32."""
     return torch.backends.cpu.get_cpu_capability() == "AVX2"
 

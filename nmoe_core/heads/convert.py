@@ -1,7 +1,7 @@
 """Converts pickled head weights of the two published forms (docs/hydra.md has their tensors).
 
 The pickle is read with torch's weights-only reader, which runs no code of the file. Tensors of the
-second form are flat, or in a table of each part.
+second form are flat, or in one table per part.
 """
 
 import pickle
@@ -36,9 +36,9 @@ def import_pickle(
 ) -> Path:
     """Write the head of a pickle as `heads_dir/hydra_{probe,judge}.safetensors`; return its path.
 
-    The caller says what a pickle does not: the backbone that the head was trained on, how many
-    tokens of a document it saw, and how many attention heads a judge has. Raises HeadError: missing
-    (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone (E-HEAD-FORMAT).
+    The caller gives the facts that a pickle lacks: the backbone that the head was trained on, how
+    many tokens of a document it saw, and how many attention heads a judge has. Raises HeadError:
+    missing (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone (E-HEAD-FORMAT).
     """
     tensors = _read_tensors(path)
     try:
@@ -81,7 +81,7 @@ def _known_form(
 ) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
     """Tensors under the names of this project's heads, and their shape."""
     if "gate.weight" in tensors:
-        # Five equal scores of four times the gate: their mean is the gate whatever the weights are.
+        # Five equal scores of four times the gate: their mean is the gate for any weights.
         weight, bias = tensors["gate.weight"], tensors["gate.bias"]
         if weight.shape[0] != 1:
             raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")

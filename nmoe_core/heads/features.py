@@ -34,8 +34,8 @@ PART_DOCUMENTS = 2048
 class Batch:
     """Documents padded together.
 
-    `rows` are their positions in the documents they came from; `input_ids` is int64 `[B, T]`,
-    `lengths` int64 `[B]`.
+    `rows` are their positions among the given documents; `input_ids` is int64 `[B, T]`, `lengths`
+    int64 `[B]`.
     """
 
     rows: list[int]
@@ -43,7 +43,7 @@ class Batch:
     lengths: Tensor
 
     def only(self, stays: list[int], hidden: Tensor) -> tuple[Tensor, Batch]:
-        """States and batch of some of the documents, padded to the longest of them."""
+        """States and batch of some documents, padded to the longest one."""
         if len(stays) == len(self.rows):
             return hidden, self
         lengths = self.lengths[stays]
@@ -99,7 +99,7 @@ def finite_states(
     batch.
 
     Values are counted before any mask, mean or clamp could hide them; `failed` gets the reason of
-    each other document, by its row. From `start`, only the blocks after that residual run.
+    each other document, by its row. With `start`, only the blocks after that residual run.
     """
     inputs = batch.input_ids if start is None else start
     _, states = model(inputs, batch.lengths, return_hidden_states=(tap,), no_logits=True)
@@ -179,9 +179,8 @@ class TapStates:
                     self._kept[i] = state[: self.lengths[i]].float().clone()
 
     def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[B, T, H]` padded with zeros, lengths `[B]`, and the rows they are of. Raises
-        HeadError: more than a few documents so far have states that are not finite
-        (E-HEAD-NONFINITE)."""
+        """States `[B, T, H]` padded with zeros, lengths `[B]`, and their rows. Raises HeadError:
+        more than a few documents so far have states that are not finite (E-HEAD-NONFINITE)."""
         device = device_of(self._model)
         if not self.is_cached:
             return self._compute(collate(self._documents, rows, device))

@@ -1,9 +1,9 @@
 """Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
 
-They are read and written as arrays, without torch. The one metadata entry `nmoe` is a JSON header
-that says what the head was made from. Equal weights and header give equal bytes. A head is loaded
-only for the backbone it was trained on; pickles are refused, because reading one runs whatever code
-it holds.
+They are read and written as arrays, without torch. The only metadata entry `nmoe` is a JSON header
+that names the inputs of the head. Equal weights and header give equal bytes. A head is loaded only
+for the backbone it was trained on; pickles are refused, because reading one runs whatever code it
+holds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], key: str, header: Header, has_card: bool = False
 ) -> str:
     """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
-    the file's SHA-256. A head's card is written before it, so that a current head has its own."""
+    the file's SHA-256. A head's card is written before it, so that a current head has its card."""
     stored = {name: np.require(value, requirements="C") for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
@@ -86,7 +86,7 @@ def save_head(
     train_contents: np.ndarray | None = None,
     has_card: bool = False,
 ) -> str:
-    """Commit a head with a header that says what it was made from; return its file's SHA-256.
+    """Commit a head with a header that names its inputs; return its file's SHA-256.
 
     `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
     """
@@ -187,8 +187,8 @@ def _require_safe(path: Path) -> None:
 
 
 def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
-    """The header of a head that was made from these inputs and is as it was written; what a killed
-    training of another one left beside it goes, and the card is its own."""
+    """The header of a head that was made from these inputs and is unchanged; removes leftovers of a
+    killed training beside it and restores its own card."""
     if not path.is_file():
         return None
     try:
@@ -209,7 +209,7 @@ def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
 
 
 def training_state(path: Path) -> Path:
-    """Where the training of a head keeps its state until the head is written."""
+    """Path of the state of a head's training until the head is written."""
     return path.with_name(f".{path.stem}.training.safetensors")
 
 

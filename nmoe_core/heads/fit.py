@@ -189,7 +189,7 @@ def fit_judge(
 
 
 def _bounds(targets: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest grades `[D]` beside targets."""
+    """The lowest and the highest grades `[D]`, on the device of targets."""
     return targets.new_tensor(scale.lowest), targets.new_tensor(scale.highest)
 
 
@@ -204,7 +204,7 @@ def _optimise(
     recipe: Recipe,
     state: TrainingState | None,
 ) -> list[float]:
-    """Train; `loss_of` gives the mean loss of documents, and of how many it is."""
+    """Train; `loss_of` gives the mean loss of documents, and their number."""
     num_steps = recipe.epochs * -(-len(lengths) // recipe.batch_size)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=recipe.weight_decay)
     losses = state.restore(head, optimizer) if state is not None else []
@@ -266,7 +266,7 @@ def _passes(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
 
 
 def thin_curve(losses: list[float]) -> list[list[float]]:
-    """At most 100 points of (step, mean loss since the point before)."""
+    """At most 100 points of (step, mean loss since the previous point)."""
     width = -(-len(losses) // MAX_CURVE_POINTS)
     parts = [losses[start : start + width] for start in range(0, len(losses), width)]
     ends = itertools.accumulate(map(len, parts))

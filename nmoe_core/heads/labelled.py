@@ -1,4 +1,4 @@
-"""The labels of one training: fitted on train, and only reported on of val and test."""
+"""The labels of one training: train is fitted on, val and test are only reported on."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

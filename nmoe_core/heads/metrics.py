@@ -1,6 +1,6 @@
 """Agreement of a trained head with the oracle on documents it was not fitted on; its card.
 
-Documents are compared by what the heads see of them (`DocumentTokens.digests`), not by their ids: a
+Documents are compared by the tokens that heads see (`DocumentTokens.digests`), not by their ids: a
 corpus holds the same text under several ids, in train and in val.
 """
 
@@ -27,7 +27,7 @@ from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spe
 from nmoe_core.labels.scores import rounded
 
 MIN_DOCUMENTS = 3
-TOP_SHARE = 0.2  # the part of a corpus that the precision is given for
+TOP_SHARE = 0.2  # the part of a corpus that the precision is measured on
 
 
 class HeldOut(NamedTuple):
@@ -175,10 +175,9 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
 
 
 def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
-    """Markdown of what a head is, what it was made from, and how well it agrees on val and test.
-
-    `name` and `digest` are its file's, `header` is what the file holds; the student's header names
-    no backbone.
+    """A head's card in Markdown: its kind, its inputs, and its agreement on val and test. `name`
+    and `digest` are its file's, `header` is the file's header; the student's header names no
+    backbone.
     """
     backbone, training = header.get("backbone"), header["training"]
     start = f"the first {header['max_ctx']} tokens of a document"

@@ -207,7 +207,7 @@ def _length_drift(tokens: np.ndarray) -> float:
 def _min_over_alignments(
     clusters: np.ndarray, tokens: np.ndarray, seq_len: int, loader: Loader
 ) -> int:
-    """Least distinct topics of a full window, windows beginning at each eighth of one."""
+    """Least distinct topics of a full window, if windows begin at each eighth of one."""
     least: list[int] = []
     for offset in sorted({seq_len * i // _ALIGNMENTS for i in range(_ALIGNMENTS)}):
         windows = cut_windows(clusters, tokens, seq_len, loader, offset)

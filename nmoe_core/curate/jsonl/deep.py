@@ -3,8 +3,8 @@
 The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
 does not fit into memory is split, and the next ones are smaller. With several devices each holds
 the whole model and takes a part of the documents. Rows are cached by the digest of text and model:
-the run after a killed one continues. A document that does not fit alone is an error, which comes
-once all others are cached.
+the run after a killed one continues. A document that does not fit alone is an error, raised once
+all others are cached.
 """
 
 import multiprocessing
@@ -157,7 +157,7 @@ def embed_deep(
 
 
 def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:
-    """Runs of documents of at most `batch_size`, and `batch_tokens` when padded."""
+    """Runs of at most `batch_size` documents and `batch_tokens` padded tokens."""
     start = 0
     while start < len(todo):
         stop, longest = start, 0

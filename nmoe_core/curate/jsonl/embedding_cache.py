@@ -1,9 +1,10 @@
-"""An append-only store of document embeddings, keyed by what was embedded and by which model.
+"""An append-only store of document embeddings, keyed by embedded text and model.
 
 `keys.bin` holds a SHA-256 and a token count for each row of `rows.f32`; `cache.json` says how many
-are committed. Rows are written and fsynced before `cache.json` counts them: what a killed writer
-left past the count is cut off by the next one. A width of 0 stores token counts alone. A look-up
-costs one sort of all stored keys. A store of another model or width is refused, never overwritten.
+are committed. Rows are written and fsynced before `cache.json` counts them: the next writer cuts
+off the rows that a killed one left past the count. A width of 0 stores token counts alone. A
+look-up costs one sort of all stored keys. A store of another model or width is refused, never
+overwritten.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class EmbeddingCache:
 
     @contextmanager
     def writer(self) -> Iterator[EmbeddingCache]:
-        """Hold the store for this process, cutting off what a killed writer left. Raises
+        """Hold the store for this process, cutting off leftovers of a killed writer. Raises
         LockedError: another process holds it (E-LOCKED)."""
         if not self.is_kept:
             yield self

@@ -1,7 +1,7 @@
 """The files of `nmoe curate`: the records of the input, and the path of every output.
 
 One pass over the input reads, parses and hashes; memory is 48 bytes per record, not the text. Blank
-lines are no records and are counted. A line that is not a JSON object with a text is refused with
+lines are not records and are counted. A line that is not a JSON object with a text is refused with
 its number before anything is written, or set aside on request: it is never dropped. An empty text
 is a record like any other. Lines are copied byte for byte, without their line end. The content of
 `.gz` and `.zst` is read from a temporary copy on disk.
@@ -44,7 +44,7 @@ class JsonlPaths:
     output: Path  # the reordered file; the names of most others begin with its own
     model: Path  # checkpoint of embedding table and tokenizer
     embeddings: Path | None = None  # a `.npy` file that replaces shallow embeddings
-    counts: Path | None = None  # of the token counts, in place of `token_counts`' default
+    counts: Path | None = None  # token counts, in place of `token_counts`' default
 
     def beside(self, ending: str) -> Path:
         """`{output without .jsonl}{ending}`."""
@@ -82,7 +82,8 @@ class JsonlPaths:
         return self.beside("_cache")
 
     def check(self) -> None:
-        """Refuse an output that is the input, or named as if compressed (E-CURATION-INPUT)."""
+        """Refuse an output that is the input, or has a compressed file's name
+        (E-CURATION-INPUT)."""
         if self.output.suffix in COMPRESSED:
             raise CurationError(
                 "the output is not written compressed",
@@ -101,8 +102,8 @@ class JsonlPaths:
 
 @contextmanager
 def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
-    """Hold the output for this process; clear what a killed writer left of its files. Raises
-    LockedError: another process is curating the same output (E-LOCKED)."""
+    """Hold the output for this process; clear leftovers of a killed writer. Raises LockedError:
+    another process is curating the same output (E-LOCKED)."""
     with output_lock(paths.cache):
         written = [paths.token_counts, *map(paths.picture, PICTURES)]
         patterns = [(path.parent, glob.escape(path.name)) for path in written]

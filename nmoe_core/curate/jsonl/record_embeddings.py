@@ -63,7 +63,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
 
 @dataclass(frozen=True, slots=True)
 class RecordEmbeddings:
-    """Embeddings that were found or made for the records of an input."""
+    """Embeddings that were cached or computed for the records of an input."""
 
     tokens: np.ndarray  # length of each text in tokens, without EOS: int64 [N]
     rows: np.ndarray  # float32 [N, width]; width 0 if only tokens were requested

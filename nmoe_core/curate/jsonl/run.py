@@ -1,8 +1,9 @@
-"""Curate a JSONL file from end to end: what `nmoe curate` does.
+"""Curate a JSONL file from end to end, as `nmoe curate` does.
 
 Outputs, each committed whole and the metadata last: the reordered file, embeddings, token counts,
-labels, order, clusters, pictures. A run after a kill embeds again only the last block. With
-`stats_only` no file is written. `*_meta.json` has every key of the published tool, and our own.
+labels, order, clusters, pictures. A run after a kill repeats only the embedding of the last block.
+With `stats_only` no file is written. `*_meta.json` has every key of the published tool, and our
+own.
 """
 
 from contextlib import nullcontext
@@ -92,7 +93,7 @@ def calibrate_file(
 
 def _write(paths: JsonlPaths, curated: Curated) -> None:
     embedded = curated.embedded
-    # The old metadata goes first: it must not vouch for new files after a kill.
+    # The old metadata is removed first: after a kill it must not vouch for new files.
     paths.beside("_meta.json").unlink(missing_ok=True)
     save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
     if paths.embeddings is None:  # loaded embeddings stay in their own file
@@ -125,7 +126,7 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
 
 
 def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:
-    """Everything that is known about a curated file, ready for JSON."""
+    """All metadata of a curated file, ready for JSON."""
     embedded, clusters, name = curated.embedded, curated.clusters, curated.order_name
     records, lengths, order = embedded.records, embedded.lengths, curated.order
     sizes = np.bincount(curated.labels, minlength=settings.n_clusters)
@@ -134,7 +135,7 @@ def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[
         "explained_variance": clusters.header["explained_variance"],
         "original_dim": embedded.rows.shape[1],
     }
-    # The published keys; windows are closed there when a record does not fit.
+    # The published keys; there a window is closed if a record does not fit.
     published = {
         "input": str(paths.input),
         "output": str(paths.output),

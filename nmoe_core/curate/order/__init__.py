@@ -1,4 +1,4 @@
-"""Document orders: permutations that decide what a training window holds.
+"""Document orders: permutations that decide the content of training windows.
 
 An order is a function of the topic and the length of each document, `order(doc_clusters,
 doc_tokens, **options) -> int64 [N]`: position -> document. All take int64 `[N]` twice, as `arrange`

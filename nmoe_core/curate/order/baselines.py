@@ -16,7 +16,7 @@ from nmoe_core.curate.order.spacing import (
 )
 
 _NEVER = np.iinfo(np.int64).max
-_POWER_STEPS = 8  # of the power iteration that finds a topic's main direction
+_POWER_STEPS = 8  # rounds of the power iteration that finds a topic's main direction
 
 
 def original(

@@ -1,4 +1,5 @@
-"""The order of filled windows: every stretch of the epoch alike, and errors of length cancelled."""
+"""The order of filled windows: makes all stretches of the epoch alike and cancels errors of
+length."""
 
 from collections import deque
 
@@ -85,7 +86,8 @@ class FilledWindows:
         return result
 
     def _longest(self) -> np.ndarray:
-        """The longest document of each window: as opener it cannot slip into the slack before."""
+        """The longest document of each window: as the first one it does not fit into the slack
+        before it."""
         load = np.where(self.is_giant, -1, self.load)
         longest = np.full(self.count, -1, np.int64)
         np.maximum.at(longest, self.window, load)
@@ -150,7 +152,7 @@ def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarr
 
 
 def _next(rows: deque[int] | None, used: bytearray) -> int | None:
-    """The first that is not used; used ones before it are forgotten."""
+    """The first one that is not used; drops used ones before it."""
     while rows:
         if not used[rows[0]]:
             return rows[0]

@@ -176,5 +176,5 @@ def _sorted(members: np.ndarray, column: np.ndarray | None, descending: bool) ->
 
 
 def _falling(values: np.ndarray) -> np.ndarray:
-    """Keys that sort `values` downwards; ~v is -v - 1, which unsigned integers have too."""
+    """Keys that sort `values` downwards; ~v is -v - 1, and also works for unsigned integers."""
     return -values if values.dtype.kind == "f" else ~values

@@ -1,7 +1,7 @@
 """The manifest over the curated shards of a source, with the diversity of the whole.
 
-It is written only when every curated shard was made from the parent shard that is there now, and
-left untouched when its content would be the same.
+It is written only if every curated shard was made from the current parent shard, and left untouched
+if its content would be the same.
 """
 
 from collections import Counter
@@ -81,7 +81,7 @@ def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any
 
 
 def _checked(shard: ShardPaths) -> Manifest:
-    """Manifest of a curated shard, made from the parent that is there now."""
+    """Manifest of a curated shard, made from the current parent."""
     manifest = load_manifest(shard.curated_manifest)
     found = manifest.extra.get("source_info", {}).get("parent")
     expected = documents_digest(load_manifest(shard.manifest))

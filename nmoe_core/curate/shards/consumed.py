@@ -30,7 +30,7 @@ from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.takedown.record import load_takedown
 
-# Inode, time and size of each file that a shard's kept tokens follow from.
+# Inode, time and size of each file that decides a shard's kept tokens.
 Stamps = tuple[tuple[int, int, int], ...]
 
 
@@ -71,7 +71,7 @@ def consumed_prefix(
     """Part of a curated shard that training has consumed, after `from_token` tokens of its source.
 
     `planned` has the tokens of earlier shards that are to be curated again before this one. Raises
-    CurationError: a curated shard that was consumed is not there (E-CURATION-RESUME).
+    CurationError: a consumed curated shard is missing (E-CURATION-RESUME).
     """
     earlier = shard.tree.shards(shard.source, shard.bucket)
     start = sum(
@@ -132,8 +132,7 @@ def _kept_tokens(
 
 
 def _stamps(shard: ShardPaths) -> Stamps:
-    """Inode, time and size of each file that decides what is kept; every commit makes a new
-    inode."""
+    """The stamps of a shard's files; every commit makes a new inode."""
     paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME, shard.selection
     paths += (shard.tree.takedown,)
     stats = [path.stat() if path.is_file() else None for path in paths]

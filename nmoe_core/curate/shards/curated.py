@@ -45,7 +45,7 @@ from nmoe_core.takedown.record import ShardTakedown, load_takedown
 
 @dataclass(frozen=True, slots=True)
 class CurrentInputs:
-    """Everything that a shard would be curated from now."""
+    """The current inputs of a curated shard."""
 
     shard: ShardPaths
     settings: CurateSettings
@@ -162,7 +162,7 @@ def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
 
 
 def planned_tokens(inputs: CurrentInputs) -> int:
-    """Tokens that a shard has once it is curated; costs a curation without the writing."""
+    """Tokens of a shard after curation; costs as much as curation without the writing."""
     return int(_ShardCuration(inputs).tokens.sum())
 
 

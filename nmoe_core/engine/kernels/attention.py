@@ -33,8 +33,8 @@ class QueryBlocks:
 
     documents, firsts: int32 [max_blocks], document and first row within it of each block; a
     document of -1 marks blocks past the last. starts, key_starts: int32 [B + 1], first row and
-    first key of each document. Where a document has more keys than queries, the queries are its
-    last positions, and keys at its beginning that no window reaches may be missing.
+    first key of each document. If a document has more keys than queries, the queries are its last
+    positions, and keys at its beginning that no window reaches may be missing.
     """
 
     documents: Tensor
@@ -164,7 +164,7 @@ def decode_attention(
 ) -> Tensor:
     """One query of each sequence over the positions it sees: [B, heads, D].
 
-    Arguments are as of `prefill_attention`, but q is [B, heads, D] and the pages are [num_pages,
+    Arguments as for `prefill_attention`, but q is [B, heads, D] and the pages are [num_pages,
     page_size, kv_heads, D].
     """
     batch, heads, head_dim = q.shape

@@ -56,7 +56,7 @@ class FusedExperts:
         """The residual [T, hidden] plus the weighted sum of the experts of each row of x.
 
         batch_invariant: one tile shape and no splits for every batch, so that a token's bits do not
-        depend on how many others there are; large batches are slower, and so are the smallest.
+        depend on the number of others; large batches are slower, and so are the smallest.
         """
         num_rows, num_experts = chosen.experts.numel(), len(self.down.bias)
         shape = tile_for(0 if batch_invariant else num_rows, num_experts, x.dtype)

@@ -1,8 +1,8 @@
 """Rows of a pass, for kernels: whole documents, or new tokens over a paged cache.
 
-The plain contexts work out positions, pages and rings; these hand them to the kernels. A pass of
-single tokens, which decoding makes, writes keys and values straight into their pages; longer
-chunks keep a contiguous copy beside it, which they attend to after what the cache holds.
+The plain contexts compute positions, pages and rings; these pass them to the kernels. A pass of
+single tokens, as in decoding, writes keys and values straight into their pages; longer chunks also
+keep a contiguous copy, which they attend to after the cached keys.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class KernelStep(StepBatch):
         return torch.cat([self.singles.attend(layer, single, sinks), mixed])
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """As `StepBatch`; what the decoding kernel reads."""
+        """As `StepBatch`; the inputs of the decoding kernel."""
         cache = self.cache
         ring = slots[:, None] * cache.ring_pages + np.arange(cache.ring_pages)
         self.singles = Singles(

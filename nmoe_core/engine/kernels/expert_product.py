@@ -151,9 +151,9 @@ def grouped_product(
     Args:
         x: [T, K]; [T * k, K] in sorted order for the second projection.
         weights: N outputs; for the first projection gate, up, gate, up.
-        routing: Where the rows go, in tiles of `shape.rows`.
-        shape: Of a program's tile.
-        swiglu: Of the first projection: the limit of gates and ups, and the factor inside the
+        routing: Places of the rows, in tiles of `shape.rows`.
+        shape: Shape of a program's tile.
+        swiglu: For the first projection: the limit of gates and ups, and the factor inside the
             gate's sigmoid. None for the second.
         splits: Parts that the inputs of the second projection are cut into.
 

@@ -1,4 +1,4 @@
-"""The numbers that define a model, and what `config.json` may say.
+"""The numbers that define a model, and the rules for `config.json`.
 
 No torch here: a command can read a backbone's shape without loading it.
 """
@@ -36,10 +36,10 @@ class ModelConfig:
     """Shape and constants of one model.
 
     `layer_types[i]` is `sliding_attention` or `full_attention`; `sliding_window` counts the query
-    itself; `quant_method` is `mxfp4` when the config says the experts are stored so, else None
-    (what the files hold decides how they are read). A dense model has one expert and no router;
-    `swiglu_limit` None is SwiGLU without a clamp; `norm_topk_prob` takes the softmax over a
-    token's experts alone, else it is over all.
+    itself; `quant_method` is `mxfp4` if the config says so of the experts, else None (the files
+    themselves decide how they are read). A dense model has one expert and no router; `swiglu_limit`
+    None is SwiGLU without a clamp; `norm_topk_prob` takes the softmax over a token's experts alone,
+    else it is over all.
     """
 
     num_hidden_layers: int

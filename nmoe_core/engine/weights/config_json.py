@@ -100,7 +100,8 @@ def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
 
 
 def _depth(raw: Mapping[str, Any]) -> int:
-    """Number of blocks, so few that each block's tensors can be named before any file is read."""
+    """Number of blocks, limited so that each block's tensors can be named before any file is
+    read."""
     depth = take(raw, int, "num_hidden_layers")
     if not 0 < depth <= MAX_LAYERS:
         raise bad_field("num_hidden_layers", depth, f"1 to {MAX_LAYERS}")

@@ -1,4 +1,4 @@
-"""The kinds of decoders that the engine computes, each described by what it has of its own.
+"""The kinds of decoders that the engine computes, each described by its differences.
 
 All are pre-norm decoders with rotary grouped-query attention and a gated feed-forward: gpt-oss,
 Llama (arXiv 2407.21783) and Qwen3, dense and as a mixture of experts (arXiv 2505.09388).

@@ -1,4 +1,4 @@
-"""Reads fields of a checkpoint's `config.json` and refuses what no model can have.
+"""Reads fields of a checkpoint's `config.json` and refuses values that no model can have.
 
 A field that changes the mathematics and is missing, of the wrong type, or set to a variant that
 the engine does not compute is refused by name: a default that differs from what the weights were

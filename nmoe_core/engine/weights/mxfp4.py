@@ -36,7 +36,7 @@ class DecodedExperts(nn.Module):
 class PackedExperts(nn.Module):
     """blocks: uint8 [E, outputs, groups, 16]; scales: uint8 [E, outputs, groups].
 
-    Decoding costs about two nanoseconds a byte on one core; large batches spread that.
+    Decoding costs about two nanoseconds per byte on one core, shared by the rows of a batch.
     """
 
     def __init__(self, blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
@@ -55,8 +55,8 @@ Experts = DecodedExperts | PackedExperts
 
 def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values [..., rows, groups * 32] of blocks uint8 [..., rows, groups, 16] and their scales.
-    Raises ValueError: the two shapes do not belong together, or the dtype is another than
-    torch.float32 and torch.bfloat16."""
+    Raises ValueError: the two shapes do not match, or the dtype is neither torch.float32 nor
+    torch.bfloat16."""
     *rows, groups = scales.shape
     values = torch.empty(*rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
     decode_into(values, blocks, scales)

@@ -1,4 +1,4 @@
-"""The model of a tiny checkpoint, which is told without torch."""
+"""The model of a tiny checkpoint, without torch."""
 
 from typing import Any
 

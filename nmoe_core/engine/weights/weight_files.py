@@ -1,8 +1,8 @@
 """Finds the files of a checkpoint, and reads tensors out of them without holding them in memory.
 
-Files are memory-mapped, and what has been read of a mapping counts towards the process's memory:
-mappings are given up after every 8 MB. A tensor is a view of its mapping, to be copied before the
-next one is read; single experts are read by their place in the stack. Pickles are refused.
+Files are memory-mapped, and the part of a mapping that was read counts towards the process's
+memory: mappings are closed after every 8 MB. A tensor is a view of its mapping, to be copied before
+the next one is read; single experts are read by their place in the stack. Pickles are refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WeightFiles:
         return tensor
 
     def close(self) -> None:
-        """Give the mappings up; a later read opens its file again."""
+        """Close the mappings; a later read opens its file again."""
         self._handles.clear()
         self._mapped_bytes = 0
 
