@@ -34,7 +34,7 @@ from nmoe_core.prep.versions import (
     restore_version,
     share_of_mixture,
 )
-from nmoe_core.sources.open import open_source
+from nmoe_core.sources.open import open_source, refuse_unnamed
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.commands import Job, make_split, splits_of
 
@@ -120,6 +120,7 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
         failures = _dry_run(run, jobs, as_json=arguments.json)
     else:
         if not arguments.continue_on_error:
+            refuse_unnamed((source.spec for source, _ in jobs), run.loader.mixture_toml)
             for source, split in jobs:  # none is written before all can be read
                 open_source(source.spec, run.base, split).source.check()
         for source, split in jobs:

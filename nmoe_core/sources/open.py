@@ -5,7 +5,7 @@ never in both unless `allow_overlap` is set. A reader is imported when a source 
 opened.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,7 @@ def split_rows(spec: SourceSpec, split: str, count_rows: Callable[[], int]) -> R
 
 def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
     """Open the source behind a split without counting its rows. Raises as `open_source` does."""
-    if spec.kind == "huggingface" and spec.hf_dataset is None:
-        raise SourceError(
-            "the source does not say what to read",
-            where=spec.id,
-            do="give it hf_dataset, or a kind with paths",
-            code="E-SOURCE-NONE",
-        )
+    refuse_unnamed([spec], spec.id)
     split_name = _expression(spec, split).name
     if spec.kind == "huggingface":
         from nmoe_core.sources.hub import DatasetsSource
@@ -70,6 +64,19 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
     if spec.sample_mb is not None and not is_apart:
         files = sample_files(files, int(spec.sample_mb * 1e6), spec.sample_seed)
     return file_source(spec, files)
+
+
+def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
+    """Raise SourceError (E-SOURCE-NONE) with the ids of those that do not say what to read."""
+    ids = [spec.id for spec in specs if spec.kind == "huggingface" and spec.hf_dataset is None]
+    if ids:
+        raise SourceError(
+            "the mixture does not say what to read for a source",
+            where=where,
+            found=", ".join(dict.fromkeys(ids)),
+            do="give each hf_dataset, or a kind with paths, there or in a copy that --mixture names",
+            code="E-SOURCE-NONE",
+        )
 
 
 def file_source(spec: SourceSpec, files: "Sequence[SourceFile]") -> "FileSource[Any]":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,6 +278,33 @@ def test_a_flag_of_a_mixture_that_cannot_be_is_one_line_and_writes_nothing(
 ) -> None:
     assert says in refused_line(capsys, *MIX, *flags)
     assert not Path("out").exists()
+
+
+LONG = ("prep-mixture", "--config", "moonlet", "--flow", "full_train", "--stage", "long")
+OWN = ("--set", "root=out", "--data-root", "out/data")
+
+
+def test_the_sources_of_a_stage_that_say_nothing_to_read_are_named_in_one_line_with_their_file(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused_line(capsys, *LONG, *OWN, code="E-SOURCE-NONE")
+    ids = [source.name for source in run_sources(Run("moonlet"), flow="full_train", stage="long")]
+    assert len(ids) == 6
+    assert ", ".join(ids) in line
+    assert "olmo3_1025.toml" in line
+    assert "--mixture" in line
+    assert not Path("out").exists()
+
+
+def test_a_copy_of_the_mixture_with_its_sources_named_makes_that_stage(project: Path) -> None:
+    text = Run("moonlet").required("mixture_toml").read_text()
+    start = text.index("[mixtures.olmo3_1025_longmino_50B]")
+    named = 'percent = \\1\nkind = "jsonl"\npaths = ["in/notes.jsonl"]'
+    text = text[:start] + re.sub(r"percent = ([0-9.]+)", named, text[start:])
+    Path("own.toml").write_text(text)
+    few = ("--mixture", "own.toml", "--max-tokens", "1K", "--num-shards", "1", "--workers", "1")
+    assert main([*LONG, *OWN, *few]) == 0
+    assert len(list(Path("out/data").glob("*/train/manifest.json"))) == 6
 
 
 @pytest.mark.parametrize(
