@@ -1,5 +1,4 @@
-"""Attributes: what is recorded about each document besides its tokens, in one Parquet file per
-shard."""
+"""Attributes: recorded facts of each document besides its tokens, in one Parquet file per shard."""
 
 _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatures")
 CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {

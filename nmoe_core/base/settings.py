@@ -41,7 +41,7 @@ class TokenizerSettings(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether the name is that of a file, a directory or a repository, and no encoding's."""
+        """Whether the name is of a file, a directory or a repository, and not of an encoding."""
         path, is_named_so = Path(self.name), "/" in self.name or Path(self.name).is_file()
         is_named_so = is_named_so or path.suffix in (".json", ".model")
         if is_named_so or not path.is_dir():

@@ -154,7 +154,7 @@ def refit(
     languages: Mapping[str, str],
 ) -> dict[str, Any] | None:
     """The summary that `calibrate` would write for these targets; None if it would have to score
-    the documents. Writes nothing. Raises as `calibrate`."""
+    the documents. Writes no file. Raises as `calibrate`."""
     found = recall_scores(out_dir / KEPT_NAME, scored_from(fingerprints, graders))
     if found is None:
         return None

@@ -28,13 +28,13 @@ class Targets:
     max_false_drop: float = 0.02
     target_drop: float | None = None
     target_unit: TargetUnit = "documents"
-    """What the two shares are of; bounds are of documents in any case."""
+    """Unit of the two shares; bounds always count documents."""
     delta: float = DELTA
-    """Chance that a bound fails; of graders that are chosen from, each has its part of `DELTA`."""
+    """Chance that a bound fails; if graders are compared, each has its part of `DELTA`."""
     target_by: TargetBy = "all"
-    """Whether each source or language has thresholds of its own, where there are enough labels."""
+    """Whether each source or language has thresholds of its own, if there are enough labels."""
     target_of: Mapping[str, float] = field(default_factory=dict)
-    """Shares to keep of some of them, where not `target_keep`."""
+    """Shares to keep of some of them, if they differ from `target_keep`."""
 
     @property
     def identity(self) -> list[Any]:

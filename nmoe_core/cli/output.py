@@ -63,7 +63,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def print_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """A table of rows with the same keys; prints nothing if there are none."""
+    """A table of rows with the same keys; no output if there are none."""
     if rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
 

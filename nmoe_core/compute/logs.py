@@ -1,4 +1,4 @@
-"""Log records of worker processes, handled in the process that asked for the work.
+"""Log records of worker processes, handled in the process that started the work.
 
 On this machine a worker writes each record to a pipe as one line of at most PIPE_BUF bytes, which
 the kernel keeps whole: no lock is shared, so a worker killed while it writes does not block the

@@ -44,7 +44,7 @@ class EngineOracleTable(ModelTable):
     """Reasoning effort."""
 
 
-# Fields of a request that have a key of their own, or on which the reading of replies rests.
+# Fields of a request that have a key of their own, or that reading replies depends on.
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )

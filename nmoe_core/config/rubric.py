@@ -14,7 +14,7 @@ from nmoe_core.base.strict import StrictModel, validate
 
 _FOLDER = "configs/rubrics"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Columns that stand beside the dimensions in grades and in the view of attributes.
+# Columns beside the dimensions in grades and in the view of attributes.
 _TAKEN = ("doc_id", "source", "decision", "aggregated", "q_probe", "q_student", "early_exit")
 _TAKEN += ("aggregate", "all")
 

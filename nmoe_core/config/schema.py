@@ -55,10 +55,12 @@ class Key:
     def one(self, text: str) -> Any:
         """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
         if self.annotation is Any:
-            with contextlib.suppress(ValueError):  # of a number of 5,000 digits, no TOMLDecodeError
+            with contextlib.suppress(
+                ValueError
+            ):  # for a number of 5,000 digits: not a TOMLDecodeError
                 return toml_table(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path or self.choices:
-            return text  # the run judges it, with an error of its own
+            return text  # the run checks it, with an error of its own
         kind = get_args(self.annotation)[0] if self.is_list else self.annotation
         try:
             return TypeAdapter(kind).validate_strings(text)

@@ -212,7 +212,7 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask(num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """float32 [64, num_keys], 0 or minus infinity; keys end where the block of queries ends."""
+    """float32 [64, num_keys], 0 or minus infinity; keys end with the block of queries."""
     width = max(_NARROWEST_MASK, 1 << (num_keys - 1).bit_length())
     return _wide_mask(width, window, device)[:, width - num_keys :]
 

@@ -96,7 +96,7 @@ def compare_embeddings(
 
 
 def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
-    """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` stands for any length.
+    """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` matches any length.
     Raises CurationError: it is not such an array (E-CURATION-EMBEDDING)."""
     try:
         array = map_npy(path)

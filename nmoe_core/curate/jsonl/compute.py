@@ -1,8 +1,8 @@
 """Order the records of a JSONL file so that training windows hold as many topics as they can.
 
-Scan and check, embed what is new, assign to frozen clusters, order, measure. Only the embedding
-cache is written here. Costs one pass to scan and one to embed new texts; memory is the embeddings
-and 48 bytes per record. Input, checkpoint and settings are checked before any work.
+Scan and check, embed new texts, assign to frozen clusters, order, measure. Only the embedding cache
+is written here. Costs one pass to scan and one to embed new texts; memory is the embeddings and 48
+bytes per record. Input, checkpoint and settings are checked before any work.
 """
 
 from dataclasses import dataclass

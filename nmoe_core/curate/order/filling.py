@@ -1,8 +1,8 @@
 """`window_fill`: documents dealt into windows of one exact length, every topic into every window.
 
 Documents go to windows in batches of one topic, at most one per window (bin covering), and the
-fills are then evened out by exchanging documents of the same topic, until windows end where
-documents end: few documents are cut. If training uses windows of another length, `golden` is
+fills are then evened out by exchanging documents of the same topic, until the ends of windows are
+ends of documents: few documents are cut. If training uses windows of another length, `golden` is
 better. O(N log N).
 """
 

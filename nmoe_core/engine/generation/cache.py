@@ -99,7 +99,7 @@ class PagedCache:
         return slot
 
     def reserve(self, slot: int, length: int) -> bool:
-        """Give the slot pages for `length` positions; False, with nothing done, if too few are
+        """Give the slot pages for `length` positions; False, without a change, if too few are
         free."""
         missing = self.pages_for(length) - len(self._pages[slot])
         if missing > len(self.free_pages):

@@ -1,7 +1,7 @@
 """Arithmetic of the kernels that is right on a GPU and in Triton's CPU interpreter.
 
 The interpreter holds bfloat16 as 16-bit integers: it multiplies them as such without a warning,
-truncates where hardware rounds to nearest even, and loses subnormals. So products of kernels go
+truncates while hardware rounds to nearest even, and loses subnormals. So products of kernels go
 through `dot`, conversions through `widen` and `round_to`. Scores of attention are in powers of two:
 the hardware has exp2, and exp is that and a product.
 """

@@ -1,7 +1,7 @@
 """Writes a small checkpoint of seeded random weights, in the published layout of its family.
 
-A stand-in for trained weights, and it says so: `config.json` carries `nmoe_recipe`. The files are
-a function of the recipe alone, byte for byte, on any machine and at any thread count. Branches are
+It replaces trained weights and is marked as such: `config.json` has `nmoe_recipe`. The files are a
+function of the recipe alone, byte for byte, on any machine and at any thread count. Branches are
 damped so that the residual after the last block still tells tokens apart and heads can learn from
 it. With the published vocabulary: 53 MB, about two seconds.
 """
