@@ -74,7 +74,7 @@ def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
             "the mixture does not say what to read for a source",
             where=where,
             found=", ".join(dict.fromkeys(ids)),
-            do="give each hf_dataset, or a kind with paths, there or in a copy that --mixture names",
+            do="give each hf_dataset, or a kind with paths, there or in a copy; --mixture names it",
             code="E-SOURCE-NONE",
         )
 
