@@ -1,8 +1,8 @@
 """Batches of one rank: their options, rows and memory, and the last, short batch.
 
-Where the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one
-whole row as inputs and a part of its targets, the others being -100. So every target is on one
-rank, no rank is without a target, and where batches begin does not depend on the number of ranks.
+If the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one whole
+row as inputs and a part of its targets; the other targets are -100. So every target is on one rank,
+no rank is without a target, and the starts of batches do not depend on the number of ranks.
 """
 
 import math

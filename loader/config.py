@@ -96,8 +96,8 @@ def build_loader(
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:
-    """The plan that `cfg` asks for. Takes and raises what `build_loader` does; `cache_dir` is
-    put in place of the setting."""
+    """The plan that `cfg` describes. Takes and raises what `build_loader` does; `cache_dir` is put
+    in place of the setting."""
     if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
         found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
         raise ConfigError(

@@ -96,7 +96,7 @@ class ConfigError(NmoeError, ValueError):
 
 
 class FormatError(NmoeError, ValueError):
-    """A shard, index, manifest or document id is not what its format says."""
+    """A shard, index, manifest or document id does not follow its format."""
 
     code = "E-FORMAT"
 

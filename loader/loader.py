@@ -154,7 +154,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def skip(self) -> None:
         """Pass over the next batch without reading it. Raises StopIteration at the end; and
-        ConfigError if the rank was found out before the ranks were up."""
+        ConfigError if the rank was detected before the ranks were up."""
         if self._is_rank_found:
             check_found((self.rank, self.world_size))
             self._is_rank_found = False

@@ -1,4 +1,4 @@
-"""Which rank a process is: found out, or refused, and never guessed."""
+"""The rank of a process: detected, or refused, and never guessed."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def data_rank(
 
 
 def check_found(found: tuple[int, int]) -> None:
-    """Refuse a rank that was found out before the ranks were up. Raises ConfigError."""
+    """Refuse a rank that was detected before the ranks were up. Raises ConfigError."""
     if (own := data_rank()) != found:
         raise ConfigError(
             "the loader was opened before the ranks were up",

@@ -204,7 +204,7 @@ def _rest(
     segments: Sequence[Segment],
     known: dict[str, SourceData],
 ) -> list[PlanStage]:
-    """The stages after the edit, each with what its sources are owed at its start."""
+    """The stages after the edit, each with the debt to its sources at its start."""
     stages: list[PlanStage] = []
     for segment in segments:
         before = [*kept, *stages][-1:]

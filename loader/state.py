@@ -3,8 +3,8 @@
 The position is one number, the global sequence index. A state also holds the plan's identity, so
 that a refusal can name what differs, and counts per source. It loads at another batch size, whose
 sequences are the same, and under a plan that is the same up to its position, such as a remix.
-Counts per source alone are a state too (`loader.plan.continuation`).
-States of versions 1 and 2 carry no seal: their other values must agree with their index.
+Counts per source without a position are a state too (`loader.plan.continuation`). States of
+versions 1 and 2 carry no seal: their other values must agree with their index.
 """
 
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ def pod_tags(run: Run, stage: str) -> dict[str, Any]:
 
 
 def executor(run: Run) -> dg.ExecutorDefinition:
-    """A pod for each step where `[compute.pods]` asks for them, else the run's own process.
+    """A pod for each step if `[compute.pods]` requests them, else the run's own process.
 
     In one process the steps run one after the other: they share a machine, and a process each would
     import torch and load the backbone again. Raises ConfigError: dagster-k8s is not installed

@@ -145,7 +145,7 @@ def _check(what: str, number: int, count: int) -> None:
 def _part(
     run: Run, origin: Origin, shards: dict[Path, Any], at_hand: Callable[[Path], None]
 ) -> Facts:
-    """A part of a row: its place, its document in the data tree, and what its lineage says."""
+    """A part of a row: its place, its document in the data tree, and the facts of its lineage."""
     directory = origin.path.parent
     root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN: of a run or a copy
     rel = origin.path.relative_to(root).as_posix()

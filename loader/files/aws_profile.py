@@ -1,4 +1,4 @@
-"""What AWS profiles set for S3, where botocore is installed."""
+"""The settings of AWS profiles for S3, if botocore is installed."""
 
 import os
 from datetime import UTC, datetime, timedelta

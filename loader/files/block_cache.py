@@ -27,7 +27,7 @@ class BlockCache:
         self._locks()
 
     def path(self, digest: str) -> Path:
-        """Where a block is, if it is there."""
+        """The path of a block, if it is cached."""
         return self._directory / digest
 
     def get(self, digest: str, fetch: Callable[[], bytes]) -> bool:

@@ -32,7 +32,8 @@ _TRIES = 8  # to fetch a block that other processes delete before it is mapped
 
 @dataclass(frozen=True, slots=True)
 class StoreData:
-    """Where a plan's data are: the URL of its root; directory, limit and readers of the cache."""
+    """The place of a plan's data: the URL of its root; directory, limit and readers of the
+    cache."""
 
     root: str
     cache_dir: Path
@@ -51,7 +52,7 @@ class _Block(NamedTuple):
 class BlockFiles(TokenFiles):
     """Blocks of several sources on one axis; see `TokenFiles`. `urls`: the URLs of the manifests.
     Raises FormatError if a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError if
-    the cache is too small, or the process was forked from one that asked a store."""
+    the cache is too small, or the process was forked from one that used a store."""
 
     def __init__(
         self, manifests: Sequence[Manifest], urls: Sequence[str], store: StoreData, wraps: bool
@@ -156,8 +157,8 @@ class _Requests:
     """Requests of a store at a time: 16, or more while more of them bring more blocks.
 
     As many blocks are on their way as come in the shortest time that one has taken, at the rate of
-    the last two rounds; half as many again are allowed. Where requests only share the bandwidth,
-    each takes longer as their number grows, so that number stays.
+    the last two rounds; half as many again are allowed. If requests only share the bandwidth, each
+    takes longer as their number grows, so that number stays.
     """
 
     def __init__(self) -> None:

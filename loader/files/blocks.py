@@ -36,7 +36,7 @@ class FileBlocks(NamedTuple):
 
 def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
     """Read all tokens of a manifest and write `blocks.json` beside it; `block_bytes` is a multiple
-    of 4. Raises FormatError if a file is missing, malformed or not what the manifest says."""
+    of 4. Raises FormatError if a file is missing, malformed or differs from the manifest."""
 
     def of_file(entry: ShardEntry) -> dict[str, Any]:
         path = manifest.shard_path(entry)

@@ -1,8 +1,8 @@
-"""`manifest.json`, read strictly: which shards are there, and what their bytes must be.
+"""`manifest.json`, read strictly: the shards of a directory, and the digests of their bytes.
 
 A path in a manifest cannot leave the manifest's directory. Trees written by other tools open: only
 the fields of the published format are required, unknown ones are ignored, and our own additions are
-checked where present. Format: docs/formats.md.
+checked if present. Format: docs/formats.md.
 """
 
 import hashlib

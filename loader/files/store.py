@@ -135,7 +135,7 @@ def write(url: str, content: bytes | Iterable[bytes]) -> Found:
 
 
 def remove(url: str) -> None:
-    """Delete a file; one that is not there is no error. Raises as `write`."""
+    """Delete a file; a missing file is not an error. Raises as `write`."""
     with _asking(url, "delete"):
         store, key = _writable(url)
         with suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ def remove(url: str) -> None:
 
 
 def check_not_forked() -> None:
-    """Refuse a process that was forked from one that asked a store: the store's client would wait
+    """Refuse a process that was forked from one that used a store: the store's client would wait
     without end in it. Raises ConfigError."""
     if _first_process() != os.getpid():
         raise ConfigError(
@@ -154,7 +154,7 @@ def check_not_forked() -> None:
 
 @cache
 def _first_process() -> int:
-    """The process that first asked a store: this one, or the one that it was forked from."""
+    """The process that first used a store: this one, or the one that it was forked from."""
     return os.getpid()
 
 
@@ -179,7 +179,7 @@ def _writable(url: str) -> tuple[Any, str]:
 
 
 def _store_of(url: str) -> tuple[Any, str]:
-    """The store of a URL and the key in it; no store where obstore does not know its scheme."""
+    """The store of a URL and the key in it; no store if obstore does not know its scheme."""
     parts = urlsplit(url)
     if parts.scheme not in _OBSTORE:
         return None, url

@@ -55,7 +55,7 @@ class Pace:
         self._key, self._period, self._total = key, sum(shares), sum(shares) * unit
         self._filler = max(range(count), key=self._rates.__getitem__)
         left = self._total - sum(self._rates) + self._rates[self._filler]
-        # How much more than its rate each of the others can get in a block.
+        # The amount above its rate that each of the others can get in a block.
         most = (count - 1) * (2 if any(owed) else 1)
         least = -(-most * self._total // left) if left > 0 else self._period
         self._size = max(1, block_size, least)
@@ -111,7 +111,7 @@ class Pace:
         return inside[bisect_left(inside, True, key=lambda n: is_met(self.counts_before(n)))]
 
     def _number_of(self, n: int) -> int:
-        # Where a period ends with a part of a block, that part belongs to its last whole block.
+        # If a period ends with a part of a block, that part belongs to its last whole block.
         per_period = max(1, self._period // self._size)
         period, inside = divmod(n, self._period)
         return period * per_period + min(inside // self._size, per_period - 1)

@@ -88,7 +88,7 @@ def resume_counts(
     known = []
     for name, digest in ((source.name, source.content_hash) for source in plan.sources):
         if name in own and (own[name].rows or own[name].tokens):
-            # Where windows have an order of their own, only whole windows can be counted.
+            # If windows have their own order, only whole windows can be counted.
             rows = own[name].sequences if order else own[name].rows
             read = replace(own[name], source=name, rows=rows, content_hash=digest, order=order)
             known.append(read)

@@ -249,7 +249,7 @@ class LoaderPlan(StreamSettings):
         return replace(self, stages=tuple(stages), valid=valid, twins=twins, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
-        """The same plan that says where sources' data came from, by source."""
+        """The same plan with the origins of the sources' data, by source."""
         stages = (
             replace(stage, sources=tuple(replace(s, spec=specs[s.name]) for s in stage.sources))
             for stage in self.stages

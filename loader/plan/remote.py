@@ -161,7 +161,8 @@ def _has_manifest(url: str, mirror: Path) -> bool:
 
 
 def _last(copy_of_last: Path, error: PlanError) -> bytes:
-    """The copy of the last time if the store does not answer; raises `error` if there is none."""
+    """The copy from the last fetch if the store does not answer; raises `error` if there is
+    none."""
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
     warnings.warn(f"the copy in the cache is read: {error}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Plans whose tokens stay in a store: what must be here before the first step.
+"""Plans whose tokens stay in a store: fetches the files needed before the first step.
 
 That is the plan, its manifests and the checksums of their blocks; `loader.files.block_files` reads
 the tokens.

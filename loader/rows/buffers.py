@@ -46,7 +46,7 @@ def pinned_tensor(shape: tuple[int, ...], dtype: np.dtype) -> Any:
 
 
 def check_pinning() -> None:
-    """Refuse page-locked memory where torch has no device to copy it to. Raises ConfigError."""
+    """Refuse page-locked memory if torch has no device to copy it to. Raises ConfigError."""
     try:
         pinned_tensor((1,), np.dtype(np.int64))
     except (ImportError, RuntimeError) as error:

@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 class PackedReader:
-    """Reads rows of documents; `pad_token_id` is what padding holds in inputs."""
+    """Reads rows of documents; `pad_token_id` is the id of padding in inputs."""
 
     def __init__(self, packed: PackedRows | TwinRows, files: TokenFiles, pad_token_id: int) -> None:
         self.capacities, self.row_tokens = packed.capacities, packed.row_tokens
@@ -61,7 +61,7 @@ class PackedReader:
         return tuple(np.stack([own[:-1], own[1:]], axis=1) for own in edges)
 
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position and length of what some windows read: int64 `[n]` each."""
+        """Position and length of the tokens that some windows read: int64 `[n]` each."""
         found = [(s, n + 1) for row in self.rows(sources, windows) for s, n in zip(*row[:2])]
         starts, lengths = np.array(found, np.int64).reshape(-1, 2).T
         return starts, lengths

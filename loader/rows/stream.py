@@ -44,7 +44,7 @@ class RankRows:
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows].
-    copies: What their reader planned."""
+    copies: The plan of their reader."""
 
     start: int
     rows: RankRows

@@ -32,7 +32,7 @@ class Asset:
         key: Its key without the mixture's prefix, as all keys here.
         group: Its group in the lineage.
         stage: The part of the pipeline, shown as a tag.
-        kind: What its output is, shown as a badge.
+        kind: Kind of its output, shown as a badge.
         text: Its description; `facts` adds explanations of its page's metadata.
         facts: Names of the facts to explain.
         version: Version of its code and of the settings that it reads.

@@ -94,7 +94,7 @@ def seen_names(run: Run) -> tuple[str, ...]:
 
 
 def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
-    """Indexes of the curated shards, where `[seen]` asks for them."""
+    """Indexes of the curated shards, if `[seen]` requests them."""
     name = source.name
     if not seen_names(run):
         return []
@@ -183,7 +183,7 @@ def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
 
 
 def published_plan(run: Run) -> list[dg.AssetsDefinition]:
-    """The plan with its data in a store, where `[publish]` names one."""
+    """The plan with its data in a store, if `[publish]` names one."""
     if not run.config.publish.url:
         return []
     asset = Asset(

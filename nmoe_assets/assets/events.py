@@ -36,7 +36,7 @@ Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """The output of one partition: the digest of its content, and what its page shows."""
+    """The output of one partition: the digest of its content, and the facts on its page."""
 
     data_version: str
     metadata: Mapping[str, Any]
@@ -244,7 +244,8 @@ def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: 
 def _attempts(
     context: dg.AssetExecutionContext, make: Callable[[Sequence[str]], Iterable[Attempt]]
 ) -> Generator[tuple[str, Attempt], None, None]:
-    """The attempt at each partition; where workers were lost, the rest gets their error."""
+    """The attempt at each partition; if workers were lost, the remaining partitions get their
+    error."""
     left = list(context.partition_keys)
     try:
         with run_log(context):
@@ -266,7 +267,7 @@ def wait_for_lock() -> dg.RetryRequested:
 
 
 def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
-    """Facts as pages show them, with throughput and cost where work was done."""
+    """Facts as pages show them, with throughput and cost if work was done."""
     facts_shown = {key: shown(key, value) for key, value in facts.items()}
     if not _has_worked(facts):
         return facts_shown

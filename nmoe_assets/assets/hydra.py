@@ -157,7 +157,7 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def graded_by_language(run: Run, source: str) -> list[list[str]]:
-    """The languages of a source's documents, where thresholds differ by them."""
+    """The languages of a source's documents, if thresholds differ by language."""
     is_read = run.config.calibration.target_by == "language"
     return [[source, "attributes", "language"]] if is_read else []
 

@@ -1,4 +1,4 @@
-"""The regrade plan as an asset: what grading would do, and change, before it is paid for."""
+"""The regrade plan as an asset: the work and the effects of grading, before it is paid for."""
 
 from dataclasses import asdict
 from typing import Any

@@ -26,5 +26,5 @@ class _RunLog(logging.Handler):
 
 
 def run_log(context: Any) -> AbstractContextManager[None]:  # of an asset or of an op
-    """Copy what nmoe_core logs while the block runs to the log of this run."""
+    """Copy nmoe_core's log records to the log of this run while the block runs."""
     return logged_to(_RunLog(context.log), LOGGER)

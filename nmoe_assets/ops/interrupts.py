@@ -14,7 +14,7 @@ _ASKED = {signal.SIGINT, signal.SIGTERM}
 
 
 class ToldToStop(dg.DagsterExecutionInterruptedError):
-    """The process was told to stop by this signal: SIGTERM, where both came."""
+    """The process was told to stop by this signal: SIGTERM, if both came."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__("told to stop")

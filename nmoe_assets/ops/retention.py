@@ -138,7 +138,8 @@ def deletable_runs(
 
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run, its events, and the files of both; what stops halfway is found by the next."""
+    """Delete a run, its events, and the files of both; the next cleanup finds a deletion that
+    stopped halfway."""
     files = event_files(instance, run_id)  # Dagster leaves them, emptied
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     instance.delete_run(run_id)

@@ -1,4 +1,4 @@
-"""Corrections of labels by a person: `labels/corrections.jsonl`, applied where labels are merged.
+"""Corrections of labels by a person: `labels/corrections.jsonl`, applied when labels are merged.
 
 A correction holds for a text and a rubric: it applies to every document with that text, also after
 growth or under another tokenizer. Lines are only appended; the last one of a text counts. The
@@ -61,7 +61,7 @@ def correct_label(
 
 
 def find_label(tree: Tree, doc_id: str) -> Record:
-    """The oracle's record of a document. Raises LabelError: there is none (E-LABEL-MISSING)."""
+    """The oracle's record of a document. Raises LabelError if there is none (E-LABEL-MISSING)."""
     for split, i in LABEL_SHARDS:
         path = tree.label_shard(split, i) / SCORES_NAME
         found = latest(read_records(path)).get(doc_id) if path.is_file() else None

@@ -38,7 +38,7 @@ class Estimate:
 
 
 def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
-    """What labelling would still ask, by the names of the jobs, and of `all`."""
+    """Questions that labelling would still ask, by job name, and for `all`."""
     tokenizer, table = load_tokenizer(run.tokenizer), run.config.oracle
     prompt = run.rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))

@@ -151,7 +151,7 @@ def _not_finished(shard: Path) -> LabelError:
 class Labels:
     """The parsed labels of a merged file, in its order.
 
-    `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 where
+    `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 if
     every row carries an independent `target`, else None. `num_failed` counts rows without scores,
     `num_unsupported` the ones among them that the oracle does not judge, and `num_salvaged` rows
     left out because their reply also contained other text; leaving rows out changes `digest`.

@@ -151,7 +151,8 @@ def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
 
 
 def draw_bar(figure: Figure, film: OrderFilm) -> Draw:
-    """The bar over the running mean, on an empty figure; returns what draws one frame."""
+    """The bar over the running mean, on an empty figure; returns a function that draws one
+    frame."""
     figure.set_size_inches(960 / figure.dpi, 420 / figure.dpi)
     width, height = 900, 104
     bar = figure.add_axes((0.04, 0.7, width / 960, height / 420))
@@ -207,7 +208,7 @@ def _running_mean(axes: Axes, film: OrderFilm) -> tuple[Any, Any, Any]:
 
 
 def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
-    """Grey points that take their cluster's colour; returns what draws one frame."""
+    """Grey points that take their cluster's colour; returns a function that draws one frame."""
     figure.set_size_inches(600 / figure.dpi, 600 / figure.dpi)
     axes = figure.add_axes((20 / 600, 6 / 600, _PLANE_PX / 600, _PLANE_PX / 600))
     show_pixels_only(axes)

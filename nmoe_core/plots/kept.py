@@ -1,4 +1,4 @@
-"""Pictures that are kept beside a run: what did not change is not drawn again."""
+"""Pictures that are kept beside a run: an unchanged picture is not drawn again."""
 
 from collections.abc import Callable
 from pathlib import Path

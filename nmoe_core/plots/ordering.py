@@ -46,7 +46,7 @@ def ordering_plot(
             in this order: int `[W]`.
         ceiling: Reference for the mean of these: the highest to expect of an order.
         seq_len: Tokens of a window.
-        what: What clusters are called, in the plural.
+        what: Name of clusters, in the plural.
         scale: See `png.render`.
     """
 

@@ -120,7 +120,7 @@ class KeptColumns(StagedFiles):
 
 
 def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
-    """Make the Parquet file of a shard; return what its manifest says of it."""
+    """Make the Parquet file of a shard; return its entry for the manifest."""
     import pyarrow as pa
 
     from nmoe_core.attributes.columns import write_columns

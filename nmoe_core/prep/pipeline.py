@@ -50,7 +50,7 @@ class HuggingFaceSource:
     id_field: str | None = None
     """If None, rows are numbered."""
     follow_links: bool = False
-    """Read also what symbolic links outside a local directory lead to."""
+    """Also read targets of symbolic links outside a local directory."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -72,7 +72,7 @@ class _FileSource:
     split: str = "train"
     """`train`, or a slice of all rows such as `train[:1%]`."""
     follow_links: bool = False
-    """Read also what symbolic links outside the directories of `paths` lead to."""
+    """Also read targets of symbolic links outside the directories of `paths`."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""

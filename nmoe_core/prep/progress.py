@@ -25,7 +25,7 @@ class PrepProgress:
     """None if it is not known beforehand."""
     seconds: float
     resumed_bytes: int = 0
-    """Of `size_bytes`, what an earlier run did."""
+    """Part of `size_bytes` that an earlier run read."""
     max_tokens: int | None = None
     """Budget that may end the pass sooner."""
 

@@ -285,7 +285,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:
-    """Where the last whole pass stopped; a partial pass under a budget must stop there too."""
+    """The row at which the last whole pass stopped; a partial pass under a budget must stop there
+    too."""
     for bucket in range(plan.settings.num_shards):
         path = plan.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
         if recorded(path) == plan.fingerprints:

@@ -62,7 +62,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
 
 
 def _aside(target: Path) -> Path:
-    """Where shards are made before they get their place."""
+    """Directory in which shards are made before they are moved to their place."""
     return target.with_name(f".{target.name}")
 
 

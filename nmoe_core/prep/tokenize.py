@@ -80,7 +80,7 @@ class TokenizedBlock:
     """LINE_ROW: their rows in the same order."""
     num_tokenized: int
     num_known: int
-    """Documents whose tokens were taken over."""
+    """Number of documents whose tokens were reused."""
     num_text_bytes: int
     bad: list[str]
     kept: Kept | None = None

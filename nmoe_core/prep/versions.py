@@ -53,7 +53,7 @@ def list_versions(split_dir: Path) -> list[Version]:
 
 
 def find_version(split_dir: Path, version_id: str) -> Version:
-    """The version whose id starts so. Raises ConfigError: there is none, or several."""
+    """The version whose id has this start. Raises ConfigError if there is none, or several."""
     versions = list_versions(split_dir)
     found = [version for version in versions if version_id and version.id.startswith(version_id)]
     if len(found) != 1:

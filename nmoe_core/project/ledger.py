@@ -1,4 +1,4 @@
-"""The input ledger of a project: every file that `nmoe init` saw, and what becomes of it.
+"""The input ledger of a project: every file that `nmoe init` saw, and its use.
 
 Files taken, held out and left out are all files that were seen, and so are their bytes.
 """
@@ -44,6 +44,6 @@ def commit_ledger(run: Run, named: str, files: Sequence[InputFile]) -> dict[str,
 
 
 def last_ledger(run: Run) -> dict[str, Any]:
-    """The ledger that is there; an empty one if there is none."""
+    """The existing ledger; an empty one if there is none."""
     path = run.tree.input_ledger
     return read_json_object(path) if path.is_file() else {"named": ".", "files": []}

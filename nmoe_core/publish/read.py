@@ -33,7 +33,7 @@ from nmoe_core.shards.manifest import left_out
 from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, verify_manifest
 
 _WORKERS = 8
-_DEPTHS = range(1, 5)  # where manifests are looked for below a directory that has none
+_DEPTHS = range(1, 5)  # depths at which manifests are searched below a directory without one
 _HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
 
 
@@ -166,7 +166,7 @@ def _fetch(directory: str, local: Path, checksum: str | None) -> None:
 
 
 def _manifest_in(directory: Path) -> Path:
-    """A directory's manifest. Raises FormatError: there is none (E-MANIFEST-MISSING)."""
+    """A directory's manifest. Raises FormatError if there is none (E-MANIFEST-MISSING)."""
     path = directory / MANIFEST_NAME
     if path.exists():
         return path

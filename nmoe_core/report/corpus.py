@@ -71,7 +71,7 @@ class Corpus:
         return [self.run.tree.curated_manifest(name) for name in self.sources]
 
     def outcomes(self) -> list[Path]:
-        """What says which documents are kept."""
+        """The files that decide which documents are kept."""
         if self.run.config.curation.where is None:
             return self.graded()
         return self.graded() + [shard.selection for shard in self.shards()]

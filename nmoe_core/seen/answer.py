@@ -51,7 +51,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A place of the sentence: its document in the data tree, and what reads it there."""
+    """A place of the sentence: its document in the data tree, and the rows that read it there."""
 
     source: str
     doc_id: str

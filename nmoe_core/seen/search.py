@@ -33,8 +33,8 @@ _Places: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class _Token(NamedTuple):
-    """A token that spells the sentence's bytes `[start, end)`; start is 0 where it may begin
-    before the sentence, and end is the sentence's size if it may continue after it."""
+    """A token that spells the sentence's bytes `[start, end)`; start is 0 if it may begin before
+    the sentence, and end is the sentence's size if it may continue after it."""
 
     start: int
     id: int
@@ -178,9 +178,9 @@ class Sentence:
         return self._known[place]
 
     def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
-        """Of the places where tokens `[first, end)` spell these bytes of the sentence, the ones
-        whose neighbouring tokens spell the rest. Spans that grow to the same one are read together.
-        A document's EOS spells no text, and is the last token of a part: so no token is read past a
+        """The places where tokens `[first, end)` spell these bytes of the sentence and the
+        neighbouring tokens spell the rest. Spans that grow to the same one are read together. A
+        document's EOS spells no text, and is the last token of a part: so no token is read past a
         document's end or before its start."""
         tokens, size = np.asarray(part.tokens), len(self._text)
         waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back

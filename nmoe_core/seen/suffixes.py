@@ -18,7 +18,7 @@ _CHUNK = 2**24
 
 
 def load_sorter() -> Any:
-    """The package that sorts. Raises ConfigError: it is not installed (E-CONFIG-EXTRA)."""
+    """The package that sorts. Raises ConfigError if it is not installed (E-CONFIG-EXTRA)."""
     try:
         return importlib.import_module("pydivsufsort")
     except ImportError as error:

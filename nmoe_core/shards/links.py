@@ -1,6 +1,6 @@
 """Hard links: equal files of two versions of a shard are one file, with its time, on the disk once.
 
-Committed files are never written again, so a link is as good as a copy. Where a file system has no
+Committed files are never written again, so a link is as good as a copy. If a file system has no
 links, files are copied.
 """
 

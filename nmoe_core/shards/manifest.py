@@ -118,9 +118,8 @@ def shard_dirs(directory: Path) -> list[Path]:
 
 
 def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
-    """What prep left out of the documents of a split: empty and short ones, with their share of all
-    that it read; how many it cut, and how many records it split; empty if its shards do not say
-    it."""
+    """Documents of a split that prep left out: empty and short ones, with their share of all that
+    it read; how many it cut, and how many records it split; empty if its shards do not say it."""
     infos = [
         load_manifest(path / MANIFEST_NAME).extra.get("source_info", {})
         for path in shard_dirs(split_dir)

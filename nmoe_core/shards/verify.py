@@ -23,7 +23,7 @@ from nmoe_core.shards.manifest import entry_row, files_beside, named_files, shar
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
 _DIGESTED_BESIDE = ("lineage_path", "lineage_checksum"), ("columns_path", "columns_checksum")
-# What all shards of a split have in common.
+# Fields that all shards of a split have in common.
 _SHARED = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "dtype")
 _SHARED += ("tokenizer_fingerprint", "fingerprints", "schema_version", "pipeline_version")
 

@@ -29,7 +29,8 @@ class ShardWriter:
         directory: Final directory, `.../shard_NNNN`.
         fmt: Source name, version and tokenizer facts.
         tokens_per_shard: Maximum tokens in one file.
-        staged: Where the shard is made; a hidden directory beside the final one when None.
+        staged: Directory in which the shard is made; a hidden directory beside the final one if
+            None.
         state: The `state` of an earlier writer, whose files are in `staged`.
 
     Raises:
@@ -69,7 +70,7 @@ class ShardWriter:
 
     @property
     def staged(self) -> Path:
-        """Where the shard is made."""
+        """Directory in which the shard is made."""
         return self._staged
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:

@@ -106,7 +106,7 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
 
     @contextmanager
     def _errors(self, file: SourceFile) -> Iterator[None]:
-        """Turn what pyarrow raises over a file's bytes into one SourceError (E-SOURCE-TORN)."""
+        """Turn pyarrow's errors about a file's bytes into one SourceError (E-SOURCE-TORN)."""
         from pyarrow.lib import ArrowException
 
         try:
@@ -171,7 +171,7 @@ class ParquetSource(_ColumnsSource):
 
 
 def _batch_rows(group: Any) -> int:
-    """Rows of a row group that make a few blocks where texts are most of the row.
+    """Rows of a row group that make a few blocks if texts are most of the row.
 
     The size is the row group's: asking a damaged footer for one column's aborts the process.
     """

@@ -41,7 +41,7 @@ class Group(NamedTuple):
     offset: int
     """`Position.offset` of its rows."""
     end_offset: int
-    """That of what follows it."""
+    """`Position.offset` of the rows after it."""
     first_line: int
     num_rows: int
     size_bytes: int

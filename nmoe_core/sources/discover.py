@@ -44,7 +44,7 @@ _MOST_AT_TOP = 16  # sources of files in the directory itself
 
 @dataclass(slots=True)
 class InputFile:
-    """A file that was seen, and what becomes of it."""
+    """A file that was seen, and its use."""
 
     path: Path
     name: str

@@ -274,7 +274,7 @@ def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read 
 
 
 class _Stream(io.RawIOBase):
-    """A stream of what `read` gives."""
+    """A stream of the bytes that `read` gives."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

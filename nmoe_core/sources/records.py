@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of what decides which document a record is."""
+        """Digest of the settings that decide which document a record is."""
         return sha256_json([self.source, self.text_field, self.id_field, self.on_error])
 
     @property
@@ -90,7 +90,7 @@ START = Position()
 
 
 class Record(NamedTuple):
-    """One raw document of a source; `is_replaced` where bytes that are no UTF-8 were replaced."""
+    """One raw document of a source; `is_replaced` if bytes that are not UTF-8 were replaced."""
 
     row: int
     id: str
@@ -126,9 +126,9 @@ class RecordColumns:
     replaced: list[int] = field(default_factory=list)
     """Places in the lists of records with replaced bytes."""
     placed: list[int] = field(default_factory=list)
-    """Of those whose id is the place of a line."""
+    """Places of the records whose id is the place of a line."""
     bad: dict[int, BadRecord] = field(default_factory=dict)
-    """Those that could not be read, by place."""
+    """Records that could not be read, by place."""
 
     @classmethod
     def of(cls, records: Iterable[Record | BadRecord]) -> "RecordColumns":

@@ -30,7 +30,7 @@ from nmoe_core.base.jsonl import COMPRESSED as COMPRESSED
 
 _READ_BYTES = 4 * 2**20
 Read = Callable[[int], bytes]  # at most so many bytes
-# What reading a damaged stream raises.
+# Errors on reading a damaged stream.
 TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
 _LEAST_ZSTD_INPUT_BYTES = 64

@@ -31,7 +31,7 @@ class Item(NamedTuple):
     """One line of the list."""
 
     kind: str
-    """Of `id`, `url`, `sha256` and `re`."""
+    """One of `id`, `url`, `sha256` and `re`."""
     value: str
     line: int
     """Its number, from 1."""

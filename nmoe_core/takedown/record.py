@@ -68,7 +68,7 @@ class ShardTakedown:
     gone: np.ndarray
     """bool `[N]`."""
     digest: str
-    """Of their numbers."""
+    """Digest of their numbers."""
 
 
 def read_rows(tree: Tree) -> tuple[Row, ...]:

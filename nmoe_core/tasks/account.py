@@ -133,7 +133,7 @@ def _source_lines(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What prep wrote into the manifests of the shards of a split; older ones say less."""
+    """Facts that prep wrote into the manifests of a split's shards; older manifests have fewer."""
 
     infos: list[dict[str, Any]]
 

@@ -1,4 +1,5 @@
-"""A task over many shards: several at once, results in order; one that fails ends no other.
+"""A task over many shards: several at once, results in order; a failed shard does not stop the
+others.
 
 The worker itself commits the shard's output, under the shard's lock: every worker must see the
 root.
@@ -71,7 +72,7 @@ def require_startable(run: Run) -> None:
 
 
 def require_selectable(run: Run) -> None:
-    """Raises ConfigError: `[curation] where` names a column that no task makes, or may not be run
+    """Raises ConfigError if `[curation] where` names a column that no task makes, or may not be run
     (E-SELECT-...). Called before anything is paid for."""
     if run.config.curation.where is not None:  # which needs packages that no other task does
         from nmoe_core.tasks.selection.expression import open_planned
@@ -158,7 +159,7 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
 
 
 def _work_of(task: ShardTask, picture: bool) -> _Work:
-    """What makes the results of a task; what only it needs is imported here."""
+    """The function that makes the results of a task; imports only its needs."""
     name = task.partition("/")[2]
     if name:
         return partial(attributes.make_attributes, name)

@@ -42,7 +42,7 @@ class Unfit(Exception):
 
 
 def engine_version(name: str) -> str:
-    """Of an engine's package. Raises Unfit: it is not installed."""
+    """Version of an engine's package. Raises Unfit if it is not installed."""
     try:
         return version(PACKAGES[name])
     except PackageNotFoundError:

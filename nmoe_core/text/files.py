@@ -29,7 +29,7 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-# What ends a turn of a chat, and no document.
+# Tokens that end a turn of a chat, not a document.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 

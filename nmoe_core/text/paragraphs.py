@@ -14,8 +14,8 @@ def split_text(text: str, num_parts: int) -> list[str]:
     of a part is searched. If there is none, it is at the end of a line, a sentence or a word; else
     at that place, but never before a mark that belongs to a letter.
 
-    >>> split_text("One thing.\\n\\nAnother one. And more.", 2)
-    ['One thing.', 'Another one. And more.']
+    >>> split_text("One thing here.\\n\\nAnother one. And more.", 2)
+    ['One thing here.', 'Another one. And more.']
     """
     parts = []
     start = 0

@@ -34,7 +34,7 @@ class Tokenizer:
     """A reference, used through one engine.
 
     Attributes:
-        name: What manifests say: an encoding's name, or `tokenizer-` and part of the fingerprint.
+        name: Name in manifests: an encoding's name, or `tokenizer-` and part of the fingerprint.
         bos_token_id: None if documents start with their text.
 
     Raises:
@@ -65,12 +65,12 @@ class Tokenizer:
 
     @functools.cached_property
     def _fast(self) -> Proven | None:
-        """What "auto" finds, when the first text is encoded: to decode needs none."""
+        """The engine that "auto" finds when the first text is encoded; decoding needs none."""
         return _fastest(self._reference, "auto")
 
     @property
     def engine(self) -> str:
-        """The one that texts are encoded with."""
+        """Name of the engine that encodes texts."""
         return "reference" if self._fast is None else self._fast.name
 
     @property
@@ -79,8 +79,8 @@ class Tokenizer:
         return self._reference
 
     def load(self, with_reference: bool = False) -> None:
-        """Load now what texts are encoded with, and what samples are compared with if they will
-        be: processes that are forked later share it. A reference takes up to 80 MB."""
+        """Load now the engine that encodes texts and, `with_reference`, the reference of samples:
+        processes that are forked later share it. A reference takes up to 80 MB."""
         if self._fast is None or with_reference:
             self._reference.row("")
 

@@ -52,7 +52,8 @@ def cache_dir() -> Path:
 
 
 def keep(name: str, value: dict[str, Any]) -> None:
-    """Keep what another process would have to find out again; without it, only time is lost."""
+    """Keep a result that other processes would otherwise compute again; losing it costs only
+    time."""
     path = cache_dir() / "tokenizers" / name
     try:
         write_json(path, seal_summary(value))

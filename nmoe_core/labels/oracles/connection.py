@@ -93,7 +93,8 @@ class Connection:
 
 
 class _Wire(asyncio.Protocol):
-    """One open connection: what comes in is parsed, and answers the request that went out."""
+    """One open connection: parses incoming bytes and passes the response to the request under
+    way."""
 
     transport: asyncio.Transport
 

@@ -50,7 +50,7 @@ def response_format(scale: Scale) -> orjson.Fragment:
 class Dialect:
     """Requests to a server at `path` of its base URL, and the reading of its replies.
 
-    `facts` are what answers depend on beside the table.
+    `facts` are the other values, besides the table, that answers depend on.
     """
 
     path: str

@@ -69,7 +69,7 @@ class EngineOracle(MeasuredOracle):
     """Labels with a checkpoint of gpt-oss, through the project's own engine.
 
     Raises CheckpointError if there is no checkpoint or its vocabulary is not gpt-oss's, and
-    E-CONFIG-CONTEXT where `max_ctx` does not hold `max_new`, the rubric and a document.
+    E-CONFIG-CONTEXT if `max_ctx` does not hold `max_new`, the rubric and a document.
     """
 
     def __init__(

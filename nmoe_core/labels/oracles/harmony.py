@@ -2,8 +2,8 @@
 
 The fixed part is rendered once by openai-harmony with a fixed date, so equal settings give equal
 prompts on any day. A document's own tokens are spliced in as plain text: it cannot spell a control
-token. Where a prompt is too long the document loses its end; the rubric and the opening of the
-answer stay whole.
+token. If a prompt is too long the document loses its end; the rubric and the opening of the answer
+stay whole.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A connection sends its next request when it has the last answer; answers come in any order. The
 server is asked to keep the answer's JSON schema, and the answer is always checked here, since
-servers ignore schemas silently. `replies` says what each reply leads to. No message and no record
+servers ignore schemas silently. `replies` lists the effect of each reply. No message and no record
 holds the key. Before an error ends a run, the requests under way are awaited: they are paid. Cost
 beside the server's time: a quarter of a millisecond of one core per document.
 """

@@ -61,7 +61,7 @@ class Reply:
 
 
 async def post(connection: Connection, body: bytes) -> Reply:
-    """The reply to one request; what goes wrong on the way is a reply of status 0."""
+    """The reply to one request; an error of the connection is a reply of status 0."""
     from nmoe_core.labels.oracles.connection import CannotConnectError, ReplyTooLargeError
 
     try:
@@ -185,8 +185,8 @@ class Flow:
         return False
 
     def timed_out(self, document: int) -> int:
-        """A request was given up: the limit is halved, and grows slowly where many were. Returns
-        how many documents were since the last answer, once `max_outage_s` have gone by; else 0."""
+        """A request was given up: the limit is halved, and grows slowly if many were. Returns how
+        many documents were since the last answer, once `max_outage_s` have gone by; else 0."""
         now = time.monotonic()
         since = next(iter(self._slow.values()), now)
         self._slow.setdefault(document, now)

@@ -82,7 +82,7 @@ def latin_share(text: str) -> float:
 
 
 def other_language_share(text: str) -> float:
-    """Share of other languages' frequent words among the frequent words of the windows; 0.0 where
+    """Share of other languages' frequent words among the frequent words of the windows; 0.0 if
     fewer than `MIN_OTHER_WORDS` of them are there."""
     words = [word for window in windows(text) for word in _WORD.findall(window.lower())]
     others = sum(word in _OTHERS for word in words)

@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class OldShard(NamedTuple):
-    """A committed shard whose documents a pass may take over."""
+    """A committed shard whose documents a pass may reuse."""
 
     manifest: Manifest
     table: Path

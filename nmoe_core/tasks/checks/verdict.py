@@ -10,7 +10,7 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.run import Run
 
 Level = Literal["block", "error", "warn"]
-# Each check: how much a failure matters unless the run says otherwise, and what passing means.
+# Each check: the severity of a failure unless the run sets another, and the meaning of passing.
 _CHECKS: dict[str, tuple[Level, str]] = {
     "integrity": ("block", "Checksums, index and every token of the shards that this run made."),
     "checksums": ("block", "SHA-256 of every file is that of the manifest."),

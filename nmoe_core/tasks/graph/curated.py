@@ -38,7 +38,7 @@ _PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that follow from
 
 
 class CurationLooks:
-    """Looks at topics, selection and curated shards; what all shards share is read once."""
+    """Looks at topics, selection and curated shards; inputs that all shards share are read once."""
 
     def __init__(self, run: Run, sources: list[str]) -> None:
         self._run = run
@@ -65,7 +65,7 @@ class CurationLooks:
         return Look(then, now, inputs=inputs, damage=damage)
 
     def selection(self, shard: ShardPaths) -> Look:
-        """At what `where` says of the documents of a shard."""
+        """Look at the decisions of `where` for the documents of a shard."""
         from nmoe_core.attributes.files import find_footer
         from nmoe_core.tasks.selection.expression import opened, required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints

@@ -29,8 +29,8 @@ _SHOWN = 20  # flips that are named
 
 @dataclass(frozen=True, slots=True)
 class ShardFlips:
-    """What grading a shard again would do: documents, decisions that flip, and decisions that are
-    open until the models have run."""
+    """Effects of grading a shard again: documents, decisions that flip, and decisions that are open
+    until the models have run."""
 
     documents: int
     flips: int = 0
@@ -55,7 +55,7 @@ class Foreseen:
 
 
 def foresee(graph: Graph, sources: list[str]) -> Foreseen:
-    """Compute what would change; reads the scores of shards that are not current."""
+    """Compute the changes; reads the scores of shards that are not current."""
     found = Foreseen()
     grades: GradeLooks | None = None
     if not graph.run.config.grading.is_off:

@@ -97,14 +97,14 @@ class _Fit(NamedTuple):
 
 
 class ModelLooks:
-    """Looks at what labels and backbone lead to; label files and digests are read once."""
+    """Looks at the outputs from labels and backbone; label files and digests are read once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     @cached_property
     def labelled(self) -> Labelled:
-        """The merged labels. Raises as `Labelled`, and FormatError: they are to be merged again."""
+        """The merged labels. Raises as `Labelled`, and FormatError if they must be merged again."""
         from nmoe_core.heads.labelled import Labelled
         from nmoe_core.labels.files import is_merged
         from nmoe_core.tasks.hydra import labelled_splits
@@ -312,7 +312,7 @@ def _head_look(
     wanted: Settings,
     damage: str,
 ) -> Look:
-    """At a head file; one that names no inputs was not made by a run."""
+    """Look at a head file; a file that names no inputs was not made by a run."""
     made_from = None if header is None else header.get("fingerprints", {"code": "not by a run"})
     inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
     inputs |= {"data": "shards", "backbone": "hydra/backbone", "student": "hydra/student"}

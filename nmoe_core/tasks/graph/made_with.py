@@ -46,7 +46,8 @@ def labels(summary: Path) -> Settings:
 
 
 def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Settings:
-    """What an oracle is asked: its facts, its scorer, and fingerprints of its labels."""
+    """Settings of an oracle's questions, from its facts, its scorer, and fingerprints of its
+    labels."""
     named = {f"oracle: {name}": value for name, value in facts.items() if name != "rubric"}
     named["oracle.max_doc_tokens"] = made_from.get("max_doc_tokens")
     named["oracle.rubric"] = scorer.get("rubric_hash")
@@ -118,7 +119,7 @@ def duplicates(tree: Tree) -> Settings:
 
 
 def selection(shard: ShardPaths) -> Settings:
-    """Of what `where` says of the documents of a shard."""
+    """Settings that the decisions of `where` for a shard record."""
     from nmoe_core.attributes.files import find_footer
 
     footer = find_footer(shard.selection)

@@ -61,7 +61,7 @@ class SplitLooks:
 
     @property
     def settings(self) -> PrepSettings:
-        """Of prep."""
+        """Settings of prep."""
         return self._settings
 
 
@@ -71,7 +71,7 @@ def prefix(split: str) -> str:
 
 
 def manifest_look(path, content_hash: str, made_of: str) -> Look:
-    """At a manifest that follows from others: by the hash of its content."""
+    """Look at a manifest made from others, by the hash of its content."""
     then = None
     if path.is_file():
         try:

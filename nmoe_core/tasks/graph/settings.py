@@ -66,7 +66,7 @@ SEEN_INDEX = MadeWith(SEEN_CODE, {})  # how much is sorted at once changes no an
 
 
 def prep(run: Run, source: SourcePlan, split: str) -> MadeWith:
-    """Of token shards and of their manifest."""
+    """Settings of token shards and of their manifest."""
     return MadeWith(PREP_CODE, prep_keys(prep_settings(run, source, split).identity(), source.name))
 
 
@@ -128,7 +128,7 @@ def calibration(run: Run) -> MadeWith:
 
 
 def grades(run: Run) -> MadeWith:
-    """Of scores, and of the plan of a regrade."""
+    """Settings of scores, and of the plan of a regrade."""
     found = _grader(run)
     if run.config.grading.grader in ("hydra", "auto"):
         found["grading.early_exit"] = run.config.grading.early_exit
@@ -159,7 +159,7 @@ def topic_model(run: Run) -> MadeWith:
 
 
 def curated(run: Run, source: str) -> MadeWith:
-    """Of curated shards."""
+    """Settings of curated shards."""
     settings = curate_settings(run, source)
     found = curate_keys(settings.fingerprints()) | {"seq_len": settings.seq_len}
     takedown = record_digest(run.tree, source)
@@ -173,8 +173,8 @@ def curate_keys(fingerprints: Settings) -> dict[str, Any]:
 
 
 def attribute(run: Run, name: str) -> MadeWith:
-    """Of an attribute: its settings and the texts of its evaluations, which are no asset; or the
-    files that it joins."""
+    """Settings of an attribute: its own, and the texts of its evaluations, which are not an asset;
+    or the files that it joins."""
     config = run.config
     if (files := config.attributes.files.get(name)) is not None:
         return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
@@ -190,7 +190,7 @@ def attribute(run: Run, name: str) -> MadeWith:
 
 
 def selection(run: Run) -> MadeWith:
-    """Of what `where` says of each document."""
+    """Settings of the decisions of `where` for each document."""
     return MadeWith(CODES["select"], {"curation.where": run.config.curation.where})
 
 

@@ -91,7 +91,7 @@ class Graph:
         return [found] if found is not None else self.keys.get(key, [])
 
     def not_current(self) -> list[State]:
-        """What would be made, in the order in which it is made."""
+        """Outputs that would be made, in the order of making."""
         return [state for state in self.states.values() if not state.is_current]
 
     def add(
@@ -140,13 +140,13 @@ class Graph:
 
     @cached_property
     def models(self) -> graded.ModelLooks:
-        """Looks at what labels lead to."""
+        """Looks at the outputs from labels."""
         return graded.ModelLooks(self.run)
 
     @cached_property
     def grades(self) -> graded.GradeLooks:
-        """What scores would be made from. Raises as `GradeLooks`, and CalibrationError: there are
-        no thresholds."""
+        """Inputs of scores. Raises as `GradeLooks`, and CalibrationError: there are no
+        thresholds."""
         from nmoe_core.calibration.files import load_calibration
 
         return graded.GradeLooks(self.run, load_calibration(self.run.tree.calibration))

@@ -49,7 +49,7 @@ def write_remix(
     plan: LoaderPlan, step: int, edit: Edit, output: Path, proof: Path | None = None
 ) -> dict[str, Any]:
     """Commit the plan after an edit, and before it its certificate, by default beside it; returns
-    what changes. Raises as `loader.remix`, and ConfigError if a source that was read is neither
+    the changes. Raises as `loader.remix`, and ConfigError if a source that was read is neither
     weighted nor removed."""
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:

@@ -65,7 +65,7 @@ def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
 
 
 def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:
-    """What each document of a shard counts for."""
+    """Source, language and topic of each document of a shard, as far as recorded."""
     manifest = load_manifest(shard.manifest)
     found = {"source": np.full(manifest.total_documents, shard.source)}
     if "language" in run.config.attributes.use and shard.attribute("language").is_file():

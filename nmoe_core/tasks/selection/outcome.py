@@ -1,4 +1,4 @@
-"""What became of each document of a run, kept or left out, and why in words."""
+"""The outcome of each document of a run, kept or left out, and the reason in words."""
 
 import json
 import re

@@ -38,7 +38,7 @@ _TOLD_ELSEWHERE = ("documents", "columns", "quality", "topics")
 
 @dataclass(frozen=True, slots=True)
 class ClauseFigures:
-    """What one clause does to the documents of a source."""
+    """Effect of one clause on the documents of a source."""
 
     clause: str
     first: int
@@ -51,7 +51,7 @@ class ClauseFigures:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an expression keeps of a source."""
+    """Documents that an expression keeps of a source."""
 
     source: str
     documents: int
@@ -110,7 +110,7 @@ def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Resul
 def selection_fingerprints(
     run: Run, shard: ShardPaths, expression: str, where: Where
 ) -> Fingerprints:
-    """Fingerprints of what an expression says of the documents of a shard."""
+    """Fingerprints of the decisions of an expression for the documents of a shard."""
     used = sorted({label.partition(".")[0] for label in where.columns})
     parts = shard_parts(run, shard, used)
     return {
@@ -180,7 +180,7 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
-    """The attributes of a document of the training split, and what `where` says of it: `keep`, the
+    """The attributes of a document of the training split, and the decision of `where`: `keep`, the
     clause that drops it, and a line `why`; None if the shard is not selected yet, or another
     `where` was."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)

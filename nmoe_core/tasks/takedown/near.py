@@ -1,4 +1,4 @@
-"""Near copies of documents that go: they stay, unless the list names them too."""
+"""Near copies of documents that are taken down: they stay, unless the list names them too."""
 
 from __future__ import annotations
 

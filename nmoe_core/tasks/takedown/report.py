@@ -1,4 +1,4 @@
-"""`nmoe takedown`: what documents of a list are in the run, and what follows from that."""
+"""`nmoe takedown`: the documents of a list that are in the run, and the consequences."""
 
 from __future__ import annotations
 
