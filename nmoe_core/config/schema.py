@@ -55,9 +55,7 @@ class Key:
     def one(self, text: str) -> Any:
         """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
         if self.annotation is Any:
-            with contextlib.suppress(
-                ValueError
-            ):  # for a number of 5,000 digits: not a TOMLDecodeError
+            with contextlib.suppress(ValueError):  # raised for a number of 5,000 digits
                 return toml_table(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path or self.choices:
             return text  # the run checks it, with an error of its own
