@@ -28,7 +28,7 @@ def executor(run: Run) -> dg.ExecutorDefinition:
     """A pod for each step if `[compute.pods]` requests them, else the run's own process.
 
     In one process the steps run one after the other: they share a machine, and a process each would
-    import torch and load the backbone again. Raises ConfigError: dagster-k8s is not installed
+    import torch and load the backbone again. Raises ConfigError if dagster-k8s is not installed
     (E-CONFIG-KUBERNETES).
     """
     if not run.config.compute.pods:

@@ -34,7 +34,7 @@ class Notifier(dg.ConfigurableResource):
     webhook_url: str = ""
 
     def send(self, text: str) -> bool:
-        """Post a notice; False if no webhook is set. Raises OSError: three attempts failed."""
+        """Post a notice; False if no webhook is set. Raises OSError if three attempts failed."""
         if not self.webhook_url:
             return False
         request = urllib.request.Request(

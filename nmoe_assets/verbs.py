@@ -130,8 +130,8 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 
 
 def serve(run: Run, port: int) -> int:
-    """Become `dagster dev` of the project. Raises ConfigError: the port is taken
-    (E-CONFIG-PORT), or `.env` sets variables that choose code (E-CONFIG-ENVIRONMENT)."""
+    """Become `dagster dev` of the project. Raises ConfigError if the port is taken (E-CONFIG-PORT),
+    or `.env` sets variables that choose code (E-CONFIG-ENVIRONMENT)."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

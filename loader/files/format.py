@@ -102,10 +102,10 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
 
 
 def load_manifest(path: str | Path) -> Manifest:
-    """Read a committed manifest. Raises FormatError: missing (E-MANIFEST-MISSING), or not a
+    """Read a committed manifest. Raises FormatError if it is missing (E-MANIFEST-MISSING), or not a
     manifest: bad JSON, a field missing or of the wrong type, totals that are not the sums
-    (E-MANIFEST-FORMAT), its `content_hash` is missing or of other content (E-MANIFEST-HASH), a path
-    leaves the directory (E-PATH-ESCAPE)."""
+    (E-MANIFEST-FORMAT), if its `content_hash` is missing or of other content (E-MANIFEST-HASH), a
+    path leaves the directory (E-PATH-ESCAPE)."""
     path = Path(path)
     value = read_json_object(path)
     # Our prep seals every manifest, other tools seal none.

@@ -27,7 +27,7 @@ def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> A
 
 
 def toml_table(text: str) -> dict[str, Any]:
-    """The table of a TOML text. Raises ValueError: it is not TOML, or nested too deep."""
+    """The table of a TOML text. Raises ValueError if it is not TOML, or nested too deep."""
     _check_brackets(text, _TOML_TEXTS, MAX_DEPTH)
     level: list[Any] = [table := tomllib.loads(text)]
     for _ in range(MAX_DEPTH):  # dotted keys nest without a bracket

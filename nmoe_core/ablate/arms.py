@@ -99,7 +99,7 @@ class Texts:
     def arms(self, num_tokens: int, seed: int) -> dict[str, list[bytes]]:
         """Texts of each arm, `num_tokens` tokens of the run each, drawn by the seed.
 
-        Raises CurationError: the sources have fewer tokens for an arm (E-CURATION-ABLATE).
+        Raises CurationError if the sources have fewer tokens for an arm (E-CURATION-ABLATE).
         """
         quotas = self._quotas(num_tokens)
         return {arm: self._draw(arm, quotas, seed) for arm in ARMS}

@@ -77,7 +77,8 @@ def find_label(tree: Tree, doc_id: str) -> Record:
 
 
 def read_corrections(tree: Tree) -> Corrections:
-    """The corrections that count. Raises LabelError: a line is none (E-LABEL-CORRUPT)."""
+    """The corrections that count. Raises LabelError if a line is not a correction
+    (E-LABEL-CORRUPT)."""
     path, found = tree.labels / NAME, Corrections()
     if not path.is_file():
         return found

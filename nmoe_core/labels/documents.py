@@ -64,7 +64,7 @@ def shard_documents(
     slice_file: Path, data_root: Path, tokenizer: Tokenizer, max_doc_tokens: int
 ) -> Documents:
     """The documents of a slice file: at most `max_doc_tokens` of each, decoded, without the EOS.
-    Raises FormatError: the slice is missing or malformed, names a document twice (E-DOCID), or a
+    Raises FormatError if the slice is missing or malformed, names a document twice (E-DOCID), or a
     source of it has no committed manifest."""
     rows = read_slice(slice_file)
     seen: set[str] = set()

@@ -114,7 +114,7 @@ def merge_labels(tree: Tree, split: str) -> Result:
 
 
 def merge_fingerprints(tree: Tree, split: str) -> Fingerprints:
-    """Fingerprints of the merged labels of a split. Raises LabelError: a shard is not finished
+    """Fingerprints of the merged labels of a split. Raises LabelError if a shard is not finished
     (E-LABEL-COVERAGE), or as `checked_digest`."""
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
     for shard in shards:
@@ -188,7 +188,7 @@ class Labels:
 
 
 def read_label_file(path: Path) -> tuple[str, list[Record]]:
-    """SHA-256 of a label file, and one record per document. Raises LabelError: missing
+    """SHA-256 of a label file, and one record per document. Raises LabelError if it is missing
     (E-LABEL-MISSING), or as `checked_digest`."""
     if not path.is_file():
         raise LabelError(

@@ -85,7 +85,7 @@ class Scale:
         return len(self.names)
 
     def vector(self, scores: Mapping[str, float]) -> list[float]:
-        """The values by dimension, in their order. Raises KeyError: one is missing."""
+        """The values by dimension, in their order. Raises KeyError if one is missing."""
         return [float(scores[name]) for name in self.names]
 
     def by_name(self, vector: Sequence[float] | np.ndarray) -> dict[str, float]:

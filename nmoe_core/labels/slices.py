@@ -207,7 +207,7 @@ def _check_digest(path: Path, found: str) -> None:
 
 
 def read_slice(path: Path) -> list[tuple[str, str]]:
-    """The (document id, source) pairs of a slice file. Raises FormatError: the file is missing
+    """The (document id, source) pairs of a slice file. Raises FormatError if the file is missing
     (E-MANIFEST-MISSING), was changed after it was written (E-SLICE-CHANGED), or a line is not a row
     (E-DOCID)."""
     try:

@@ -141,8 +141,8 @@ class PrepConfig(PrepSettings):
 class ParallelPrepPipeline:
     """Reads a source, tokenises it in `num_workers` processes and commits shards and manifest.
 
-    `progress` is called after every block. Raises ConfigError: a key of the source does not fit its
-    kind.
+    `progress` is called after every block. Raises ConfigError if a key of the source does not fit
+    its kind.
     """
 
     def __init__(

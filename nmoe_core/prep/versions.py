@@ -45,7 +45,7 @@ class Version(NamedTuple):
 
 
 def list_versions(split_dir: Path) -> list[Version]:
-    """The current version of a split, then the kept ones, newest first. Raises FormatError: the
+    """The current version of a split, then the kept ones, newest first. Raises FormatError if the
     split has no manifest (E-MANIFEST-MISSING)."""
     current = _version(split_dir, is_current=True)
     kept = [_version(path, is_current=False) for path in _kept(split_dir)]

@@ -22,7 +22,7 @@ _MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a heade
 
 
 def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
-    """The source with the field that holds its text. Raises SourceError: there is none
+    """The source with the field that holds its text. Raises SourceError if there is none
     (E-SOURCE-FIELD)."""
     if spec.kind == "files":
         return spec

@@ -146,7 +146,7 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
 
 
 def checked(text: str, tokenizer: Tokenizer) -> bytes:
-    """The bytes to look for. Raises ConfigError: they are fewer than `MIN_BYTES` (E-SEEN-SHORT);
+    """The bytes to look for. Raises ConfigError if they are fewer than `MIN_BYTES` (E-SEEN-SHORT);
     TokenizerError: documents that had this text read otherwise (E-SEEN-TEXT)."""
     payload = text.encode()
     if len(payload) < MIN_BYTES:

@@ -94,7 +94,7 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
 
 
 def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
-    """The parts of a shard's index. Raises FormatError: there is none (E-SEEN-MISSING), it is of
+    """The parts of a shard's index. Raises FormatError if there is none (E-SEEN-MISSING), it is of
     another version of the curated shard or that is of another tokenizer (E-SEEN-STALE), or it is
     damaged (E-SEEN-CHANGED)."""
     manifest, path = load_manifest(shard.curated_manifest), shard.seen_index

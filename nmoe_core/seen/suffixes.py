@@ -58,7 +58,7 @@ def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
     """Places of all tokens, ordered by the ids from there on: uint32 `[num_tokens]`.
 
-    tokens: uint32 or uint16 `[num_tokens]`, at least one. Raises FormatError: there are more than
+    tokens: uint32 or uint16 `[num_tokens]`, at least one. Raises FormatError if there are more than
     `MAX_TOKENS`, or an id has more than three bytes (E-SEEN-SIZE).
     """
     largest = int(tokens.max())

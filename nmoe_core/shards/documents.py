@@ -146,7 +146,8 @@ def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
 
 def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
     """Ids of all documents of a manifest, in the order of `shard_files`; memory is one index.
-    Raises FormatError: as `document_spans`; a name cannot be part of a document id (E-DOCID)."""
+    Raises FormatError as `document_spans`, and if a name cannot be part of a document id
+    (E-DOCID)."""
     for entry in _in_order(manifest):
         rel = manifest.shard_path(entry).relative_to(tree_root).as_posix()
         source = rel.split("/")[0]
@@ -157,7 +158,7 @@ def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
 
 def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Ingest id and text hash of each document, in the order of `shard_files`; trees of other tools
-    have none. Raises FormatError: an ids file is missing, malformed or of other documents
+    have none. Raises FormatError if an ids file is missing, malformed or of other documents
     (E-SHARD-IDS)."""
     for entry in _in_order(manifest):
         name = entry.extra.get("ids_path")
@@ -167,7 +168,7 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
     """Ingest ids of some documents of a shard, by ascending number in the order of `shard_files`;
-    no other line is parsed. Raises FormatError: a lineage file is missing or malformed, or has
+    no other line is parsed. Raises FormatError if a lineage file is missing or malformed, or has
     other rows than documents (E-SHARD-IDS)."""
     found, first = list[str](), 0
     for entry in _in_order(manifest):
@@ -248,7 +249,7 @@ def _ids_of(path: Path, num_documents: int) -> list[tuple[str, str]]:
 
 
 def read_ids(path: Path) -> Iterator[tuple[str, str]]:
-    """Ingest id and text hash of each line of an ids file. Raises FormatError: it is missing or
+    """Ingest id and text hash of each line of an ids file. Raises FormatError if it is missing or
     malformed (E-SHARD-IDS)."""
     try:
         with open(path, "rb") as file:

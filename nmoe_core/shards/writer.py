@@ -75,8 +75,8 @@ class ShardWriter:
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
         """Append one document, uint32 `[length]`, and its EOS, which it may end with already.
-        Raises FormatError: EOS inside the document, an id outside the vocabulary, or a document
-        longer than a file may be (E-SHARD-DOCUMENT)."""
+        Raises FormatError if EOS is inside the document, an id is outside the vocabulary, or the
+        document is longer than a file may be (E-SHARD-DOCUMENT)."""
         eos = self.fmt.eos_token_id
         if len(tokens) and tokens[-1] == eos:
             tokens = tokens[:-1]

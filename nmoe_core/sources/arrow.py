@@ -37,7 +37,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class _ColumnsSource(FileSource[ColumnsBlock]):
-    """Files of rows; a text column may hold text or bytes. Raises SourceError: pyarrow is not
+    """Files of rows; a text column may hold text or bytes. Raises SourceError if pyarrow is not
     installed (E-SOURCE-EXTRA)."""
 
     format: ClassVar[str]

@@ -60,7 +60,7 @@ def arrow_columns(names: Sequence[str], rows: "pa.RecordBatch") -> Kept:
 
 
 def common_types(one: "pa.Schema | None", other: "pa.Schema", where: str) -> "pa.Schema":
-    """The types that hold the values of both. Raises SourceError: a column has types that none
+    """The types that hold the values of both. Raises SourceError if a column has types that none
     holds (E-SOURCE-FIELD)."""
     import pyarrow as pa
 

@@ -88,7 +88,7 @@ class Directories:
         self._trees: dict[str, list[str]] = {}
 
     def files(self, root: Path, pattern: str) -> list[str]:
-        """The files below `root` that match a pattern with wildcards. Raises SourceError: links
+        """The files below `root` that match a pattern with wildcards. Raises SourceError if links
         below a `**` form a loop (E-SOURCE-LOOP) or lead out (E-SOURCE-LINK)."""
         *parents, name = Path(pattern).parts
         if name == "**":

@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
     def decode(self, payload: bytes) -> tuple[str, bool]:
         """The text, and whether bytes of it were replaced. It is UTF-8, unless a byte order mark
-        says otherwise. Raises UnicodeDecodeError: bytes are no text, and `on_error` is not
+        says otherwise. Raises UnicodeDecodeError if bytes are no text, and `on_error` is not
         `replace`."""
         encoding = marked_encoding(payload)
         try:

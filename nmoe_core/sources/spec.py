@@ -64,7 +64,7 @@ class SplitExpression(NamedTuple):
 
 
 def parse_split(text: str) -> SplitExpression:
-    """Parse a split expression. Raises ConfigError: the text is not one (E-CONFIG)."""
+    """Parse a split expression. Raises ConfigError if the text is not one (E-CONFIG)."""
     what, do = "not a split", None
     if "+" in text:
         what, do = "joined splits are not read", "make a source of each split"

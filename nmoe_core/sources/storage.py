@@ -60,7 +60,7 @@ class SourceFile(NamedTuple):
         return PurePosixPath(self.path).suffix.lower()
 
     def open(self) -> io.BufferedReader:
-        """A seekable binary stream of the file. Raises SourceError: it is not there
+        """A seekable binary stream of the file. Raises SourceError if it is not there
         (E-SOURCE-NOTFOUND), the store does not answer (E-SOURCE-NETWORK), or its client is not
         installed (E-SOURCE-EXTRA)."""
         if isinstance(self.path, Path):
@@ -106,7 +106,7 @@ def is_url(text: str) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it. Raises SourceError: its client is not
+    """The fsspec file system of a URL, and the path in it. Raises SourceError if its client is not
     installed (E-SOURCE-EXTRA), the protocol is not known or URLs are chained (E-SOURCE-PROTOCOL),
     or the store does not answer (E-SOURCE-NETWORK)."""
     if "::" in url:

@@ -41,8 +41,8 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """The items of a list, each once; blank lines are passed over. Raises FormatError: the list has
-    no item, or a line is no item (E-TAKEDOWN-ITEM)."""
+    """The items of a list, each once; blank lines are passed over. Raises FormatError if the list
+    has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
     found: dict[tuple[str, str], Item] = {}
     for number, payload in enumerate(path.read_bytes().splitlines(), 1):
         if payload.strip():
@@ -57,7 +57,7 @@ def read_items(path: Path) -> list[Item]:
 
 
 def _item(text: str, line: int) -> Item:
-    """The item of a line; a ValueError says why it is none."""
+    """The item of a line. Raises ValueError, with the reason, if it is not an item."""
     kind, separator, value = text.partition(":")
     if kind.strip() not in _KINDS or not separator:
         text = text.strip()

@@ -172,7 +172,7 @@ def add_rows(
 
 def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
     """The grams of these rows' texts: `GRAMS` rows, which name texts by their order in `rows`.
-    Raises FormatError: they are missing or damaged (E-TAKEDOWN-RECORD)."""
+    Raises FormatError if they are missing or damaged (E-TAKEDOWN-RECORD)."""
     digests = _digests(rows)
     if not digests:
         return np.empty(0, GRAMS)

@@ -36,7 +36,7 @@ class Line:
 
 def run_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
     """The account of a run whose plan this is, as JSON: lines of all sources together, and of each.
-    Raises FormatError: documents of a source are not selected yet (E-MANIFEST-MISSING)."""
+    Raises FormatError if documents of a source are not selected yet (E-MANIFEST-MISSING)."""
     sources = run_sources(run)
     reasons = left_out(run, [source.name for source in sources])
     by_source = {}

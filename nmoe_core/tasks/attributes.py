@@ -48,7 +48,7 @@ def shard_attribute_names(run: Run) -> list[str]:
 
 def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
     """The named attributes of a run in its order, by default all; with duplicates the signatures
-    that they are found by. Raises ConfigError: it records none, or none of that name."""
+    that they are found by. Raises ConfigError if it records none, or none of that name."""
     known = attribute_names(run)
     unknown = sorted(set(only or ()) - set(known))
     if unknown or not known:
@@ -88,8 +88,8 @@ def user_files(run: Run, name: str) -> UserFiles:
 
 
 def open_attribute(run: Run, name: str) -> Attribute:
-    """An attribute of texts. Raises ConfigError: a package that it needs is not installed, or
-    contamination has no evaluation set; SourceError: a set cannot be used."""
+    """An attribute of texts. Raises ConfigError if a package that it needs is not installed, or
+    contamination has no evaluation set; SourceError if a set cannot be used."""
     from nmoe_core.attributes.attribute import Attribute
 
     module_name, function = _OF_TEXTS[name]
@@ -129,7 +129,7 @@ def make_duplicates(
     run: Run, sources: Sequence[str] | None = None, *, picture: bool = False
 ) -> Result:
     """Find the copies among all documents of the run by their signatures; only the files of shards
-    whose rows changed are written. Raises FormatError: a shard has no current signatures."""
+    whose rows changed are written. Raises FormatError if a shard has no current signatures."""
     from nmoe_core.attributes.shared import write_changed
 
     module, table = _import("duplicates"), run.config.duplicates
@@ -150,7 +150,7 @@ def make_duplicates(
 
 def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerprints]:
     """The signatures of all shards of sources, and fingerprints of how copies are found among them.
-    Raises FormatError: a shard has no current signatures."""
+    Raises FormatError if a shard has no current signatures."""
     from nmoe_core.attributes.shared import Corpus
 
     shards = [s for name in sources for s in run.tree.shards(name, run.config.prep.num_shards)]

@@ -52,7 +52,7 @@ def engine_version(name: str) -> str:
 
 
 def load_engine(name: str, reference: Reference) -> Fast:
-    """An engine for a tokenizer. Raises Unfit: it is not installed, or does not have this
+    """An engine for a tokenizer. Raises Unfit if it is not installed, or does not have this
     tokenizer."""
     engine_version(name)
     if (

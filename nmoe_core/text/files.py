@@ -34,7 +34,7 @@ _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|
 
 
 class JsonReference(Reference):
-    """A `tokenizer.json`. Raises TokenizerError: `tokenizers` is not installed, or does not take
+    """A `tokenizer.json`. Raises TokenizerError if `tokenizers` is not installed, or does not take
     the file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "tokenizers"
@@ -123,7 +123,7 @@ class JsonReference(Reference):
 
 
 class PieceReference(Reference):
-    """A SentencePiece model. Raises TokenizerError: `sentencepiece` is not installed, or does not
+    """A SentencePiece model. Raises TokenizerError if `sentencepiece` is not installed, or does not
     take the file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "sentencepiece"

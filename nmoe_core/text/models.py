@@ -58,7 +58,7 @@ def model_ids(
 ) -> ModelIds | None:
     """Reader of shards of another tokenizer for a model; None if it reads their ids directly.
 
-    Raises TokenizerError: the model's tokenizer cannot be told, and its weights are not random
+    Raises TokenizerError if the model's tokenizer cannot be told, and its weights are not random
     (E-TOKENIZER-NAME); or as `load_tokenizer`.
     """
     found = model_tokenizer(directory, num_rows)

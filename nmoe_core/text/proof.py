@@ -104,8 +104,8 @@ class Proven:
 
 
 def prove(name: str, reference: Reference) -> list[int]:
-    """The code points that an engine knows otherwise than the reference. Raises Unfit: it cannot be
-    used for this tokenizer."""
+    """The code points that an engine treats differently from the reference. Raises Unfit if it
+    cannot be used for this tokenizer."""
     file = _file(name, reference)
     if (found := kept(file)) is None:
         try:

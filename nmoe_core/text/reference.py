@@ -59,7 +59,8 @@ class TokenBytes(NamedTuple):
     """int64 `[vocab_size + 1]`, from 0."""
 
     def of(self, ids: np.ndarray) -> bytes:
-        """Those of ids, int64 `[length]`, one after the other. Raises KeyError: an id has none."""
+        """Bytes of ids, int64 `[length]`, one after the other. Raises KeyError if an id has
+        none."""
         starts = range(0, len(ids), _IDS_AT_A_TIME)
         return b"".join(self._of_some(ids[i : i + _IDS_AT_A_TIME]) for i in starts)
 

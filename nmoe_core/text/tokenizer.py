@@ -88,7 +88,7 @@ class Tokenizer:
         self, texts: Sequence[str], payloads: Sequence[bytes] | None = None
     ) -> Encoded:
         """Token ids of the texts, whose UTF-8 is `payloads`; special tokens are not recognised.
-        Raises TokenizerError: the engine differs from the reference (E-TOKENIZER-DRIFT), or fails
+        Raises TokenizerError if the engine differs from the reference (E-TOKENIZER-DRIFT), or fails
         on a text (E-TOKENIZER-TEXT)."""
         try:
             return self._encoded(texts, payloads)

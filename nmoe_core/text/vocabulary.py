@@ -68,7 +68,7 @@ def kept(name: str) -> dict[str, Any] | None:
 
 def ensure_vocabulary(name: str = "o200k_base") -> Path:
     """Directory that holds a vocabulary of `CARRIED` as tiktoken expects it, made if need be.
-    Raises TokenizerError: the rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY)."""
+    Raises TokenizerError if the rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY)."""
     carried = CARRIED[name]
     named, ours = os.environ.get(CACHE_VARIABLE), cache_dir() / "tiktoken"
     for directory in (*([Path(named)] if named else []), ours):
@@ -80,8 +80,8 @@ def ensure_vocabulary(name: str = "o200k_base") -> Path:
 
 
 def load_tiktoken(name: str) -> Any:
-    """The encoding of that name, as tiktoken has it. Raises TokenizerError: tiktoken does not know
-    the name (E-TOKENIZER-NAME), or its vocabulary is neither on this machine nor to be fetched
+    """The encoding of that name, as tiktoken has it. Raises TokenizerError if tiktoken does not
+    know the name (E-TOKENIZER-NAME), or its vocabulary is neither on this machine nor to be fetched
     (E-TOKENIZER-VOCABULARY)."""
     import tiktoken
 

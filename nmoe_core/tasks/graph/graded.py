@@ -234,8 +234,8 @@ def head_digests(run: Run) -> Fingerprints:
 
 
 class GradeLooks:
-    """Looks at the scores of shards. Raises CalibrationError: the thresholds are of other heads;
-    HeadError: a head is missing."""
+    """Looks at the scores of shards. Raises CalibrationError if the thresholds are of other heads;
+    HeadError if a head is missing."""
 
     def __init__(self, run: Run, calibration: Calibration) -> None:
         from nmoe_core.heads.files import heads_digest, read_header

@@ -145,7 +145,7 @@ class Graph:
 
     @cached_property
     def grades(self) -> graded.GradeLooks:
-        """Inputs of scores. Raises as `GradeLooks`, and CalibrationError: there are no
+        """Inputs of scores. Raises as `GradeLooks`, and CalibrationError if there are no
         thresholds."""
         from nmoe_core.calibration.files import load_calibration
 

@@ -81,8 +81,8 @@ def known_schema(run: Run) -> Schema:
 
 
 def require_columns(run: Run, labels: Iterable[str], made: Collection[str], place: str) -> None:
-    """Raises ConfigError: a column of these is not made, and the run does not record its
-    attribute; FormatError: it is not made yet (E-ATTRIBUTE-MISSING)."""
+    """Raises ConfigError if a column of these is not made, and the run does not record its
+    attribute; FormatError if it is not made yet (E-ATTRIBUTE-MISSING)."""
     for label in (label for label in labels if label not in made):
         attribute, _, column = label.partition(".")
         if attribute in BUILT_IN and attribute not in attribute_names(run):
