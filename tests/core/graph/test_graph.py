@@ -42,7 +42,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "prep.max_doc_tokens": (20, {"shards"}),
     "prep.long_documents": ("cut", set()),
     "prep.version": ("v2", {"shards"}),
-    "prep.bos_token": ("auto", set()),
+    "prep.bos_token": ("<|startoftext|>", {"shards"}),
     "oracle.max_doc_tokens": (24, {"oracle_labels", "student"}),
     "backbone.seed": (3, {"backbone"}),
     "calibration.target_keep": (0.3, {"calibration", "quality_scores", "curated"}),
@@ -300,7 +300,7 @@ Edit = Callable[[Project, dict[str, Any], random.Random], None]
 
 
 def _set(project: Project, settings: dict[str, Any], rng: random.Random) -> None:
-    key = rng.choice([key for key in CHANGES if key not in ("tokenizer", "prep.bos_token")])
+    key = rng.choice([key for key in CHANGES if key != "tokenizer"])
     if key in settings:
         del settings[key]
     else:
