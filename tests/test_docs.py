@@ -1,22 +1,31 @@
 """The documentation and the README are true: links, commands, targets and files exist."""
 
 import importlib
+import operator
 import re
 import runpy
 import subprocess
 import sys
+import tomllib
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from loader.plan.packaged import packaged
 from nmoe_core.cli import build_parser
+from nmoe_core.cli.flags import run_of
 from nmoe_core.config.schema import run_keys
 from tests.project import REPOSITORY, product_tests
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
 README = PAGES[-1].read_text(encoding="utf-8")
 MAX_COLUMNS = 120
+SETTINGS = [
+    (str(page.relative_to(REPOSITORY)), found)
+    for page in PAGES
+    for found in re.findall(r"--set[ =]([a-z][\w.]*=[^\s`)]+)", page.read_text(encoding="utf-8"))
+]
 
 
 def test_the_page_of_errors_is_made_from_the_code_as_it_is() -> None:
@@ -126,3 +135,23 @@ def test_every_command_the_readme_names_is_a_verb(capsys: pytest.CaptureFixture[
             build_parser().parse_args([verb, "--help"])
         assert caught.value.code == 0, verb
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("page", "given"), SETTINGS)
+def test_every_setting_that_a_page_shows_is_in_the_configuration_of_the_run(
+    page: str, given: str, tmp_path: Path
+) -> None:
+    server = '[oracle.http]\nbase_url = "http://localhost:8000/v1"\nmodel = "judge"\n'
+    (tmp_path / "nmoe.toml").write_text(f'root = "."\n{server}')
+    words = ["plan", "--config", str(tmp_path / "nmoe.toml"), "--set", given]
+    config = run_of(build_parser().parse_args(words)).config.model_dump()
+    key, _, text = given.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    assert reduce(operator.getitem, key.split("."), config) == value, page
+
+
+def test_pages_show_settings() -> None:
+    assert len(SETTINGS) > 8

@@ -89,7 +89,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe ablate": ("nmoe ablate", "nmoe ablate --tokens 300000 --eval trusted.jsonl"),
     "nmoe takedown": (
         "nmoe takedown gone.txt --state checkpoints/1200.json",
-        "nmoe takedown gone.txt --apply --by legal && nmoe takedown gone.txt --verify",
+        "nmoe takedown gone.txt --apply --by legal",
+        "nmoe takedown gone.txt --verify",
     ),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/docs.jsonl:17"),
@@ -102,9 +103,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe twin plan.json --source web=other/web --source code=other/code --seq-len 4096"
         " -o twin.json",
     ),
-    "nmoe remix": ("nmoe remix --step 500 --weights web=0.7,code=0.3 -o remixed.json",),
+    "nmoe remix": (
+        "nmoe remix out/mixture/loader_plan.json --step 500 --weights web=0.7,code=0.3"
+        " -o remixed.json",
+    ),
     "nmoe bisect": (
         "nmoe bisect out/mixture/loader_plan.json --from-step 40 --to-step 44"
-        " --command './replay.sh' --above 9.5 -o bisection",
+        " --command './replay.sh {plan}' --above 9.5 -o bisection",
     ),
 }
