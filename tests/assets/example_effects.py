@@ -66,7 +66,7 @@ _BISECT += " --command './replay.sh {plan}' --above 9.5 -o bisection"
 
 EFFECTS = {
     "nmoe init && nmoe run && nmoe report": Effect(
-        r"docs +338[^\n]+\n(.+\n)*loader: \d+ steps", ("nmoe.toml", _PLAN), at="fresh", is_slow=True
+        r"corpus +1 [\s\S]+loader: \d+ steps", ("nmoe.toml", _PLAN), at="fresh", is_slow=True
     ),
     "nmoe init corpus/": Effect("nmoe.toml is written", ("nmoe.toml",), at="fresh"),
     "nmoe init --update": Effect(r"sources are new and added to .+\.toml"),
@@ -80,11 +80,11 @@ EFFECTS = {
     ),
     "nmoe prep-mixture --dry-run": Effect(r"docs +train +jsonl[\s\S]+total: about"),
     "nmoe prep-mixture --workers 8": Effect(
-        r"docs +0 +321", ("out/data/docs/train/shard_0000", "out/data/code/train/shard_0001")
+        r"docs +train +321", ("out/data/docs/train/shard_0000", "out/data/code/train/shard_0001")
     ),
-    _PREP: Effect(r"web +0 +338", (_MANIFEST,)),
+    _PREP: Effect(r"web +train +338", (_MANIFEST,)),
     "nmoe prep --source hf --dataset roneneldan/TinyStories --name tales"
-    " --output data/tales/train": Effect(r"tales +0 +282", ("data/tales/train/manifest.json",)),
+    " --output data/tales/train": Effect(r"tales +train +282", ("data/tales/train/manifest.json",)),
     f"nmoe versions list {_DATA}": Effect(r" yes .+ 338 .+\n.+ no .+ 38 ", before=_PREPARED),
     f"nmoe versions compare {_DATA} 5ea3e6": Effect("300 added, 0 removed", before=_PREPARED),
     f"nmoe versions restore {_DATA} 5ea3e6": Effect(
