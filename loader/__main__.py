@@ -54,7 +54,8 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
 
     Each batch adds its inputs, then its targets, as little-endian int64. World size plays no part.
     """
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    done = 0
     with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         for batch in islice(loader, num_steps):
             for part in batch:
@@ -82,12 +83,14 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
     for stage in plan.stages:
         total = sum(source.weight for source in stage.sources)
         for source in stage.sources:
-            taken, read = source.num_sequences, first[source.name]["sequences"]
+            taken = source.num_sequences
+            read = first[source.name]["sequences"]
             seen[source.name] += taken
             # Over all stages so far: a source's cursor continues from stage to stage.
             stride, num_tokens = cut[source.name]
             epochs = f"{seen[source.name] * stride / num_tokens:.3f}"
-            weight, tokens = f"{100 * source.weight / total:.4f}", taken * plan.seq_len
+            weight = f"{100 * source.weight / total:.4f}"
+            tokens = taken * plan.seq_len
             rows.append(
                 (stage.name, source.name, weight, str(taken), str(tokens), epochs, str(read))
             )
@@ -148,9 +151,11 @@ def _blocks(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
 
 
 def _verify_remix(certificate: Certificate, _: argparse.Namespace) -> Iterator[str]:
-    before, after = certificate.before, certificate.after
+    before = certificate.before
+    after = certificate.after
     for row in certificate.windows:
-        read, to_read = row.edit - row.start, row.stop - row.edit
+        read = row.edit - row.start
+        to_read = row.stop - row.edit
         yield f"ok {row.source}: {read} windows before step {certificate.step}, {to_read} after"
     yield f"ok plan {after.plan_hash} goes on from {before.plan_hash} at step {certificate.step}"
 

@@ -100,12 +100,14 @@ class ReadOptions:
     def check_plan(self, plan: LoaderPlan) -> None:
         """Refuse more ranks than rows, and integers that cannot hold the plan's tokens. Raises
         ConfigError."""
-        found, expected = self.world_size, f"1 to batch_size = {plan.batch_size}"
+        found = self.world_size
+        expected = f"1 to batch_size = {plan.batch_size}"
         if found > plan.batch_size:
             raise ConfigError(
                 "a rank would get no row", where="world_size", found=found, expected=expected
             )
-        dtype, largest = self.dtype, plan.vocab_size - 1
+        dtype = self.dtype
+        largest = plan.vocab_size - 1
         if dtype == "uint32" and (plan.packing != "concat" or plan.masked or self.form == "dict"):
             raise ConfigError(
                 "packed and masked targets, and labels, hold -100",
@@ -165,9 +167,13 @@ class BatchReader:
     -100, or it has fewer targets than there are ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
-        self._stream, self._end, self._options = stream, end, options
-        self._batch_size, self._seq_len = plan.batch_size, plan.seq_len
-        self._wrap, self._dtype = _wrapper(options.backend), np.dtype(options.dtype)
+        self._stream = stream
+        self._end = end
+        self._options = options
+        self._batch_size = plan.batch_size
+        self._seq_len = plan.seq_len
+        self._wrap = _wrapper(options.backend)
+        self._dtype = np.dtype(options.dtype)
         if options.extras and not stream.index.is_known:
             do = "nmoe regenerate-index makes one"
             raise ConfigError("a source has no index of its documents", where="extras", do=do)
@@ -208,7 +214,8 @@ class BatchReader:
         if self._options.form == "pair":
             return inputs, targets
         labels = targets.clone() if hasattr(targets, "clone") else targets.copy()
-        labels[:, 0], labels[:, 1:] = IGNORE_INDEX, targets[:, :-1]
+        labels[:, 0] = IGNORE_INDEX
+        labels[:, 1:] = targets[:, :-1]
         found = {"input_ids": inputs, "labels": labels, "shift_labels": targets}
         if self._options.extras:
             spans = self._stream.spans(rows.sources, rows.windows) or ()
@@ -217,7 +224,8 @@ class BatchReader:
         return found
 
     def _placed(self, part: Any) -> Any:
-        device, ahead = self._options.device, self._options.pin_memory
+        device = self._options.device
+        ahead = self._options.pin_memory
         return part if device is None else part.to(device, non_blocking=ahead)
 
     def _read_shared(self, n: int, size: int, row: int, part: int, num_parts: int) -> Rows:
@@ -244,7 +252,8 @@ class BatchReader:
         """This rank's row in the batch at sequence `n`, which has only `size` rows, fewer than
         there are ranks; then the number of this rank's part of that row's targets, and the number
         of parts. Ranks go one by one to the row that has the most targets for each of its ranks."""
-        world_size, rank = self._options.world_size, self._options.rank
+        world_size = self._options.world_size
+        rank = self._options.rank
         if self._options.dtype == "uint32":
             raise ConfigError(
                 f"{world_size} ranks share the {size} rows of the last batch, so targets hold"

@@ -40,7 +40,8 @@ from loader.rows.stream import Split
 # Sections of a run's TOML that other files may hold as well, and the keys that name those files.
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
-_TRAINER_KEYS, _TRAINER_PREFIX = ("loss_mask_eos",), "validation_"
+_TRAINER_KEYS = ("loss_mask_eos",)
+_TRAINER_PREFIX = "validation_"
 # A table whose name is at least this similar to one of ours counts as a misspelling of it; a short
 # name with one wrong letter does.
 _SLIP = 0.85
@@ -117,11 +118,14 @@ def resolve_plan(
             return load_plan(fetch_plan(address(cfg), cache_dir))
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)
-        given, where = read_config(cfg), str(Path(cfg))
+        given = read_config(cfg)
+        where = str(Path(cfg))
     elif isinstance(cfg, Mapping):
-        given, where = _of_mapping(cfg, "cfg"), "cfg"
+        given = _of_mapping(cfg, "cfg")
+        where = "cfg"
     else:
-        where, inner = type(cfg).__name__, getattr(cfg, "data", None)
+        where = type(cfg).__name__
+        inner = getattr(cfg, "data", None)
         own = _of_data(inner, where) if isinstance(inner, Mapping) else _attributes(inner)
         given = _attributes(cfg) | own
     if cache_dir is not None:

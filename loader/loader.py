@@ -56,14 +56,16 @@ class DeterministicLoader:  # in short `loader.Loader`
         rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
         self._options.check_plan(plan)
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.split: Split = split
         self._read_from(plan, Stream(plan, split))
         ahead = self._options.prefetch
         self._prefetch = Prefetcher(weak_method(self._fill), ahead) if ahead else None
 
     def __repr__(self) -> str:
-        plan, own = self.plan, self._options.rows(self.plan.batch_size)
+        plan = self.plan
+        own = self._options.rows(self.plan.batch_size)
         return (
             f"<Loader of {self.split}, plan {plan.plan_id} {plan.plan_hash[:12]}: "
             f"step {self.step} of {self.num_steps}, rank {self.rank} of {self.world_size} "
@@ -107,7 +109,9 @@ class DeterministicLoader:  # in short `loader.Loader`
     def next_with_meta(self) -> Batch:
         """The next batch and its origin. Raises as `next` does, and FormatError if an index is
         missing or not of its file (E-INDEX-...); the loader keeps its position."""
-        rows, stream, first = self._read(), self._open_stream(), self._next
+        rows = self._read()
+        stream = self._open_stream()
+        first = self._next
         inputs, targets = self._reader.pair(rows)
         batch = Batch(
             inputs=inputs,
@@ -150,7 +154,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         if `n` is neither a multiple of `batch_size` nor the end, or is outside the stream
         (E-SEEK)."""
         self._check_place(n, self._end, self.plan.batch_size)
-        self._next, self._is_set = int(n), True
+        self._next = int(n)
+        self._is_set = True
 
     def skip(self) -> None:
         """Pass over the next batch without reading it. Raises StopIteration at the end; and
@@ -196,14 +201,17 @@ class DeterministicLoader:  # in short `loader.Loader`
     def metrics(self) -> dict[str, dict[str, float]]:
         """Counts so far over all ranks, by source: sequences, tokens (without padding), epochs;
         and, if the plan masks documents, masked: the number of targets left out."""
-        found, masked = self._counts(), self._open_stream().masked_before(self._next)
+        found = self._counts()
+        masked = self._open_stream().masked_before(self._next)
         for name, count in zip(self.source_names, masked or ()):
             found[name]["masked"] = count
         return found
 
     def _counts(self) -> dict[str, dict[str, float]]:
-        stream, n = self._open_stream(), self._next
-        counts, epochs = stream.schedule.counts_before(n), stream.schedule.epochs_before(n)
+        stream = self._open_stream()
+        n = self._next
+        counts = stream.schedule.counts_before(n)
+        epochs = stream.schedule.epochs_before(n)
         rows = zip(self.source_names, counts.tolist(), stream.tokens_before(n), epochs.tolist())
         return {
             name: {"sequences": count, "tokens": tokens, "epochs": epoch}
@@ -243,7 +251,8 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def _read_from(self, plan: LoaderPlan, stream: Stream, n: int = 0) -> None:
         """Take a plan's stream at sequence `n`; if that is refused, nothing changes."""
-        batch_size, end = plan.batch_size, stream.num_sequences
+        batch_size = plan.batch_size
+        end = stream.num_sequences
         if self.split == "train":
             end -= end % batch_size
         if not end:
@@ -256,14 +265,17 @@ class DeterministicLoader:  # in short `loader.Loader`
             )
         self._check_place(n, end, batch_size)
         self._reader = BatchReader(plan, stream, end, self._options)
-        self.plan, self.source_names = plan, stream.source_names
+        self.plan = plan
+        self.source_names = stream.source_names
         self._stream: Stream | None = stream
-        self._end, self._next = end, n
+        self._end = end
+        self._next = n
         self._is_set = False  # whether no row was read since the position was set
 
     @staticmethod
     def _check_place(n: int, end: int, batch_size: int) -> None:
-        found, is_whole = repr(n), isinstance(n, int | np.integer) and not isinstance(n, bool)
+        found = repr(n)
+        is_whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
         if not is_whole or not 0 <= n <= end:
             raise StateError("no such position", found=found, expected=f"0 to {end}", code="E-SEEK")
         if n % batch_size and n != end:

@@ -54,7 +54,8 @@ class PlanDataset(Dataset[Any]):
 
     def read_plan(self, plan: LoaderPlan) -> None:
         """Read another plan from now on."""
-        self.plan, self._loader = plan, None
+        self.plan = plan
+        self._loader = None
 
     def _opened(self) -> DeterministicLoader:
         if self._loader is None:
@@ -129,7 +130,8 @@ class StepDataset(BatchDataset):
                 do="leave out shuffle and sampler; under Lightning and Fabric give open_loader, or"
                 " set use_distributed_sampler = False",
             )
-        self._pass, self._last = weakref.ref(fetcher), step
+        self._pass = weakref.ref(fetcher)
+        self._last = step
 
     def __getitems__(self, _: Sequence[int]) -> list[Any]:
         """Called by a `DataLoader` that makes batches. Raises ConfigError."""
@@ -159,7 +161,9 @@ class RowDataset(PlanDataset):
                 "cu_seqlens are those of a batch, not of a row", where="extras", do=do
             )
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
-        self._last, self._starts = -1, {0}  # the last row of a batch, and where passes began
+        # The last row of a batch, and where passes began.
+        self._last = -1
+        self._starts = {0}
 
     def __len__(self) -> int:
         """Rows of all whole batches."""

@@ -32,7 +32,8 @@ class SourceLosses:
             row_tokens: `[num_rows]`, predicted tokens of each row. Left out: `seq_len`, or 1 for
                 mean losses, which is right if all rows predict the same number.
         """
-        index, losses = _array(source_index, np.int64), _array(row_losses, np.float64)
+        index = _array(source_index, np.int64)
+        losses = _array(row_losses, np.float64)
         if index.ndim != 1 or losses.ndim not in (1, 2) or len(losses) != len(index):
             raise _shape(f"{losses.shape} for {index.shape} rows", "[num_rows] or [num_rows, L]")
         width = losses.shape[1] if losses.ndim == 2 else 1
@@ -85,7 +86,8 @@ def all_reduce(values: np.ndarray) -> np.ndarray:
     ranks = sys.modules.get("torch.distributed")
     if ranks is None or not ranks.is_available() or not ranks.is_initialized():
         return values
-    torch, is_cuda = sys.modules["torch"], ranks.get_backend() == "nccl"
+    torch = sys.modules["torch"]
+    is_cuda = ranks.get_backend() == "nccl"
     device = f"cuda:{torch.cuda.current_device()}" if is_cuda else "cpu"
     tensor = torch.from_numpy(values.copy()).to(device)
     ranks.all_reduce(tensor)

@@ -64,7 +64,8 @@ def remix(
             (E-PLAN-ZERO), or its data differ from the plan's source of that name (E-PLAN-DATA); new
             sources are given for a twin (E-PLAN-TWIN); as `build_plan` for new sources.
     """
-    where, batch_size = f"remix of {plan.plan_id}", plan.batch_size
+    where = f"remix of {plan.plan_id}"
+    batch_size = plan.batch_size
     if steps is not None:
         tables.number(steps, f"{where}: steps", positive=True, whole=True)
     if plan.twins and sources:
@@ -80,7 +81,8 @@ def remix(
         end = (steps or plan.num_sequences // batch_size) * batch_size
         n = _sequence(step, stream.num_sequences // batch_size, end // batch_size, batch_size)
         before, known, capacities = _with_sources(plan, sources or {}, stream)
-        kept, lr_scale = _kept(before, n, stream), stream.schedule.lr_scale(n - 1) if n else 1.0
+        kept = _kept(before, n, stream)
+        lr_scale = stream.schedule.lr_scale(n - 1) if n else 1.0
     for name in weighted:
         if name not in known:
             raise tables.unknown_name("source", name, known, f"{where}: weights")
@@ -144,7 +146,8 @@ def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
 
 def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
     """The stages that begin before sequence `n`; the last one is cut at `n`."""
-    kept, start = [], 0
+    kept = []
+    start = 0
     for stage in plan.stages:
         stop = start + stage.num_sequences
         if start < n < stop:
@@ -235,7 +238,8 @@ def _owed_after(stage: PlanStage) -> dict[str, int]:
     """Millionths of a sequence that a stage owes its sources at its end: their share plus their
     earlier debt, minus the sequences read, at most one sequence. A source that had its quota before
     the end is owed none."""
-    total, length = sum(source.weight for source in stage.sources), stage.num_sequences
+    total = sum(source.weight for source in stage.sources)
+    length = stage.num_sequences
     found = {}
     for source in stage.sources:
         share = Fraction(length * source.weight, total) - source.num_sequences
@@ -248,7 +252,8 @@ def _owed_after(stage: PlanStage) -> dict[str, int]:
 def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], float]]:
     """Start, end, weights and learning-rate scale of each stretch of whole steps from sequence `n`
     on."""
-    found, start = [], 0
+    found = []
+    start = 0
     last = plan.num_sequences // plan.batch_size * plan.batch_size
     for stage in plan.stages:
         stop = start + stage.num_sequences
@@ -266,7 +271,8 @@ def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int])
     read.update({c.source: c.sequences for c in after.consumed})
     limit = 0 if after.on_exhaust == "first_exhausted" else after.epoch_limit
     for source in after.sources:
-        count, in_all = asked[source.name], capacities[source.name] * limit
+        count = asked[source.name]
+        in_all = capacities[source.name] * limit
         if after.wraps_tokens:
             in_all = preflight.num_windows(source.num_tokens * limit, after.seq_len, after.stride)
         if limit and count > in_all - read[source.name]:

@@ -68,11 +68,13 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
     """A state of a known version, as it was saved, and its global sequence index."""
     if not isinstance(state, Mapping):
         raise malformed(type(state).__name__, "a mapping")
-    version, n = state.get("version"), state.get("global_sequence_index")
+    version = state.get("version")
+    n = state.get("global_sequence_index")
     if type(version) is not int or not 1 <= version <= STATE_VERSION:
         raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
     if version == STATE_VERSION:
-        error, do = StateError, "load the state as it was saved"
+        error = StateError
+        do = "load the state as it was saved"
         try:
             check_seal(state, "state", required=True, code="E-STATE-FORMAT", error=error, do=do)
         except StateError:
@@ -154,7 +156,9 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bo
     """Whether the state's plan is `plan` up to the state's position: of train, all but later stages
     and how far the one that holds the position was read; of valid, all but stages. Masked targets
     move no position."""
-    n, old, new = state["global_sequence_index"], dict(state["plan"]), plan.identity()
+    n = state["global_sequence_index"]
+    old = dict(state["plan"])
+    new = plan.identity()
     stages = [value.pop("stages", ()) for value in (old, new)]
     for value in (old, new):
         value.pop("masked", None)
@@ -188,7 +192,8 @@ def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, 
         keys = list(dict.fromkeys([*expected, *found]))
         pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]
     elif isinstance(found, list) and isinstance(expected, list):
-        old, new = _names(found), _names(expected)
+        old = _names(found)
+        new = _names(expected)
         if set(old) != set(new):
             parts = {
                 "added": [name for name in new if name not in old],
@@ -244,7 +249,8 @@ def _refuse_other_stream(
         planned = getattr(plan, key)
         if any(_values(state.get(part))) and planned != own:
             raise _other_plan(key, repr(own), repr(planned), f"set {key} = {own!r}")
-    emitted, stage = state.get("emitted_sequences") or {}, state.get("stage_index", 0)
+    emitted = state.get("emitted_sequences") or {}
+    stage = state.get("stage_index", 0)
     if not isinstance(emitted, Mapping) or type(stage) is not int or stage < 0:
         raise malformed(f"stage_index {stage!r}, emitted_sequences {emitted!r}"[:120], "counts")
     first = sum(earlier.num_sequences for earlier in plan.stages[:stage])

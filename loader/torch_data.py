@@ -97,7 +97,8 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()
         if self._is_valid and (not self._is_set or self._start >= len(loader)):
-            self._start, self._worker = 0, None
+            self._start = 0
+            self._worker = None
         if worker is not None and self._worker is not None and not self._is_set:
             raise StateError(
                 "a worker has read further than the pass that was left",
@@ -112,10 +113,12 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             loader.seek_step(step)
             batch = loader.next_with_meta() if self.with_meta else loader.next()
             step += place[1]
-            self._start, self._worker = step, place
+            self._start = step
+            self._worker = place
             yield batch
             del batch
-        self._start, self._worker = 0, None
+        self._start = 0
+        self._worker = None
 
     def _check_place(self, place: tuple[int, int], is_worker: bool) -> None:
         if self._worker is not None and self._worker != place:
@@ -143,7 +146,8 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         """Continue from a state of this class, or from one of `DeterministicLoader`. Raises
         StateError if it is of another plan, or malformed."""
         own = state if "worker" in state else {"worker": None, "loader": state}
-        worker, loader = own["worker"], self._opened()
+        worker = own["worker"]
+        loader = self._opened()
         loader.load_state_dict(own["loader"])
         plan = loader.plan
         if worker is not None and own["loader"]["plan"]["batch_size"] != plan.batch_size:
@@ -158,12 +162,15 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         self._start = own["step"] if worker else loader.step
         self.plan = plan  # counts of another run make a plan of their own
         self._worker = None if worker is None else (worker[0], worker[1])
-        self._is_set, self._is_loaded_here = True, get_worker_info() is None
+        self._is_set = True
+        self._is_loaded_here = get_worker_info() is None
 
     def start_at(self, step: int) -> None:
         """Make `step` the first of the next iteration, over all workers."""
-        self._start, self._worker = step, None
-        self._is_set, self._is_loaded_here = True, False
+        self._start = step
+        self._worker = None
+        self._is_set = True
+        self._is_loaded_here = False
 
 
 class WorkerLoader(DeterministicLoader):
@@ -185,7 +192,8 @@ class WorkerLoader(DeterministicLoader):
         **options: Unpack[WorkerOptions],
     ) -> None:
         of_data: dict[str, Any] = {**options, "with_meta": True}
-        pin_memory, ahead = of_data.pop("pin_memory", False), of_data.pop("prefetch_factor", 2)
+        pin_memory = of_data.pop("pin_memory", False)
+        ahead = of_data.pop("prefetch_factor", 2)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         context = of_data.pop("multiprocessing_context", None)
         if context not in (None, *(known := get_all_start_methods())):
@@ -259,7 +267,8 @@ def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
     A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
     one target. With torch.distributed up this is a collective call. group: the data-parallel ranks.
     """
-    count, ranks = (targets != IGNORE_INDEX).sum(), torch.distributed
+    count = (targets != IGNORE_INDEX).sum()
+    ranks = torch.distributed
     if not (ranks.is_available() and ranks.is_initialized()):
         return count.clamp(min=1)
     ranks.all_reduce(count, group=group)

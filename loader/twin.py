@@ -104,7 +104,8 @@ def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
 
 def _ids_files(manifest: Manifest) -> list[tuple[Path, object]] | None:
     """The files of ids with their digests, in the order in which a run reads; None if one lacks."""
-    root, found = manifest.path.parent, []
+    root = manifest.path.parent
+    found = []
     for entry in manifest.shards:
         name = entry.extra.get("ids_path")
         if not isinstance(name, str) or not (path := resolve_inside(root, name)).is_file():

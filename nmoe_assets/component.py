@@ -57,7 +57,8 @@ def _definitions(run: Run) -> dg.Definitions:
     # Jobs are compared by identity: a sensor has to name the very ones that are listed.
     jobs = {task.name: task.definition() for task in tasks}
     prep = [task for task in tasks if task.name.startswith(named(run, "prep"))]
-    verify, label = verify_job(run, plans), named(run, "label")
+    verify = verify_job(run, plans)
+    label = named(run, "label")
     retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
     made = dg.Definitions(
         assets=[

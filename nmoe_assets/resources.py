@@ -78,7 +78,8 @@ class Machine(dg.ConfigurableResource):
         without one and would wait for ever. A run of the command line belongs to no location, so
         neither the pages of its job nor the timeline would list it.
         """
-        instance, run = context.instance, context.run
+        instance = context.instance
+        run = context.run
         if instance is None or run is None:
             return
         pools = instance.event_log_storage

@@ -162,7 +162,8 @@ def _refuse_code(path: Path) -> None:
     prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
     names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
     if names:
-        what, found = "the file sets variables that decide which code runs", ", ".join(names)
+        what = "the file sets variables that decide which code runs"
+        found = ", ".join(names)
         do = "take them out, and set them in your shell if they are yours"
         raise ConfigError(what, where=path, found=found, do=do, code="E-CONFIG-ENVIRONMENT")
 

@@ -54,7 +54,8 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         PlanError: The data differ from the plan (E-PLAN-DATA).
     """
     shard, file, document = _find(run, name)
-    paths, tree = shard.paths, run.tree
+    paths = shard.paths
+    tree = run.tree
     start, end = file.spans[document].tolist()
     doc_id = DocId(paths.source, file.rel, start, end)
     ingest_id, text_sha256 = file.ids()[document]
@@ -118,7 +119,9 @@ def explain_step(
         CurationError: A curated shard's lineage is not its own (E-CURATION-LINEAGE).
     """
     plan = load_plan(run.tree.plan)
-    first, rows, shards = step * plan.batch_size, [], {}
+    first = step * plan.batch_size
+    rows = []
+    shards = {}
     with closing(Stream(plan, "train")) as stream:
         _check("step", step, stream.num_sequences // plan.batch_size)
         chosen = range(first, first + plan.batch_size)
@@ -176,7 +179,8 @@ def _find(run: Run, name: str) -> tuple[_Shard, ShardFile, int]:
         doc_id = parse_doc_id(name)
         shard = _Shard(run.tree.shard_of(doc_id.rel))
         for file in shard.files:
-            spans, span = file.spans.tolist(), [doc_id.start, doc_id.end]
+            spans = file.spans.tolist()
+            span = [doc_id.start, doc_id.end]
             if file.rel == doc_id.rel and span in spans:
                 return shard, file, spans.index(span)
         raise FormatError("no such document", where=run.tree.data, found=name, code="E-DOCID")
@@ -237,10 +241,12 @@ def _readings(run: Run, doc_id: DocId, place: _Place | None, most: int) -> list[
 
 
 def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId) -> Facts:
-    document, (step, row) = (path, doc_id.start, doc_id.end), divmod(n, plan.batch_size)
+    document = (path, doc_id.start, doc_id.end)
+    step, row = divmod(n, plan.batch_size)
     every = origins(stream, n).documents
     parts = [part for part in every if (part.path, part.start, part.end) == document]
-    tokens, place = sum(part.stop - part.first for part in parts), {"step": step, "row": row}
+    tokens = sum(part.stop - part.first for part in parts)
+    place = {"step": step, "row": row}
     return {**place, "sequence": n, "row_start": parts[0].row_start, "tokens": tokens}
 
 
@@ -274,7 +280,8 @@ class _Shard:
     """A committed shard of the data tree or the curated tree."""
 
     def __init__(self, paths: ShardPaths, *, is_curated: bool = False) -> None:
-        self.paths, tree = paths, paths.tree
+        self.paths = paths
+        tree = paths.tree
         self.manifest = load_manifest(paths.curated_manifest if is_curated else paths.manifest)
         self.files = shard_files(tree.curated if is_curated else tree.data, self.manifest)
 

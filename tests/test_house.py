@@ -45,6 +45,32 @@ def test_no_function_has_more_than_six_parameters() -> None:
     assert found == []
 
 
+def test_an_assignment_has_one_value_unless_it_swaps_or_unpacks() -> None:
+    found = [
+        f"{_name(path)}:{assignment.lineno}: {ast.unparse(assignment)}"
+        for path in MODULES
+        for assignment in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(assignment, ast.Assign) and _has_unrelated_values(assignment)
+    ]
+    assert found == []
+
+
+def _has_unrelated_values(assignment: ast.Assign) -> bool:
+    """Whether several values get several names, and none reads a name that is assigned before."""
+    target = assignment.targets[0]
+    value = assignment.value
+    if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+        return False
+    if any(isinstance(one, ast.Starred) for one in (*target.elts, *value.elts)):
+        return False
+    names: set[str] = set()
+    for one, given in zip(target.elts, value.elts):
+        if names & {name.id for name in ast.walk(given) if isinstance(name, ast.Name)}:
+            return False
+        names |= {name.id for name in ast.walk(one) if isinstance(name, ast.Name)}
+    return True
+
+
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types() -> None:
     known = {_module(path): path for path in MODULES}
     graph = {name: set(_imports(path, known)) - {name} for name, path in known.items()}

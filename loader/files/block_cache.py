@@ -23,7 +23,8 @@ class BlockCache:
     """Blocks in `directory`, which together have at most `limit_bytes`."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
-        self._directory, self._limit_bytes = directory, limit_bytes
+        self._directory = directory
+        self._limit_bytes = limit_bytes
         self._locks()
 
     def path(self, digest: str) -> Path:
@@ -81,7 +82,8 @@ class BlockCache:
         with os.scandir(self._directory) as found:
             files = [(entry.stat(), entry.path) for entry in found if entry.is_file()]
         blocks = [(status.st_mtime_ns, path, status.st_size) for status, path in files]
-        used, keep = sum(size for *_, size in blocks), _KEEP * self._limit_bytes
+        used = sum(size for *_, size in blocks)
+        keep = _KEEP * self._limit_bytes
         for _, path, size in sorted(blocks):
             if used + num_bytes <= keep:
                 break

@@ -26,7 +26,9 @@ from loader.files.format import Manifest
 from loader.files.store import check_not_forked, read_bytes
 from loader.files.tokens import TokenFiles, max_mapped
 
-_REQUESTS, _AHEAD, _LEAST_BLOCKS = 16, 64, 8
+_REQUESTS = 16
+_AHEAD = 64
+_LEAST_BLOCKS = 8
 _TRIES = 8  # to fetch a block that other processes delete before it is mapped
 
 
@@ -120,7 +122,9 @@ class BlockFiles(TokenFiles):
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._is_forgotten.set()
             self._is_forgotten = threading.Event()
-        self._pool, self._ahead, self._needs = None, {}, iter(())
+        self._pool = None
+        self._ahead = {}
+        self._needs = iter(())
 
     def _fill(self) -> None:
         """Ask for the next blocks, up to the number that may be on their way."""
@@ -138,7 +142,8 @@ class BlockFiles(TokenFiles):
 
     def _map(self, file: int) -> np.ndarray:
         check_not_forked()
-        block, future = self._blocks[file], self._ahead.pop(file, None)
+        block = self._blocks[file]
+        future = self._ahead.pop(file, None)
         is_own = future.result() if future is not None else self._get(file)
         for _ in range(_TRIES):
             try:
@@ -162,8 +167,10 @@ class _Requests:
     """
 
     def __init__(self) -> None:
-        self._free, self._num = threading.Semaphore(_REQUESTS), _REQUESTS
-        self._lock, self._least_s = threading.Lock(), float("inf")
+        self._free = threading.Semaphore(_REQUESTS)
+        self._num = _REQUESTS
+        self._lock = threading.Lock()
+        self._least_s = float("inf")
         self._ends: deque[float] = deque()  # of the last two rounds
 
     def fetch(self, block: _Block, is_forgotten: threading.Event | None = None) -> bytes:
@@ -192,7 +199,8 @@ class _Requests:
 
 def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:
     """The blocks of a manifest's files, in order."""
-    path, directory = manifest.path.with_name(BLOCKS_NAME), parent(url)
+    path = manifest.path.with_name(BLOCKS_NAME)
+    directory = parent(url)
     where = join(directory, BLOCKS_NAME)
     for entry, own in zip(manifest.shards, read_blocks(path, manifest, where)):
         check_count(own, entry.num_tokens, where)

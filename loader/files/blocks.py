@@ -53,7 +53,8 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
         files = dict(zip((e.path for e in manifest.shards), pool.map(of_file, manifest.shards)))
     value = {"format": _FORMAT, "manifest": manifest.content_digest()}
     value |= {"block_bytes": block_bytes, "files": files}
-    path, part = manifest.path.with_name(BLOCKS_NAME), manifest.path.with_name(".blocks.part")
+    path = manifest.path.with_name(BLOCKS_NAME)
+    part = manifest.path.with_name(".blocks.part")
     part.write_text(json.dumps(sealed(value)) + "\n")
     part.replace(path)
     return path

@@ -35,7 +35,8 @@ def report_bus_errors() -> None:
     """Report bus errors from now on in this process and in its forks; one call is enough."""
     if sys.platform != "linux" or sys.maxsize < 2**32 or faulthandler.is_enabled():
         return
-    sigaction, old = ctypes.CDLL(None).sigaction, _Action()
+    sigaction = ctypes.CDLL(None).sigaction
+    old = _Action()
     sigaction(signal.SIGBUS, None, ctypes.byref(old))
     if not old.handler:  # else it is not the default action
         handler = ctypes.cast(_report, ctypes.c_void_p)

@@ -120,7 +120,8 @@ def load_manifest(path: str | Path) -> Manifest:
     counts = {k: _take(path, value, k, int) for k in keys}
     if texts["dtype"] not in DTYPES:
         raise _manifest_error(path, f"dtype {texts['dtype']}", " or ".join(DTYPES))
-    eos, vocab_size = counts["eos_token_id"], counts["vocab_size"]
+    eos = counts["eos_token_id"]
+    vocab_size = counts["vocab_size"]
     if eos >= vocab_size:
         raise _manifest_error(path, f"eos_token_id {eos}", f"below {vocab_size}")
     schema_version = value.get("schema_version", SCHEMA_VERSION)

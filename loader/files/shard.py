@@ -171,7 +171,8 @@ class IndexReader:
             raise self._error(f"{size_bytes} bytes", f"{expected} for {num_docs} docs")
 
     def _check_spans(self) -> None:
-        starts, ends = self._spans[:, 0], self._spans[:, 1]
+        starts = self._spans[:, 0]
+        ends = self._spans[:, 1]
         if not len(starts):
             return
         if starts[0] != 0:

@@ -50,7 +50,8 @@ class DocumentIndex:
     def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
         """Documents in the `length` tokens from `position` on, whole: their file, their number in
         it, and their start and end there."""
-        stop, file = position + length, self._file_at(position)
+        stop = position + length
+        file = self._file_at(position)
         while (base := int(self.file_starts[file])) < stop:
             ends = self.ends(file)
             first = int(np.searchsorted(ends, np.uint64(max(0, position - base)), "right"))
@@ -65,7 +66,8 @@ class DocumentIndex:
         """Documents in the `length` tokens from `position` on: int64 `[num_documents, 2]`, counted
         from `position`. The first and the last may be parts of documents."""
         edges = [0]
-        stop, file = position + length, self._file_at(position)
+        stop = position + length
+        file = self._file_at(position)
         while edges[-1] < length:
             start = int(self.file_starts[file])
             ends = self.ends(file)

@@ -28,7 +28,8 @@ _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "h
 _LOCAL_FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
 MAX_BYTES = 512 * 2**20  # of a file that is read into memory
-_TIMEOUT, _TIMEOUTS = "NMOE_STORE_TIMEOUT_S", 6
+_TIMEOUT = "NMOE_STORE_TIMEOUT_S"
+_TIMEOUTS = 6
 
 
 class Found(NamedTuple):

@@ -82,7 +82,9 @@ class TokenFiles:
                 offset = start - int(self.file_starts[file])
                 part = self.tokens(file)[offset : offset + stop - done]
                 out[done : done + len(part)] = part
-                done, start, file = done + len(part), start + len(part), file + 1
+                done = done + len(part)
+                start = start + len(part)
+                file = file + 1
 
     def pieces(self, position: int, length: int) -> list[tuple[int, int]]:
         """Start and length of each piece of a row: one piece, or more if the row wraps. Raises as
@@ -138,7 +140,8 @@ def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
             code="E-SHARD-TRUNCATED",
         )
     status = os.stat(path)
-    size_bytes, modified_ns = status.st_size, status.st_mtime_ns
+    size_bytes = status.st_size
+    modified_ns = status.st_mtime_ns
     return _File(str(path), offset_bytes, num_tokens, integers, size_bytes, modified_ns)
 
 

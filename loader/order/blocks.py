@@ -52,7 +52,9 @@ class Pace:
         unit, count = (OWED_UNIT, len(shares)) if any(owed) else (1, len(shares))
         given = owed if any(owed) else [0] * count
         self._rates = [n * unit - own * in_shares for n, own in zip(shares, given)]
-        self._key, self._period, self._total = key, sum(shares), sum(shares) * unit
+        self._key = key
+        self._period = sum(shares)
+        self._total = sum(shares) * unit
         self._filler = max(range(count), key=self._rates.__getitem__)
         left = self._total - sum(self._rates) + self._rates[self._filler]
         # The amount above its rate that each of the others can get in a block.
@@ -125,7 +127,8 @@ class Pace:
         """Open the block that holds sequence `n`; its start and end, the sequences of each source
         before it, and its order."""
         number = self._number_of(n)
-        start, end = self._end(number - 1), self._end(number)
+        start = self._end(number - 1)
+        end = self._end(number)
         known, before, block = self._opened
         if number != known:
             before = self.counts_at(start)
@@ -142,7 +145,8 @@ def paced_until_met(
     quota. If the quotas are the weights' shares plus the debt, only rounded, the stream follows the
     quotas themselves, so that all of them are met together at the end.
     """
-    total, num_sequences = sum(weights), sum(quotas)
+    total = sum(weights)
+    num_sequences = sum(quotas)
     off = (
         abs((quota * OWED_UNIT - own) * total - weight * num_sequences * OWED_UNIT)
         for quota, weight, own in zip(quotas, weights, owed)
@@ -203,7 +207,8 @@ class Arrangement:
             ordered = np.repeat(np.arange(len(leaf.counts), dtype=self._dtype), leaf.counts)
             shuffled = np.argsort(hashes(leaf.key, np.arange(len(ordered))), kind="stable")
             sources = ordered[shuffled]
-            self._path, self._leaf = path, (leaf, sources)
+            self._path = path
+            self._leaf = (leaf, sources)
         return leaf, sources
 
 
@@ -228,7 +233,8 @@ def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list
     for i, (count, normal) in enumerate(zip(counts, normals.tolist())):
         drawn = _hypergeometric(count, size, left_size, normal, key_of(key, i)) if count else 0
         left.append(drawn)
-        size, left_size = size - count, left_size - drawn
+        size = size - count
+        left_size = left_size - drawn
     return left
 
 
@@ -238,7 +244,8 @@ def _hypergeometric(count: int, size: int, draws: int, normal: float, key: int) 
         return draws - _hypergeometric(size - count, size, draws, -normal, key)
     if draws > size - draws:
         return count - _hypergeometric(count, size, size - draws, -normal, key)
-    few, many = min(count, draws), max(count, draws)
+    few = min(count, draws)
+    many = max(count, draws)
     if few <= _EXACT:
         return _draw_each(few, size, many, key)
     mean, rest = divmod(few * many, size)

@@ -83,8 +83,10 @@ class LeastConsumed:
         return [tied[i] for i in np.argsort(order, kind="stable")]
 
     def _chunk(self, start: int, stop: int) -> np.ndarray:
-        first, last = self._clock_at(start), self._clock_at(stop) + 1
-        counts, ends = self._counts_below(first), self._counts_below(last)
+        first = self._clock_at(start)
+        last = self._clock_at(stop) + 1
+        counts = self._counts_below(first)
+        ends = self._counts_below(last)
         active = [i for i, (a, b) in enumerate(zip(counts, ends)) if b > a]
         lengths = np.array([ends[i] - counts[i] for i in active], np.int64)
         columns = np.repeat(np.arange(len(active)), lengths)

@@ -92,7 +92,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
             if not stack:
                 occupied ^= 1 << room
         else:
-            room, chosen = capacity, num_bins
+            room = capacity
+            chosen = num_bins
             num_bins += 1
         found[item] = chosen
         left = room - length
@@ -166,7 +167,8 @@ class PackedRows:
         for block, row in zip(blocks.tolist(), inside.tolist()):
             bins = self._bins(block)
             pieces = slice(bins.rows[row], bins.rows[row + 1])
-            starts, lengths = bins.starts[pieces].tolist(), bins.lengths[pieces].tolist()
+            starts = bins.starts[pieces].tolist()
+            lengths = bins.lengths[pieces].tolist()
             yield starts, lengths, bins.is_end[pieces].tolist()
 
 
@@ -176,12 +178,14 @@ def _document_spans(index: DocumentIndex, starts: np.ndarray, first: int, last: 
     parts = []
     file = int(np.searchsorted(starts, first, "right")) - 1
     while first < last:
-        a, b = first - int(starts[file]), min(last, int(starts[file + 1])) - int(starts[file])
+        a = first - int(starts[file])
+        b = min(last, int(starts[file + 1])) - int(starts[file])
         ends = index.ends(file)
         edges = np.zeros(b - a + 1, np.int64)
         edges[0] = ends[a - 1] if a else 0
         edges[1:] = ends[a:b]
         edges += index.file_starts[file]
         parts.append(np.stack([edges[:-1], edges[1:]], axis=1))
-        first, file = first + b - a, file + 1
+        first = first + b - a
+        file = file + 1
     return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)

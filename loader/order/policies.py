@@ -111,8 +111,10 @@ class UntilMet:
         for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
             if quota > 0 and weight <= 0:
                 raise PlanError("a quota without weight", where=f"source {i}", found=quota)
-        self._open_stretch, self._key = open_stretch, key
-        self._weights, self._owed = shares.weights, shares.owed or [0] * len(shares.quotas)
+        self._open_stretch = open_stretch
+        self._key = key
+        self._weights = shares.weights
+        self._owed = shares.owed or [0] * len(shares.quotas)
         self._quotas = np.array(shares.quotas, np.int64)
         self._stretches: list[Stretch] = []
         self.num_sequences = int(self._quotas.sum())

@@ -61,7 +61,8 @@ class Permutation:
         return out.astype(np.int64)
 
     def _network(self, x: np.ndarray) -> np.ndarray:
-        left, right = x >> self._half, x & self._low
+        left = x >> self._half
+        right = x & self._low
         for key in self._keys:
             left, right = right, left ^ (mix64_array(right + key) & self._low)
         return (left << self._half) | right
@@ -74,7 +75,9 @@ class BlockPermutation:
     """
 
     def __init__(self, size: int, block: int, key: int) -> None:
-        self._size, self._block, self._key = size, block, key
+        self._size = size
+        self._block = block
+        self._key = key
 
     def __call__(self, elements: np.ndarray) -> np.ndarray:
         """New position of each element: int64, shaped as `elements` (int64 in `range(size)`)."""
@@ -85,7 +88,8 @@ class BlockPermutation:
             order = Permutation(num_whole, key_of(self._key, 0))
             blocks[is_whole] = order(blocks[is_whole])
         for number in np.unique(blocks).tolist():
-            rows, first = blocks == number, number * self._block
+            rows = blocks == number
+            first = number * self._block
             order = Permutation(min(self._block, self._size - first), key_of(self._key, 1, number))
             places[rows] = first + order(places[rows])
         return places

@@ -32,7 +32,8 @@ def swrr_until_met(
     number of picks after which a source has first had its quota."""
     divisor = math.gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
-    period, length = sum(reduced), sum(quotas)
+    period = sum(reduced)
+    length = sum(quotas)
     if any(owed):
         table = period_table(reduced, length, tuple(own * period // OWED_UNIT for own in owed))
     else:
@@ -89,13 +90,18 @@ class PeriodTable:
 def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] = ()) -> PeriodTable:
     """Make a table of at most `length` picks from accumulators at `start`, or at zero. Cached:
     ranks in one process and equal stages share it."""
-    period, num_sources = sum(weights), len(weights)
+    period = sum(weights)
+    num_sources = len(weights)
     charged = np.array(weights, np.int64)
     if start:
         charged += start
-    parts, lead, done, is_periodic = [], 0, 0, False
+    parts = []
+    lead = 0
+    done = 0
+    is_periodic = False
     while done < length and not is_periodic:
-        lead, before = done, charged.copy()
+        lead = done
+        before = charged.copy()
         parts.append(_swrr_picks(charged, weights, min(period, length - lead)))
         done += len(parts[-1])
         is_periodic = bool((charged == before).all())
@@ -111,12 +117,14 @@ def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] =
 def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> array[int]:
     """The next picks. `charged` holds the accumulators with the next weights added, and is changed
     in place by each pick."""
-    num_sources, period = len(weights), sum(weights)
+    num_sources = len(weights)
+    period = sum(weights)
     # Row k is the gain of the accumulators after k was picked: one addition per pick.
     gains = np.tile(np.array(weights, np.int64), (num_sources, 1))
     gains[np.diag_indices(num_sources)] -= period
     rows = list(gains)
-    largest, add = charged.argmax, np.add
+    largest = charged.argmax
+    add = np.add
     picks = array("B" if num_sources <= 256 else "H", bytes(length * (1 + (num_sources > 256))))
     for i in range(length):
         k = largest()

@@ -19,8 +19,10 @@ def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np
     """Positions of one corpus mapped to the other: int64 `[n]` each. ends, own_ends: int64
     `[num_documents]`, ends of the same documents in the two."""
     document = np.searchsorted(ends, positions, "right")
-    starts, own_starts = np.append(0, ends), np.append(0, own_ends)
-    inside, length = positions - starts[document], np.append(np.diff(starts), 1)[document]
+    starts = np.append(0, ends)
+    own_starts = np.append(0, own_ends)
+    inside = positions - starts[document]
+    length = np.append(np.diff(starts), 1)[document]
     return own_starts[document] + inside * np.append(np.diff(own_starts), 0)[document] // length
 
 
@@ -70,7 +72,8 @@ class TwinRows:
             self._starts.append((starts + base).tolist())
             self._stops.append((stops + base).tolist())
             self.row_tokens.append((stops - starts).astype(np.uint32))
-            base, file = base + manifest.total_tokens, file + len(manifest.shards)
+            base = base + manifest.total_tokens
+            file = file + len(manifest.shards)
         self.capacities = [len(starts) for starts in self._starts]
 
     def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -83,7 +86,8 @@ class TwinRows:
         """The pieces of documents in each of some rows: int64 `[num_rows]` each. None ends its
         document, since the next document's first token is its last one's target."""
         for source, window in zip(sources.tolist(), windows.tolist()):
-            start, stop = self._starts[source][window], self._stops[source][window]
+            start = self._starts[source][window]
+            stop = self._stops[source][window]
             spans = self._index.spans(start, stop - start)
             lengths = (spans[:, 1] - spans[:, 0]).tolist()
             yield (spans[:, 0] + start).tolist(), lengths, [False] * len(lengths)

@@ -48,7 +48,8 @@ def build_plan(
             another tokenizer (E-PLAN-TOKENIZER); a setting is out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
-    given, valid = settings.vocabulary, valid or {}
+    given = settings.vocabulary
+    valid = valid or {}
     listed = dict.fromkeys(source.name for stage in stages for source in stage.sources)
     check_names(settings.phases, listed, plan_id)
     names = sources_read(stages, settings.phases)
@@ -109,7 +110,8 @@ def _plan_stages(
     settings: PlanSettings,
 ) -> tuple[PlanStage, ...]:
     planned: list[PlanStage] = []
-    first, passes = 0, settings.max_epochs or 1
+    first = 0
+    passes = settings.max_epochs or 1
     for stage in stages:
         whole: dict[str, int] = {}  # the rest of each source that is read to its end
         if not stage.num_tokens:
@@ -140,7 +142,8 @@ def _plan_stages(
                 PlanSource(**asdict(data[source.name]), weight=weight, quota_sequences=quota)
                 for source, weight, quota in zip(sources, weights, shares)
             )
-            name, mixture = segment.stage.name, segment.stage.mixture
+            name = segment.stage.name
+            mixture = segment.stage.mixture
             planned.append(PlanStage(name, mixture, of_plan, segment.start_step, segment.lr_scale))
         first += num_sequences
     return tuple(planned)

@@ -135,7 +135,8 @@ def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
 
 def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     for name in (f.name for f in fields(PlanSettings)):
-        value, key = getattr(plan, name, None), KEYS[name]
+        value = getattr(plan, name, None)
+        key = KEYS[name]
         if key.choices:
             known = [key.in_plans.get(choice, choice) for choice in key.choices]
             yield f"{name} = {value!r}", f"one of {', '.join(known)}", value in known
@@ -152,7 +153,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     yield "a stage name twice", "each once", _are_unique(plan.stages)
     yield "a valid source twice", "each once", _are_unique(plan.valid)
     names = {source.name: None for source in plan.sources}
-    is_twin, twins = plan.packing == "twin", [twin.name for twin in plan.twins]
+    is_twin = plan.packing == "twin"
+    twins = [twin.name for twin in plan.twins]
     found = f"packing = {plan.packing!r} with twins of {twins}"
     yield found, f"a twin of each of {[*names]}", twins == is_twin * [*names]
     for twin in plan.twins:
@@ -168,7 +170,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
     yield f"{total} sequences", step, total >= plan.batch_size
     found = f"{total} sequences of {plan.seq_len} tokens"
     yield found, "at most 2^62 tokens", total * plan.stride < 2**62
-    before, known = 0, {}
+    before = 0
+    known = {}
     for stage in plan.stages:
         for found, expected, is_good in _stage_ranges(stage, plan.policy):
             yield f"stage {stage.name!r}: {found}", expected, is_good
@@ -188,7 +191,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
 
 def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
     yield "a source name twice", "each once", _are_unique(stage.sources)
-    num_sources, limit = len(stage.sources), _MAX_STAGE_SOURCES
+    num_sources = len(stage.sources)
+    limit = _MAX_STAGE_SOURCES
     yield f"{num_sources} sources", f"at most {limit}", num_sources <= limit
     total = sum(source.weight for source in stage.sources)
     # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
@@ -198,10 +202,13 @@ def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
     yield f"lr_scale = {scale}", "a finite number above 0", 0 < scale < math.inf
     yield f"start_step = {stage.start_step}", "at least 0", stage.start_step >= 0
     for source in stage.sources:
-        weight, quota, found = source.weight, source.quota_sequences, f"source {source.name!r}"
+        weight = source.weight
+        quota = source.quota_sequences
+        found = f"source {source.name!r}"
         yield f"{found} with weight {weight}", "a weight of at least 1", weight >= 1
         yield f"{found} with quota {quota}", "a quota of at least 0", quota >= 0
-        unread, owed = source.unread_sequences, source.owed_millionths
+        unread = source.unread_sequences
+        owed = source.owed_millionths
         yield f"{found} with {unread} sequences unread", f"0 to {quota}", 0 <= unread <= quota
         yield f"{found} owed {owed} millionths", "at most one sequence", abs(owed) <= OWED_UNIT
     yield "no sequence", "at least one", stage.num_sequences > 0
@@ -253,7 +260,8 @@ def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanErr
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
-    entries, dtype = [], None
+    entries = []
+    dtype = None
     for path in sorted(directory.rglob("*.npy")):
         relative = path.relative_to(directory)
         # A hidden file may be half written.

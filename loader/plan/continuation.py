@@ -42,12 +42,16 @@ def offset_rows(plan: LoaderPlan, counts: Mapping[str, Mapping[str, Any]]) -> li
     """The `datasets` of a state: the plan's initial counts plus `counts`, sources of the plan
     first."""
     began = {consumed.source: consumed for consumed in plan.consumed}
-    order, offsets = reading_order(plan), []
+    order = reading_order(plan)
+    offsets = []
     for source in plan.sources:
-        before, own = began.pop(source.name, None), counts[source.name]
-        rows, tokens = int(own["sequences"]), int(own["tokens"])
+        before = began.pop(source.name, None)
+        own = counts[source.name]
+        rows = int(own["sequences"])
+        tokens = int(own["tokens"])
         if before is not None:
-            rows, tokens = rows + before.rows, tokens + before.tokens
+            rows = rows + before.rows
+            tokens = tokens + before.tokens
         offsets.append((source.spec or source.name, rows, tokens, source.content_hash, order))
     for c in began.values():
         offsets.append((c.source, c.rows, c.tokens, c.content_hash, c.order))
@@ -70,7 +74,8 @@ def resume_counts(
             do="load the counts into the plan that it was made of",
             code="E-STATE-PLAN",
         )
-    consumed, order = _read_consumed(plan, value), reading_order(plan)
+    consumed = _read_consumed(plan, value)
+    order = reading_order(plan)
     own = _of_plan(plan, consumed)
     for source in plan.sources:
         if source.name in own:
@@ -108,11 +113,13 @@ def without_consumed(
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))
-    planned, last = plan.taken(), plan.stages[-1].sources
+    planned = plan.taken()
+    last = plan.stages[-1].sources
     data_end_it = all(planned[source.name] == limits[source.name] for source in last)
     to_end = data_end_it and plan.policy != "epoch_weighted"
     taken = Counter({c.source: c.sequences for c in consumed})
-    stages, stop = [], 0
+    stages = []
+    stop = 0
     for stage in plan.stages:
         stop += stage.num_sequences
         if to_end and stage is plan.stages[-1]:
@@ -219,7 +226,8 @@ def _read_consumed(plan: LoaderPlan, value: object) -> list[Consumed]:
             raise malformed(f"{where} {type(row).__name__}", "a mapping")
         given = {key: row.get(key, default) for key, default in _ROW.items()}
         for key, item in given.items():
-            expected, is_good = "a text", isinstance(item, str)
+            expected = "a text"
+            is_good = isinstance(item, str)
             if key == "spec":
                 expected = "hf:NAME, txt:PATH or a source's name"
                 is_good = is_good and _origin(item)

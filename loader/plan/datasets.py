@@ -151,7 +151,8 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
     check_names(run.phases, [source.name for source in sources], where)
     plan_id = f"{Path(where).stem}:datasets"
     _refuse_unused(sources, run, plan_id)
-    manifests, valid = {}, {}
+    manifests = {}
+    valid = {}
     for name, data in ((source.name, source.data) for source in sources):
         if isinstance(data, TextSource):
             directory = tokenised(data, name, run)

@@ -78,7 +78,8 @@ def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPla
         raise malformed(where, f"root {scalars['root']!r}", "a relative path")
     stages = []
     for i, row in enumerate(_list_of(value.get("stages"), where, "stages")):
-        place, rest = f"stages[{i}]", dict(row) if isinstance(row, dict) else {}
+        place = f"stages[{i}]"
+        rest = dict(row) if isinstance(row, dict) else {}
         sources = _records(PlanSource, rest.pop("sources", None), where, f"{place}.sources")
         stages.append(PlanStage(**_typed(rest, PlanStage, where, place), sources=sources))
     return LoaderPlan(

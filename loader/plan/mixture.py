@@ -91,7 +91,8 @@ def resolve_stages(
     flows = {name: _read_flow(*row) for name, row in flow_tables.items()}
     if flow_mode not in flows:
         raise tables.unknown_name("flow", str(flow_mode), flows, flow_profiles_toml)
-    flow, where = flows[flow_mode], f"{flow_profiles_toml}: flow.{flow_mode}"
+    flow = flows[flow_mode]
+    where = f"{flow_profiles_toml}: flow.{flow_mode}"
     for mixture in flow.mixture.values():
         if mixture not in mixtures:
             raise tables.unknown_name("mixture", mixture, mixtures, mixture_toml)
@@ -133,9 +134,11 @@ def quotas(
     that a source gets besides its share, below 0 if it is ahead; a source that is ahead by more
     than its share gets none.
     """
-    exact, beside = [_exact(w) for w in weights], [*owed] or [Fraction(0)] * len(weights)
+    exact = [_exact(w) for w in weights]
+    beside = [*owed] or [Fraction(0)] * len(weights)
     while True:
-        total, rest = sum(exact), num_sequences - sum(beside)
+        total = sum(exact)
+        rest = num_sequences - sum(beside)
         ideal = [rest * w / total + own for w, own in zip(exact, beside)]
         if min(ideal) >= 0:
             break

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from loader.errors import ConfigError
 
-MIXTURES, FLOWS = "configs/mixtures", "configs"
+MIXTURES = "configs/mixtures"
+FLOWS = "configs"
 
 
 def packaged(package: str, folder: str) -> dict[str, Path]:
@@ -19,7 +20,8 @@ def find_config(named: str, folder: str, base: Path, package: str, where: object
     exist, or the name of a file in a folder of the package. `{folder}/{name}.toml`, the path of a
     project's own copy, is the package's file if the project has no copy. Raises ConfigError if the
     name is unknown (E-CONFIG-MISSING)."""
-    path, known = base / named, packaged(package, folder)
+    path = base / named
+    known = packaged(package, folder)
     spelled = {f"{folder}/{name}.toml": own for name, own in known.items()}
     if path.is_file():
         return path

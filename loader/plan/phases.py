@@ -55,11 +55,13 @@ def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
     if len(sugar) == 1:
         missing = next(key for key in _SUGAR_KEYS if key not in sugar)
         raise ConfigError(f"{missing} is missing", where=where, found=first)
-    rows, places = config.get("phases", []), [where]
+    rows = config.get("phases", [])
+    places = [where]
     if sugar:
         rows = [dict(zip(("start_step", "dataset_weights"), sugar.values()))]
     elif not isinstance(rows, list | tuple):
-        place, found = f"{where}: phases", type(rows).__name__
+        place = f"{where}: phases"
+        found = type(rows).__name__
         raise ConfigError("not a list of tables", where=place, found=found)
     else:
         places = [f"{where}: phases[{i}]" for i in range(len(rows))]
@@ -100,7 +102,8 @@ def cut_stage(
         if phase is None:
             segments.append(Segment(stage, end - start, 0, 1.0))
             continue
-        weighed, step = _weighed(stage, phase, start > first), phase.start_step
+        weighed = _weighed(stage, phase, start > first)
+        step = phase.start_step
         begins_here = step if step * batch_size == start else 0
         segments.append(Segment(weighed, end - start, begins_here, phase.lr_scale))
     return segments

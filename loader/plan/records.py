@@ -245,7 +245,8 @@ class LoaderPlan(StreamSettings):
             return replace(source, manifest=Path(path).as_posix())
 
         stages = (replace(s, sources=tuple(map(moved, s.sources))) for s in self.stages)
-        valid, twins = tuple(map(moved, self.valid)), tuple(map(moved, self.twins))
+        valid = tuple(map(moved, self.valid))
+        twins = tuple(map(moved, self.twins))
         return replace(self, stages=tuple(stages), valid=valid, twins=twins, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:

@@ -61,7 +61,8 @@ def fetch_manifests(
 ) -> tuple[Path, str, Path]:
     """Copy a plan and its manifests, and call `fetch` with each one's URL's directory and itself;
     returns the local plan, the URL of its root, and the cache. Raises as `fetch_plan`."""
-    cache, url = _cache(cache_dir), address(url)
+    cache = _cache(cache_dir)
+    url = address(url)
     last = cache / f"{_digest(url)}.json"
     try:
         content = read_bytes(url)
@@ -115,7 +116,8 @@ def fetch_index(urls: Mapping[Path, str], manifest: Manifest, entry: ShardEntry)
     """Copy the index of a file of a manifest whose URL is in `urls`. Raises as `fetch_plan`."""
     if not entry.index_path:
         return
-    local, directory = manifest.index_path(entry), parent(urls[manifest.path])
+    local = manifest.index_path(entry)
+    directory = parent(urls[manifest.path])
     with _locked(local.parent):
         _fetch_index(directory, manifest, entry)
 
@@ -171,7 +173,8 @@ def _last(copy_of_last: Path, error: PlanError) -> bytes:
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
     """A manifest from the store, or its local copy if that has the digest."""
-    url, local = join(root, relative), resolve_inside(mirror, relative)
+    url = join(root, relative)
+    local = resolve_inside(mirror, relative)
     if digest is not None and local.exists():
         try:
             manifest = load_manifest(local)
@@ -221,7 +224,8 @@ def _fetch_shard(place: tuple[str, Manifest, ShardEntry]) -> None:
 def _fetch_index(directory: str, manifest: Manifest, entry: ShardEntry) -> None:
     size = 32 + 16 * entry.num_documents
     recorded = str(entry.extra.get("index_checksum") or "")
-    url, path = join(directory, entry.index_path), manifest.index_path(entry)
+    url = join(directory, entry.index_path)
+    path = manifest.index_path(entry)
     _fetch_file(url, path, range(size, size + 1), recorded, "E-INDEX")
 
 

@@ -18,7 +18,9 @@ from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
-_ORDER, _EPOCH = 1, 2  # purpose of a key of the plan's seed
+# Purpose of a key of the plan's seed.
+_ORDER = 1
+_EPOCH = 2
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
 SHUFFLED_TOKENS = 2**22
 
@@ -112,7 +114,8 @@ class PlanSchedule:
         epochs, places = np.divmod(windows, self._capacities[sources])
         for source, rows in _by_source(sources):
             # Rows of a source rise, so an epoch is a run.
-            first, last = int(epochs[rows[0]]), int(epochs[rows[-1]])
+            first = int(epochs[rows[0]])
+            last = int(epochs[rows[-1]])
             cuts = np.searchsorted(epochs[rows], np.arange(first, last + 2))
             for epoch, a, b in zip(range(first, last + 1), cuts, cuts[1:]):
                 key = key_of(self._keys[source], epoch)
@@ -129,7 +132,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
     limits = np.array(plan.limits(capacities), np.int64) - passed
     parts: list[Stretch] = []
-    start, base = 0, np.zeros(len(index), np.int64)
+    start = 0
+    base = np.zeros(len(index), np.int64)
     for number, stage in enumerate(plan.stages):
         columns = [index[source.name] for source in stage.sources]
         rows = [(s.weight, s.quota_sequences, s.owed_millionths) for s in stage.sources]

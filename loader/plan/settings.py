@@ -56,7 +56,9 @@ class Vocabulary(NamedTuple):
     eos_token_id: int | None = None
 
 
-DEFAULT_TOKENIZER, DEFAULT_VOCAB_SIZE, DEFAULT_EOS_TOKEN_ID = "o200k_harmony", 201_088, 199_999
+DEFAULT_TOKENIZER = "o200k_harmony"
+DEFAULT_VOCAB_SIZE = 201_088
+DEFAULT_EOS_TOKEN_ID = 199_999
 """Of data that name none, such as a directory of another tool without a manifest, and of prep."""
 
 
@@ -221,7 +223,8 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
 
 
 def _read(name: str, value: Any, where: str, base: Path) -> Any:
-    key, place = KEYS[name], f"{where}: {name}"
+    key = KEYS[name]
+    place = f"{where}: {name}"
     if key.choices:
         for new, old in key.in_plans.items():
             if value in (new, old):

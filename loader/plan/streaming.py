@@ -48,7 +48,8 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
 def _fetch_blocks(place: tuple[str, Manifest]) -> None:
     """Copy `blocks.json`, unless the copy is this manifest's."""
     directory, manifest = place
-    local, url = manifest.path.with_name(BLOCKS_NAME), join(directory, BLOCKS_NAME)
+    local = manifest.path.with_name(BLOCKS_NAME)
+    url = join(directory, BLOCKS_NAME)
     try:
         read_blocks(local, manifest, url)
     except FormatError:

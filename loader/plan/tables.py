@@ -39,7 +39,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(
             "PyYAML is not installed", where=path, do="pip install 'nmoe-loader[yaml]'"
         ) from None
-    content, sizes = _read(path), dict[int, int]()
+    content = _read(path)
+    sizes = dict[int, int]()
 
     class Counted(yaml.SafeLoader):
         """Counts values: aliases of aliases may expand to more values than memory holds."""
@@ -47,7 +48,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         num_values = depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            is_alias, before = self.check_event(yaml.AliasEvent), self.num_values
+            is_alias = self.check_event(yaml.AliasEvent)
+            before = self.num_values
             if self.depth == MAX_DEPTH and self.check_event(yaml.CollectionStartEvent):
                 raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
             self.depth += 1

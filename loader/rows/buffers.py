@@ -27,7 +27,8 @@ class HeldBuffers:
 
     def take(self) -> np.ndarray:
         """A buffer that is not held; its content is undefined."""
-        buffers, count = self._buffers, sys.getrefcount
+        buffers = self._buffers
+        count = sys.getrefcount
         for i in range(len(buffers)):
             if count(buffers[i]) == _UNHELD:
                 return buffers[i]

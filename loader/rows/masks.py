@@ -67,7 +67,8 @@ class Masks:
         for position, length in pieces:
             i = bisect_right(self._ends, position)
             while i < len(self._ends) and self._starts[i] < position + length:
-                first, stop = max(self._starts[i], position), min(self._ends[i], position + length)
+                first = max(self._starts[i], position)
+                stop = min(self._ends[i], position + length)
                 row[at + first - position : at + stop - position] = self._token
                 i += 1
             at += length
@@ -90,7 +91,10 @@ class MaskedCounts:
         passed: Sequence[int],
         source_starts: np.ndarray,
     ) -> None:
-        self._masks, self._runs, self._order, self._passed = masks, runs, order, passed
+        self._masks = masks
+        self._runs = runs
+        self._order = order
+        self._passed = passed
         self._spans = list(pairwise(source_starts.tolist()))
         self._last = [(0, 0)] * len(passed)  # windows of each source, and their masked targets
 

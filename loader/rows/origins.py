@@ -45,12 +45,16 @@ def origins(stream: Stream, n: int) -> RowOrigins:
     """The documents of global sequence `n`, in the order of its tokens. Raises IndexError if there
     is no such sequence, FormatError if an index is missing or not of its file (E-INDEX-...)."""
     sources, windows = stream.schedule.locate(n, n + 1)
-    source, window = int(sources[0]), int(windows[0])
-    found, row_start, paths = [], 0, stream.files.paths()
+    source = int(sources[0])
+    window = int(windows[0])
+    found = []
+    row_start = 0
+    paths = stream.files.paths()
     for position, length in stream.reader.pieces(source, window):
         for file, document, start, end in stream.index.documents(position, length):
             base = int(stream.index.file_starts[file])
-            first, stop = max(start, position - base), min(end, position + length - base)
+            first = max(start, position - base)
+            stop = min(end, position + length - base)
             path = paths[file]
             found.append(Origin(path, document, start, end, first, stop, row_start))
             row_start += stop - first

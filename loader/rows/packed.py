@@ -25,9 +25,12 @@ class PackedReader:
     """Reads rows of documents; `pad_token_id` is the id of padding in inputs."""
 
     def __init__(self, packed: PackedRows | TwinRows, files: TokenFiles, pad_token_id: int) -> None:
-        self.capacities, self.row_tokens = packed.capacities, packed.row_tokens
-        self.rows, self.holders = packed.rows, packed.holders
-        self._files, self._pad_token_id = files, pad_token_id
+        self.capacities = packed.capacities
+        self.row_tokens = packed.row_tokens
+        self.rows = packed.rows
+        self.holders = packed.holders
+        self._files = files
+        self._pad_token_id = pad_token_id
         self._file_starts: list[int] = files.file_starts.tolist()
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +39,8 @@ class PackedReader:
 
     def read(self, plan: tuple[np.ndarray, np.ndarray], batch: int, out: np.ndarray) -> None:
         """Fill the rows of a planned batch: `[2, num_rows, seq_len]` of a signed integer type."""
-        starts_of, tokens_of = self._file_starts, self._files.tokens
+        starts_of = self._file_starts
+        tokens_of = self._files.tokens
         rows = self.rows(plan[0][batch], plan[1][batch])
         for (starts, lengths, is_end), row_inputs, row_targets in zip(rows, *out):
             at = 0
@@ -53,7 +57,8 @@ class PackedReader:
                 at += length
                 if ends:
                     row_targets[at - 1] = IGNORE_INDEX
-            row_inputs[at:], row_targets[at:] = self._pad_token_id, IGNORE_INDEX
+            row_inputs[at:] = self._pad_token_id
+            row_targets[at:] = IGNORE_INDEX
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Documents of each row: int64 `[num_documents, 2]`; padding is in none."""
@@ -94,7 +99,9 @@ class TokenCounts:
         order: Callable[[int, int, int], np.ndarray],
         passed: Sequence[int],
     ) -> None:
-        self._row_tokens, self._order, self._passed = row_tokens, order, passed
+        self._row_tokens = row_tokens
+        self._order = order
+        self._passed = passed
         self._totals = [int(tokens.sum()) for tokens in row_tokens]
         # For each source: an epoch, a place in it, and the tokens of the epoch before that place.
         self._last = [(0, 0, 0)] * len(row_tokens)
@@ -117,7 +124,8 @@ class TokenCounts:
         epoch, place = divmod(count, max(1, len(tokens)))
         known, start, found = self._last[source]
         if known != epoch or start > place:
-            start, found = 0, 0
+            start = 0
+            found = 0
         for a, b in pairwise([*range(start, place, _CHUNK), place]):
             rows = self._order(source, epoch * len(tokens) + a, epoch * len(tokens) + b)
             found += int(tokens[rows].sum())

@@ -21,8 +21,10 @@ class Prefetcher(Generic[Item]):
     items may wait."""
 
     def __init__(self, read: Callable[[int], Item], depth: int) -> None:
-        self._read, self._depth = read, depth
-        self._next, self._process = -1, 0
+        self._read = read
+        self._depth = depth
+        self._next = -1
+        self._process = 0
         self._end: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._queue: queue.Queue[_Result] = queue.Queue(depth)
@@ -55,7 +57,8 @@ class Prefetcher(Generic[Item]):
 
     def _start(self, n: int) -> None:
         self._process = os.getpid()
-        stop, self._queue = threading.Event(), queue.Queue(self._depth)
+        stop = threading.Event()
+        self._queue = queue.Queue(self._depth)
         arguments = (self._read, n, self._queue, stop)
         # A reader that is collected without `close` ends too: the thread holds neither it nor the
         # loader.

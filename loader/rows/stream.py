@@ -29,7 +29,8 @@ from loader.rows.windows import WindowReader
 
 Split = Literal["train", "valid"]
 # Sequences, and batches, that are located at once.
-_LOOKAHEAD, _LOOKAHEAD_BATCHES = 4096, 64
+_LOOKAHEAD = 4096
+_LOOKAHEAD_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Stream:
         self.source_names = tuple(source.name for source in data)
         is_twin = plan.packing == "twin" and split == "train"
         self.is_packed = is_twin or plan.packing == "best_fit"
-        wraps, fetch = plan.wraps_tokens and split == "train", None
+        wraps = plan.wraps_tokens and split == "train"
+        fetch = None
         self.files: TokenFiles
         if plan.store is None:
             self.files = TokenFiles(manifests, wraps)
@@ -97,14 +99,16 @@ class Stream:
         self.capacities = self.reader.capacities
         self.schedule = PlanSchedule(plan, split, self.capacities)
         self.num_sequences = self.schedule.num_sequences
-        order, passed = self.schedule.windows_of, self.schedule.passed.tolist()
+        order = self.schedule.windows_of
+        passed = self.schedule.passed.tolist()
         self._tokens = self._masks = self._inputs = None
         if isinstance(self.reader, PackedReader):
             self._tokens = TokenCounts(self.reader.row_tokens, order, passed)
         if plan.masked and split == "train":
             data = self.source_names, manifests
             self._masks = Masks(plan.masked, *data, IGNORE_INDEX)
-            runs, starts = self.reader.target_runs, self.files.source_starts
+            runs = self.reader.target_runs
+            starts = self.files.source_starts
             self._masked = MaskedCounts(self._masks, runs, order, passed, starts)
             if replaced := [row for row in plan.masked if row.replaced]:
                 self._inputs = Masks(replaced, *data, plan.eos_token_id)
@@ -186,7 +190,8 @@ class Stream:
 
     def _blocks_from(self, start: int, rows: RankRows) -> Iterator[int]:
         """The blocks that these rows of every batch need, from sequence `start` on."""
-        starts, last = self.files.file_starts, len(self.files.file_starts) - 2
+        starts = self.files.file_starts
+        last = len(self.files.file_starts) - 2
         stretch = max(1, _LOOKAHEAD // rows.size) * rows.size
         for n in range(start, self.num_sequences, stretch):
             stop = min(n + stretch, self.num_sequences)

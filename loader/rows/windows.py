@@ -35,13 +35,17 @@ class WindowReader:
     that start `stride` tokens apart."""
 
     def __init__(self, files: TokenFiles, index: DocumentIndex, seq_len: int, stride: int) -> None:
-        self._files, self._index, self._width, self._stride = files, index, seq_len + 1, stride
+        self._files = files
+        self._index = index
+        self._width = seq_len + 1
+        self._stride = stride
         sizes = np.diff(files.source_starts)
         self.capacities: list[int] = np.maximum(0, (sizes - seq_len - 1) // stride + 1).tolist()
 
     def positions(self, sources: np.ndarray, windows: np.ndarray) -> np.ndarray:
         """Position of each window's first token: int64, shaped as both arguments."""
-        first, offsets = self._files.source_starts[sources], windows * self._stride
+        first = self._files.source_starts[sources]
+        offsets = windows * self._stride
         if self._files.wraps:
             offsets %= self._files.source_starts[sources + 1] - first
         return first + offsets
@@ -50,7 +54,8 @@ class WindowReader:
         """Plan the copies of several batches: int64 `[num_batches, num_rows]` each. Raises
         PlanError if a window is past the end of its source (E-PLAN-SHORT)."""
         num_batches, num_rows = sources.shape
-        starts, width = self._files.file_starts, self._width
+        starts = self._files.file_starts
+        width = self._width
         positions = self.positions(sources, windows).ravel()
         if not self._files.wraps:
             over = positions + width > self._files.source_starts[sources.ravel() + 1]
@@ -62,11 +67,13 @@ class WindowReader:
         keys = np.where(is_whole, files, len(starts) + np.arange(len(positions)))
         keys += np.repeat(np.arange(num_batches), num_rows) * num_keys
         order = np.argsort(keys, kind="stable")
-        keys, positions = keys[order], positions[order]
+        keys = keys[order]
+        positions = positions[order]
         starts_run = np.ones(len(keys), np.bool_)
         starts_run[1:] = (keys[1:] != keys[:-1]) | (np.diff(positions) != self._stride)
         first = np.flatnonzero(starts_run)
-        whole, run_files = is_whole[order[first]], files[order[first]]
+        whole = is_whole[order[first]]
+        run_files = files[order[first]]
         return CopyPlan(
             rows=order % max(1, num_rows),
             first=[*first.tolist(), len(keys)],
@@ -79,7 +86,8 @@ class WindowReader:
         """Documents in the inputs of each row: int64 `[num_documents, 2]`; see `DocumentIndex`."""
         found = []
         for position in self.positions(sources, windows).tolist():
-            at, parts = 0, []
+            at = 0
+            parts = []
             for start, length in self._files.pieces(position, self._width - 1):
                 parts.append(self._index.spans(start, length) + at)
                 at += length
@@ -89,7 +97,8 @@ class WindowReader:
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position and length of the tokens that some windows read, up to the end of their source
         if they wrap: int64 `[n]` each."""
-        starts, ends = self.positions(sources, windows), self._files.source_starts[sources + 1]
+        starts = self.positions(sources, windows)
+        ends = self._files.source_starts[sources + 1]
         return starts, np.minimum(self._width, ends - starts)
 
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +117,8 @@ class WindowReader:
         """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
         the tokens of these spans of the axis, int64 `[num_spans, 2]`."""
         first, end = self._files.source_starts[source : source + 2].tolist()
-        overlap, least = overlaps(spans), int(spans[:, 0].min())
+        overlap = overlaps(spans)
+        least = int(spans[:, 0].min())
 
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
@@ -124,9 +134,13 @@ class WindowReader:
         """Copy the rows of a planned batch to `[num_rows, seq_len + 1]`, or to `[2, num_rows,
         seq_len]`, inputs and targets, of any integer type that holds the vocabulary."""
         parts = [(out, 0)] if out.ndim == 2 else [(out[0], 0), (out[1], 1)]
-        width, first, rows = out.shape[-1], plan.first, plan.rows
+        width = out.shape[-1]
+        first = plan.first
+        rows = plan.rows
         for i in range(plan.batches[batch], plan.batches[batch + 1]):
-            own, file, offset = rows[first[i] : first[i + 1]], plan.files[i], plan.offsets[i]
+            own = rows[first[i] : first[i + 1]]
+            file = plan.files[i]
+            offset = plan.offsets[i]
             if file < 0:
                 row = np.empty(self._width, out.dtype)
                 self._files.copy(offset, row)
@@ -138,7 +152,9 @@ class WindowReader:
                 if len(own) == 1:
                     part[own[0]] = tokens[offset + shift : offset + shift + width]
                 else:
-                    size, integers = tokens.itemsize, tokens.dtype
-                    shape, strides = (len(own), width), (size * self._stride, size)
+                    size = tokens.itemsize
+                    integers = tokens.dtype
+                    shape = (len(own), width)
+                    strides = (size * self._stride, size)
                     start = size * (offset + shift)
                     part[own] = np.ndarray(shape, integers, tokens, start, strides)

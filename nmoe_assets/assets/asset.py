@@ -102,7 +102,8 @@ class Asset:
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
         """The definition with work of its own."""
-        run, most = self.run, self.run.config.automation.max_partitions_per_run
+        run = self.run
+        most = self.run.config.automation.max_partitions_per_run
         key = asset_key(run, self.key)
         deps = [
             dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)

@@ -61,7 +61,8 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
 def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Kept documents of each shard in diversity order."""
-    name, table = source.name, run.config.curation
+    name = source.name
+    table = run.config.curation
     return Asset(
         run=run,
         key=[name, "curated"],

@@ -99,7 +99,9 @@ def materialize_partitions(
     """
     require_partitions(context)
     forget_tagged(context, checks.run, checks.asset, context.partition_keys)
-    inputs, outcome, whole_run = CurrentInputs(context), _Outcome(machine), Stopwatch()
+    inputs = CurrentInputs(context)
+    outcome = _Outcome(machine)
+    whole_run = Stopwatch()
     try:
         # Closing ends the workers.
         with inputs.watched(), closing(_attempts(context, make)) as attempts:

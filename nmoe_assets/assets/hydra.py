@@ -164,7 +164,8 @@ def graded_by_language(run: Run, source: str) -> list[list[str]]:
 
 def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Scores and decision of every document of a source, one partition per shard."""
-    name, is_off = source.name, run.config.grading.is_off
+    name = source.name
+    is_off = run.config.grading.is_off
     read = [] if is_off else [*heads(run), "student", "calibration"]
     read += ["backbone"] if heads(run) else []
     return Asset(

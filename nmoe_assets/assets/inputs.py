@@ -11,7 +11,8 @@ from nmoe_core.config.run import Run
 CHANGED_MEANWHILE = "nmoe/inputs_changed_meanwhile"
 PIPELINE = "nmoe/pipeline"
 REBUILD = "nmoe/rebuild"
-_CHECK_WAIT_S, _CHECK_LOOKS = 10, 60
+_CHECK_WAIT_S = 10
+_CHECK_LOOKS = 60
 
 
 def forget_tagged(

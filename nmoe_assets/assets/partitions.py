@@ -25,7 +25,8 @@ label_partitions = dg.StaticPartitionsDefinition(
 )
 
 
-RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
 
 
 def range_tags(keys: Sequence[str]) -> dict[str, str]:

@@ -46,7 +46,8 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
 
 def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """Token shards of a split, one partition per shard."""
-    name, counts = source.name, run.config.prep
+    name = source.name
+    counts = run.config.prep
     num_shards = counts.num_shards if split == "train" else counts.num_valid_shards
     asset = Asset(
         run=run,
@@ -69,7 +70,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     def make_shards(context: dg.AssetExecutionContext, machine: Machine) -> Events:
         require_partitions(context)
         forget_tagged(context, run, asset.key, context.partition_keys)
-        watch, inputs = Stopwatch(), CurrentInputs(context)
+        watch = Stopwatch()
+        inputs = CurrentInputs(context)
         try:
             with run_log(context):
                 made = prep.make_shards(run, source, split, map(int, context.partition_keys))
@@ -95,8 +97,10 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 
 def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     """The manifest over all shards of a split."""
-    name, prefix = source.name, _prefix(split)
-    deps, leads_to = [[name, f"{prefix}shards"]], [["mixture", "loader_plan"]]
+    name = source.name
+    prefix = _prefix(split)
+    deps = [[name, f"{prefix}shards"]]
+    leads_to = [["mixture", "loader_plan"]]
     if split == "train":
         leads_to = [] if run.config.grading.is_off else [[name, "docid_slices"]]
         leads_to += [["curation", "topic_model"]]

@@ -50,7 +50,9 @@ def source_watch(
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, str] = json.loads(context.cursor or "{}")
-        marks, requests, now = dict(before), [], int(time.time())
+        marks = dict(before)
+        requests = []
+        now = int(time.time())
         for source in sources:
             try:
                 mark = source_mark(run, source)
@@ -90,7 +92,8 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     The wait begins when the failure is seen; a time of 0 means that the failure of the last try has
     not been seen yet.
     """
-    budget, labels = run.config.automation.label_retries, asset_key(run, ["hydra", "oracle_labels"])
+    budget = run.config.automation.label_retries
+    labels = asset_key(run, ["hydra", "oracle_labels"])
 
     @dg.sensor(
         name=named(run, "label_retries"),
@@ -103,7 +106,9 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
         keys = label_partitions.get_partition_keys()
         statuses = context.instance.get_status_by_partition(labels, keys, label_partitions) or {}
         tries: dict[str, list[float]] = json.loads(context.cursor or "{}")
-        now, requests, spent = time.time(), [], []
+        now = time.time()
+        requests = []
+        spent = []
         for key in keys:
             status = statuses.get(key)
             name = status.value if status else None

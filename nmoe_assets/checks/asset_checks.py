@@ -132,7 +132,8 @@ class Checks:
 
     def definition(self, stage: str) -> dg.AssetChecksDefinition:
         """The checks as a step of their own, in a pod of a stage."""
-        name, tags = "__".join(["check", *self.key.path]), pod_tags(self.run, stage)
+        name = "__".join(["check", *self.key.path])
+        tags = pod_tags(self.run, stage)
 
         @dg.multi_asset_check(name=name, specs=self.specs(), op_tags=tags)
         def check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:

@@ -16,7 +16,8 @@ def manifest_checks(run: Run, sources: list[SourcePlan]) -> list[dg.AssetChecksD
         splits = ("train", "valid") if source.has_valid else ("train",)
         found += [_manifest(run, source.name, split).definition("prep") for split in splits]
         found.append(_curated(run, source.name).definition("curate"))
-    key, names = ["mixture", "loader_plan"], checks.plan_checks(run)
+    key = ["mixture", "loader_plan"]
+    names = checks.plan_checks(run)
     plan = Checks(run, key, names, lambda: checks.check_plan(run, sources))
     return [*found, plan.definition("plan")]
 

@@ -60,9 +60,11 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     def of_sources(*names: str) -> list[tuple[str, str]]:
         return [(source.name, name) for name in names for source in sources]
 
-    table, selected = run.config.prep, selection_names(run)
+    table = run.config.prep
+    selected = selection_names(run)
     trained = ["backbone", "student", *heads(run), "calibration"]
-    shards, valid = shard_partitions(table.num_shards), [s for s in sources if s.has_valid]
+    shards = shard_partitions(table.num_shards)
+    valid = [s for s in sources if s.has_valid]
     regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
     # Thresholds need them, so that they are made with the shards.
     first = [tuple(key) for source in sources for key in graded_by_language(run, source.name)]

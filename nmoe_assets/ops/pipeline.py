@@ -73,7 +73,9 @@ def _execute_here(
     jobs: list[TaskJob],
     definitions: dg.Definitions,
 ) -> None:
-    rows, links, whole = [], {}, Stopwatch()
+    rows = []
+    links = {}
+    whole = Stopwatch()
     tags = {PART_OF: context.run_id[:8]}
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):

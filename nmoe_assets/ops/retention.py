@@ -55,7 +55,8 @@ def retention_job(
         run: The mixture's.
         check_keys: Gives the checks of the mixture, when all definitions are made.
     """
-    table, op_name = run.config.retention, named(run, "delete_old_runs")
+    table = run.config.retention
+    op_name = named(run, "delete_old_runs")
 
     @dg.op(name=op_name, out=dg.Out(dg.Nothing))
     def delete_old_runs(context: dg.OpExecutionContext, config: RetentionConfig) -> None:
@@ -184,10 +185,12 @@ def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
 
 def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[_Record]:
     for fetch in (instance.fetch_materializations, instance.fetch_observations):
-        cursor, has_more = None, True
+        cursor = None
+        has_more = True
         while has_more:
             page = fetch(key, limit=_PAGE, cursor=cursor)
-            cursor, has_more = page.cursor, page.has_more
+            cursor = page.cursor
+            has_more = page.has_more
             for found in page.records:
                 tags = found.event_log_entry.tags or {}
                 yield _Record(

@@ -28,7 +28,9 @@ from nmoe_core.text.tokenizer import load_tokenizer
 
 _GRADER_SPLITS = ("train", "val")  # graders are only reported on for test
 ARMS = ("kept", "random", "dropped")
-MAX_TOKENS, COPY_TOKENS, EVAL_BYTES = 2048, 512, 1024
+MAX_TOKENS = 2048
+COPY_TOKENS = 512
+EVAL_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Texts:
     """
 
     def __init__(self, run: Run, count: int, own: Path | None = None) -> None:
-        self._run, self._tokenizer = run, load_tokenizer(run.tokenizer)
+        self._run = run
+        self._tokenizer = load_tokenizer(run.tokenizer)
         names = [one.name for one in run_sources(run)]
         paths = [run.tree.merged_labels(split) for split in _GRADER_SPLITS]
         ids = {r["doc_id"] for p in paths if p.is_file() for r in read_label_file(p)[1]}
@@ -158,7 +161,8 @@ class Texts:
         return free
 
     def _numbers(self, arm: str, source: str) -> np.ndarray:
-        one, free = self._sources[source], self._free[source]
+        one = self._sources[source]
+        free = self._free[source]
         wanted = {"kept": one.kept, "random": True, "dropped": ~one.kept}[arm]
         return np.flatnonzero(free & wanted)
 
@@ -177,7 +181,8 @@ class Texts:
                 do="ask for fewer with --tokens, or prepare more documents",
                 code="E-CURATION-ABLATE",
             )
-        quotas, left = {}, num_tokens
+        quotas = {}
+        left = num_tokens
         for k, name in enumerate(sorted(has, key=lambda name: has[name])):
             quotas[name] = min(has[name], left // (len(has) - k))
             left -= quotas[name]
@@ -186,7 +191,8 @@ class Texts:
     def _draw(self, arm: str, quotas: dict[str, int], seed: int) -> list[bytes]:
         texts: list[bytes] = []
         for source, quota in quotas.items():
-            one, numbers = self._sources[source], self._numbers(arm, source)
+            one = self._sources[source]
+            numbers = self._numbers(arm, source)
             for i in np.random.default_rng([seed, 1]).permutation(numbers).tolist():
                 if quota <= 0:
                     break

@@ -15,18 +15,25 @@ from torch import nn
 
 from nmoe_core.heads.scores import one_thread
 
-CONTEXT, BATCH = 256, 8
+CONTEXT = 256
+BATCH = 8
 SEPARATOR = 256
-_WIDTH, _HEADS, _LAYERS = 96, 4, 3
-_RATE, _WARMUP = 3e-3, 0.05
+_WIDTH = 96
+_HEADS = 4
+_LAYERS = 3
+_RATE = 3e-3
+_WARMUP = 0.05
 
 
 class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(_WIDTH), nn.RMSNorm(_WIDTH)
-        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+        self.norm1 = nn.RMSNorm(_WIDTH)
+        self.norm2 = nn.RMSNorm(_WIDTH)
+        self.qkv = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.out = nn.Linear(_WIDTH, _WIDTH)
+        self.up = nn.Linear(_WIDTH, 4 * _WIDTH)
+        self.down = nn.Linear(4 * _WIDTH, _WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [batch, time, width]."""
@@ -41,14 +48,17 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(257, _WIDTH), nn.Embedding(CONTEXT, _WIDTH)
+        self.embed = nn.Embedding(257, _WIDTH)
+        self.place = nn.Embedding(CONTEXT, _WIDTH)
         self.blocks = nn.Sequential(*(_Block() for _ in range(_LAYERS)))
-        self.norm, self.head = nn.RMSNorm(_WIDTH), nn.Linear(_WIDTH, 257, bias=False)
+        self.norm = nn.RMSNorm(_WIDTH)
+        self.head = nn.Linear(_WIDTH, 257, bias=False)
 
     def losses(self, windows: torch.Tensor) -> torch.Tensor:
         """Loss in nats of each byte after the first: `[batch, time]` of int64 `[batch, time + 1]`;
         0 if the byte to predict is below 0, which is padding."""
-        inputs, targets = windows[:, :-1].clamp_min(0), windows[:, 1:]
+        inputs = windows[:, :-1].clamp_min(0)
+        targets = windows[:, 1:]
         x = self.embed(inputs) + self.place.weight[: inputs.shape[1]]
         logits = self.head(self.norm(self.blocks(x)))
         flat = F.cross_entropy(
@@ -94,7 +104,8 @@ def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Deco
 @torch.no_grad()
 def document_bits(model: Decoder, texts: Sequence[bytes]) -> np.ndarray:
     """Bits per text under the model: float64 `[N]`."""
-    rows, owners = [], []
+    rows = []
+    owners = []
     for i, text in enumerate(texts):
         stream = np.concatenate([[SEPARATOR], np.frombuffer(text, np.uint8)])
         for start in range(0, len(text), CONTEXT):

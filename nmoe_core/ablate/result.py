@@ -96,7 +96,8 @@ def _figures(bits: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
         "of_seeds": {arm: of_arm.round(4).tolist() for arm, of_arm in each.items()},
     }
     for arm in ("kept", "dropped"):
-        ours, random = bits[arm].mean(0), bits["random"].mean(0)
+        ours = bits[arm].mean(0)
+        random = bits["random"].mean(0)
 
         def saved(rows: np.ndarray, ours: np.ndarray = ours, random: np.ndarray = random) -> float:
             return 1 - float(ours[rows].sum() / random[rows].sum())
@@ -125,7 +126,8 @@ def _says(name: str, found: dict[str, Any]) -> str:
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
     if not intervals:
         return f"On {_SETS[name]}, there are too few documents to say what kept text is worth."
-    low, high = min(i[0] for i in intervals), max(i[1] for i in intervals)
+    low = min(i[0] for i in intervals)
+    high = max(i[1] for i in intervals)
     verdict = "it lowers the loss" if low > 0 else "it raises the loss"
     if low <= 0 <= high:
         verdict = "no difference is shown"

@@ -39,7 +39,9 @@ from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 4 * 2**20
-_NUM_PARTS, _NUM_TEXTS = 10, 20  # bins of a column, to measure how far it moved
+# Bins of a column, to measure how far it moved.
+_NUM_PARTS = 10
+_NUM_TEXTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,12 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
         FormatError: The shard is missing or broken, or has no hashes of texts.
         LockedError: Another process is making this file.
     """
-    path, manifest = shard.attribute(attribute.name), load_manifest(shard.manifest)
+    path = shard.attribute(attribute.name)
+    manifest = load_manifest(shard.manifest)
     made_from = {"documents": documents_digest(manifest), **attribute.made_with}
     with replacing(path):
-        old, computed = find_footer(path), 0
+        old = find_footer(path)
+        computed = 0
         if old is None or old.fingerprints != made_from:
             require_undamaged(manifest)
             opened = open_shard_documents(shard)
@@ -182,7 +186,8 @@ def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
 
 def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
     """Lower edges of the bins of numbers, or common texts; None for other types."""
-    kind, values = old.type, old.drop_null()
+    kind = old.type
+    values = old.drop_null()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts, counts = values.value_counts().flatten()
         order = np.argsort(-counts.to_numpy(), kind="stable")[:_NUM_TEXTS]
@@ -213,8 +218,10 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
     """Check that the file of a shard has the documents of the shard, in its order; their number.
     Raises FormatError: it has others (E-ATTRIBUTE-STALE), or rows that differ from those written
     (E-ATTRIBUTE-FORMAT)."""
-    path, documents = shard.attribute(name), open_shard_documents(shard).documents
-    table, footer = read_attribute(path), read_footer(path)
+    path = shard.attribute(name)
+    documents = open_shard_documents(shard).documents
+    table = read_attribute(path)
+    footer = read_footer(path)
     if rows_digest(table) != footer.digest:
         raise FormatError(
             "rows are not those that were written",
@@ -237,7 +244,8 @@ class _Rows:
     def __init__(
         self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
     ) -> None:
-        self.attribute, self.num_computed = attribute, 0
+        self.attribute = attribute
+        self.num_computed = 0
         self.known = known if known is not None and known.num_rows else None
         self.lengths = (
             lengths_of(self.known.column("doc_id").combine_chunks())
@@ -256,7 +264,8 @@ class _Rows:
 
     def _rows(self, file: ShardFile, spans: np.ndarray, digests: Sequence[str]) -> pa.Table:
         names = self.attribute.schema.names
-        places, is_new = np.zeros(len(spans), np.int64), np.ones(len(spans), np.bool_)
+        places = np.zeros(len(spans), np.int64)
+        is_new = np.ones(len(spans), np.bool_)
         if self.known is not None:
             hashes = pa.array(map(bytes.fromhex, digests), pa.binary(32))
             found = positions(hashes, self.known.column("text_sha256"))
@@ -264,7 +273,8 @@ class _Rows:
             places = found.fill_null(0).to_numpy()
             is_new |= self.lengths[places] != spans[:, 1] - spans[:, 0]
         self.num_computed += int(is_new.sum())
-        parts, order = [], np.empty(len(spans), np.int64)
+        parts = []
+        order = np.empty(len(spans), np.int64)
         if is_new.any():
             texts = decode_documents(self.tokenizer, file.tokens, spans[is_new])
             parts.append(self.attribute.compute(texts).select(names).cast(self.attribute.schema))

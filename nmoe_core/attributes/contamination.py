@@ -28,7 +28,8 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
 
-WINDOW_WORDS, LEAST_WORDS = 13, 8
+WINDOW_WORDS = 13
+LEAST_WORDS = 8
 _AT_A_TIME = 1024  # windows
 SCHEMA = SCHEMAS["contamination"]
 _BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -70,7 +71,10 @@ class Evaluations:
     def read(cls, files: Mapping[str, Path]) -> "Evaluations":
         """Read the sets by their names. Raises SourceError: a file is missing, a line is no JSON
         object, or a file has no string of 8 words (E-CONTAMINATION-SET)."""
-        digests, parts, lengths, owners = {}, [], [], []
+        digests = {}
+        parts = []
+        lengths = []
+        owners = []
         for number, (name, path) in enumerate(files.items()):
             texts, digests[name] = _read(path)
             found = words(pa.array(texts, pa.large_string()))
@@ -184,18 +188,22 @@ def _scan(hashes, bounds, known, passes, shift, among, of_words):
     """
     places, owners, set_words, size = known
     windows, begins, part_shift = among
-    some, passed = np.empty(_AT_A_TIME, np.uint64), np.empty(_AT_A_TIME, np.int64)
+    some = np.empty(_AT_A_TIME, np.uint64)
+    passed = np.empty(_AT_A_TIME, np.int64)
     top = np.uint64(1)
     for _ in range(size):
         top = top * _BASE
     for text in range(len(bounds) - 1):
-        start, stop = bounds[text], bounds[text + 1]
-        h, left = np.uint64(0), np.uint64(0)
+        start = bounds[text]
+        stop = bounds[text + 1]
+        h = np.uint64(0)
+        left = np.uint64(0)
         for i in range(start, min(stop, start + size - 1)):
             h = h * _BASE + hashes[i]
         end = stop - size + 1
         for begin in range(start, end, _AT_A_TIME):
-            count, num_passed = min(_AT_A_TIME, end - begin), 0
+            count = min(_AT_A_TIME, end - begin)
+            num_passed = 0
             for k in range(count):
                 first = begin + k
                 h = h * _BASE + (hashes[first + size - 1] - left * top)

@@ -169,7 +169,8 @@ def resolve_again(
     shards = _banded(shards, threshold, contained)
     was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
     again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
-    near, new = [np.zeros(len(one), bool) for one in again], again
+    near = [np.zeros(len(one), bool) for one in again]
+    new = again
     while True:
         if 2 * sum(map(np.count_nonzero, again)) >= sum(len(shard.keys) for shard in shards):
             return resolve(shards, priority, threshold, (), contained)
@@ -198,7 +199,8 @@ def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates
     once, twice = np.zeros((2, 2 ** (num_bits - 3)), np.uint8)
     for shard in shards:
         mark(shard.keys, shard.text_keys, once, twice, np.uint64(64 - num_bits))
-    keys, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    keys = [np.empty(0, np.uint64)]
+    documents = [np.empty(0, np.int64)]
     first = 0
     for shard in shards:
         found = marked(shard.keys, shard.text_keys, twice, np.uint64(64 - num_bits))
@@ -212,7 +214,8 @@ def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.nda
     """Document and bucket of every key that occurs twice or more; keys of bitmap collisions are
     dropped."""
     order = np.argsort(keys)
-    keys, documents = keys[order], documents[order]
+    keys = keys[order]
+    documents = documents[order]
     is_new = np.ones(len(keys), bool)
     is_new[1:] = keys[1:] != keys[:-1]
     buckets = np.cumsum(is_new) - 1
@@ -227,7 +230,12 @@ def _ordered(
     unique, places = np.unique(documents, return_inverse=True)
     sources = sorted({shard.source for shard in shards} - set(priority))
     ranks = {source: i for i, source in enumerate([*priority, *sources])}
-    rank, ids, names, sketches, digests, lengths = [], [], [], [], [], []
+    rank = []
+    ids = []
+    names = []
+    sketches = []
+    digests = []
+    lengths = []
     for shard, rows in _by_shard(shards, unique):
         if not len(rows):
             continue
@@ -280,7 +288,8 @@ def _tables(
     copies: tuple[np.ndarray, np.ndarray],
     parts: tuple[np.ndarray, np.ndarray],
 ) -> Iterator[pa.Table]:
-    (of, equal), (container, share) = copies, parts
+    of, equal = copies
+    container, share = parts
     of_kept = np.where(container < 0, _KEPT, _PART)
     kinds = np.where(of < 0, of_kept, np.where(equal == EXACT, _EXACT, _NEAR))
     named = np.flatnonzero(kinds)
@@ -291,7 +300,8 @@ def _tables(
     containment = pa.array(share[named].astype(np.float32))
     first = 0
     for shard, rows in _by_shard(shards, candidates.documents[named]):
-        numbers, kind = np.full(len(shard.keys), -1), np.zeros(len(shard.keys), np.int64)
+        numbers = np.full(len(shard.keys), -1)
+        kind = np.zeros(len(shard.keys), np.int64)
         numbers[rows] = np.arange(first, first + len(rows))
         kind[rows] = kinds[numbers[rows]]
         first += len(rows)
@@ -325,7 +335,8 @@ def _sharing(
     `[num_documents]` per shard."""
     keys = [(shard.keys.ravel(), shard.text_keys) for shard in _only(shards, chosen)]
     wanted = np.sort(np.concatenate([part for pair in keys for part in pair]))
-    passes, found = bloom(wanted), [np.zeros(len(one), bool) for one in chosen]
+    passes = bloom(wanted)
+    found = [np.zeros(len(one), bool) for one in chosen]
     for i, shard in enumerate(_only(shards, among) if among else shards):
         rows = sharing(shard.keys, shard.text_keys, wanted, *passes) if len(wanted) else []
         found[i][np.flatnonzero(among[i])[rows] if among else rows] = True

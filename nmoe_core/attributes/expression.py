@@ -174,7 +174,8 @@ def _column(spelled: str, names: Names) -> Sequence[str]:
     if spelled not in names and len(columns) > 1:
         raise Refused("columns differ by case only: write one as it is", spelled, ", ".join(same))
     if not columns:
-        known, suffix = {name.lower(): name for name in names}, f".{spelled.lower()}"
+        known = {name.lower(): name for name in names}
+        suffix = f".{spelled.lower()}"
         of_several = [name for name in sorted(names) if name.lower().endswith(suffix)]
         do = _meant(spelled.lower(), known, of_several)
         raise Refused("no such column", spelled, ", ".join(_short(names)), do)

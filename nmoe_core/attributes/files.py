@@ -71,7 +71,9 @@ def write_attribute(
         FormatError: There are more or fewer rows than documents (E-ATTRIBUTE-ROWS).
     """
     whole = pa.schema([*_KEY_FIELDS, *schema])
-    digest, first, last = _started(whole), 0, 0
+    digest = _started(whole)
+    first = 0
+    last = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         atomic_file(path) as file,
@@ -141,7 +143,8 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _footer(path: Path, file: pq.ParquetFile) -> Footer:
-    metadata, schema = file.metadata, file.schema_arrow.remove_metadata()
+    metadata = file.metadata
+    schema = file.schema_arrow.remove_metadata()
     try:
         footer = json_value((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
@@ -275,7 +278,8 @@ def _bytes(array: pa.Array) -> bytes:
     if pa.types.is_null(array.type):
         return b""
     try:
-        width, data = array.type.bit_width // 8, array.buffers()[1]
+        width = array.type.bit_width // 8
+        data = array.buffers()[1]
     except ValueError:  # of any length
         array = array.cast(pa.large_binary())
         _, places, data = array.buffers()

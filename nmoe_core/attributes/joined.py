@@ -28,7 +28,8 @@ class UserFiles:
     """The Parquet files of a user's attribute."""
 
     def __init__(self, name: str, paths: Sequence[Path]) -> None:
-        self.name, self._paths = name, paths
+        self.name = name
+        self._paths = paths
 
     @cached_property
     def digest(self) -> str:
@@ -57,7 +58,8 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
             (E-ATTRIBUTE-JOIN).
         LockedError: Another process is making this file.
     """
-    path, manifest = shard.attribute(files.name), load_manifest(shard.manifest)
+    path = shard.attribute(files.name)
+    manifest = load_manifest(shard.manifest)
     made_from = {
         "documents": documents_digest(manifest),
         "code": CODES["join"],

@@ -29,9 +29,13 @@ from nmoe_core.attributes.kernels.words import (
 )
 from nmoe_core.attributes.minhash import batches
 
-MIN_LETTERS, MIN_SHARE, UNDETERMINED = 50, 1 / 3, "und"
+MIN_LETTERS = 50
+MIN_SHARE = 1 / 3
+UNDETERMINED = "und"
 SCHEMA = SCHEMAS["language"]
-_ALPHA, _ALONE, _SPACE = ALPHA << CODE_BITS, ALONE << CODE_BITS, SPACE << CODE_BITS
+_ALPHA = ALPHA << CODE_BITS
+_ALONE = ALONE << CODE_BITS
+_SPACE = SPACE << CODE_BITS
 
 
 def language(texts: pa.Array) -> pa.Table:

@@ -18,13 +18,17 @@ from numba import njit
 from nmoe_core.attributes.columns import NUM_BANDS, NUM_HASHES, SCHEMAS
 from nmoe_core.attributes.kernels.words import Words, mix, words
 
-NUM_ROWS, SHINGLE_WORDS = NUM_HASHES // NUM_BANDS, 5
-MARGIN, LEAST_SHARED, LEAST_ROWS = 0.1, 0.976, 3
+NUM_ROWS = NUM_HASHES // NUM_BANDS
+SHINGLE_WORDS = 5
+MARGIN = 0.1
+LEAST_SHARED = 0.976
+LEAST_ROWS = 3
 SCHEMA = SCHEMAS["signatures"]
 _BATCH_BYTES = 1 << 22  # words of a batch fit a cache
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
-_SPREAD, _LOW_BYTE = np.uint32(0x9E3779B1), np.uint32(24)
+_SPREAD = np.uint32(0x9E3779B1)
+_LOW_BYTE = np.uint32(24)
 
 
 class Signatures(NamedTuple):
@@ -121,10 +125,12 @@ def _sign_texts(hashes, bounds, room, keys, sketch):
     """Least `factor * shingle + term` of each text, per hash; 32 bits, so that SIMD takes 16."""
     numbers = mix(np.arange(1, 2 * NUM_HASHES + 1).astype(np.uint64) * _BASE)
     numbers = (numbers >> _HALF).astype(np.uint32)
-    factors, terms = numbers[:NUM_HASHES] | np.uint32(1), numbers[NUM_HASHES:]
+    factors = numbers[:NUM_HASHES] | np.uint32(1)
+    terms = numbers[NUM_HASHES:]
     least = np.empty(NUM_HASHES, np.uint32)
     for text in range(len(bounds) - 1):
-        start, stop = bounds[text], bounds[text + 1]
+        start = bounds[text]
+        stop = bounds[text + 1]
         if start == stop:
             continue
         width = min(SHINGLE_WORDS, stop - start)
@@ -136,7 +142,8 @@ def _sign_texts(hashes, bounds, room, keys, sketch):
             room[i] = np.uint32(mix(h) >> _HALF)
         for j in range(NUM_HASHES):
             low = np.uint32(0xFFFFFFFF)
-            factor, term = factors[j], terms[j]
+            factor = factors[j]
+            term = terms[j]
             for i in range(count):
                 low = min(low, np.uint32(room[i] * factor + term))
             least[j] = low

@@ -112,7 +112,8 @@ def write_changed(
     summary = tree.attributes / f"{name}.json"
     paths = [shard.attribute(name) for shard in corpus.shards]
     with replacing(summary, *paths):
-        written, known = 0, read_sealed(summary) or {}
+        written = 0
+        known = read_sealed(summary) or {}
         footers = [find_footer(path) for path in paths]
         # A stopped run may have replaced files and not the summary.
         there = sha256_json([places, [footer and footer.digest for footer in footers]])
@@ -142,7 +143,8 @@ def _before(
     recorded = {k: v for k, v in summary.get("fingerprints", {}).items() if k != "inputs"}
     made = summary.get("shards", {}) if recorded == made_with else {}
     sources = {place.split("/")[0] for place in made}
-    tables, moved = list[pa.Table | None](), {place.split("/")[0] for place in made.keys() - inputs}
+    tables = list[pa.Table | None]()
+    moved = {place.split("/")[0] for place in made.keys() - inputs}
     for shard, (place, found) in zip(corpus.shards, inputs.items()):
         path = shard.attribute(name)
         footer = find_footer(path)
@@ -159,8 +161,10 @@ def _before(
 
 
 def _write(corpus: Corpus, i: int, name: str, made_with: Fingerprints, rows: pa.Table) -> bool:
-    shard, made_from = corpus.shards[i], {"documents": corpus.documents[i], **made_with}
-    path, columns = shard.attribute(name), ShardRows(shard, corpus.attribute)
+    shard = corpus.shards[i]
+    made_from = {"documents": corpus.documents[i], **made_with}
+    path = shard.attribute(name)
+    columns = ShardRows(shard, corpus.attribute)
     with replacing(path):
         old = find_footer(path)
         is_made = old is not None and old.fingerprints == made_from
@@ -175,7 +179,8 @@ def _write(corpus: Corpus, i: int, name: str, made_with: Fingerprints, rows: pa.
 
 def _current(shard: ShardPaths, name: str) -> tuple[str, str]:
     path = shard.attribute(name)
-    footer, documents = read_footer(path), documents_digest(load_manifest(shard.manifest))
+    footer = read_footer(path)
+    documents = documents_digest(load_manifest(shard.manifest))
     if footer.fingerprints.get("documents") != documents:
         raise stale(name, path, footer.fingerprints.get("documents"), documents)
     return documents, footer.digest

@@ -47,7 +47,10 @@ WIDE_SENTENCE_ENDS = (  # of scripts without spaces
 )
 CLOSERS = "\"'”’»」』)"
 LINE_ENDS = SENTENCE_ENDS + WIDE_SENTENCE_ENDS + "\"'”’»」』"
-SHORT_LINE_CHARS, LONG_WORD_CHARS, LEAST_C4_WORDS, LEAST_REFINEDWEB_WORDS = 30, 1000, 3, 2
+SHORT_LINE_CHARS = 30
+LONG_WORD_CHARS = 1000
+LEAST_C4_WORDS = 3
+LEAST_REFINEDWEB_WORDS = 2
 POLICY = (
     "javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies"
 )
@@ -57,8 +60,12 @@ COUNTER = (
 )
 SCHEMA = SCHEMAS["signals"]
 _WORD, _ALONE, _UNSPACED, _SPACE, _ALPHA, _UPPER, _DIGIT = (1 << CODE_BITS + i for i in range(7))
-_END, _WIDE_END, _CLOSER, _LINE_END = 1, 2, 4, 8
-_IS_POLICY, _IS_COUNTER = 1, 2
+_END = 1
+_WIDE_END = 2
+_CLOSER = 4
+_LINE_END = 8
+_IS_POLICY = 1
+_IS_COUNTER = 2
 _NUM_COUNTS = len(COUNTS)
 
 
@@ -70,7 +77,8 @@ def signals(texts: pa.Array) -> pa.Table:
         batch = texts.slice(start, stop - start)
         payload, offsets = utf8(batch)
         most = int(np.diff(offsets).max(initial=0)) + 1  # in here: numba compiles it for seconds
-        marks, found = _line_marks(batch), (counts[:, start:], shares[:, start:])
+        marks = _line_marks(batch)
+        found = (counts[:, start:], shares[:, start:])
         _measure(payload, offsets, most, marks, _tables(), *found)
     flags = [_holds("match_substring", texts, phrase) for phrase in FLAGS.values()]
     return pa.table([*map(pa.array, counts), *map(pa.array, shares), *flags], schema=SCHEMA)
@@ -103,30 +111,53 @@ def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @njit(cache=True)
 def _measure(payload, offsets, most, marks, tables, counts, shares):
     table, kinds, stop_words = tables
-    word_hashes, word_ends = np.empty(most, np.uint64), np.zeros(most + 1, np.int64)
-    line_hashes, line_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
-    block_hashes, block_chars = np.empty(most, np.uint64), np.empty(most, np.int64)
+    word_hashes = np.empty(most, np.uint64)
+    word_ends = np.zeros(most + 1, np.int64)
+    line_hashes = np.empty(most, np.uint64)
+    line_chars = np.empty(most, np.int64)
+    block_hashes = np.empty(most, np.uint64)
+    block_chars = np.empty(most, np.int64)
     seen = new_set(most)
     line = 0
     for text in range(len(offsets) - 1):
-        i, end = offsets[text], offsets[text + 1]
+        i = offsets[text]
+        end = offsets[text + 1]
         chars = num_words = num_lines = num_blocks = num_newlines = 0
         num_symbols = num_alphabetic = letters_sum = num_hashes = num_ellipses = 0
         num_sentences = c4_sentences = stop_bits = 0
         bullets = ellipsis_ends = ended = short = c4_lines = cut_words = 0
         # of the word
-        word, word_chars, lower, letters, has_alpha, was_alone = SEED, 0, SEED, 0, False, False
+        word = SEED
+        word_chars = 0
+        lower = SEED
+        letters = 0
+        has_alpha = False
+        was_alone = False
         # of the line
-        line_hash, line_size, solid, upper, digits, line_words = SEED, 0, 0, 0, 0, 0
-        first, last, dots, tail, has_long, sentences, is_ended = 0, 0, 0, 0, False, 0, False
+        line_hash = SEED
+        line_size = 0
+        solid = 0
+        upper = 0
+        digits = 0
+        line_words = 0
+        first = 0
+        last = 0
+        dots = 0
+        tail = 0
+        has_long = False
+        sentences = 0
+        is_ended = False
         # of the paragraph
-        block, block_size, newlines = SEED, 0, 0
+        block = SEED
+        block_size = 0
+        newlines = 0
         while i <= end and end > offsets[text]:
             if i < end:
                 code, i = decode(payload, i)
                 chars += 1
             else:  # the text ends as a line does
-                code, i = np.uint32(10), end + 1
+                code = np.uint32(10)
+                i = end + 1
             entry = table[code]
             is_space = entry & _SPACE != 0
             if word_chars and (is_space or was_alone or entry & _UNSPACED):
@@ -143,12 +174,17 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                     for k in range(len(stop_words)):
                         if lower == stop_words[k]:
                             stop_bits |= 1 << k
-                word, word_chars, lower, letters, has_alpha = SEED, 0, SEED, 0, False
+                word = SEED
+                word_chars = 0
+                lower = SEED
+                letters = 0
+                has_alpha = False
             if code == 10:
                 if is_ended:
                     sentences += 1
                 if solid:
-                    line_hashes[num_lines], line_chars[num_lines] = mix(line_hash), line_size
+                    line_hashes[num_lines] = mix(line_hash)
+                    line_chars[num_lines] = line_size
                     num_lines += 1
                     is_end = last < 65536 and kinds[last] & _LINE_END != 0
                     bullets += first == 0x2022 or first == 45
@@ -172,8 +208,18 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                     ):
                         cut_words += line_words
                 num_sentences += sentences
-                line_hash, line_size, solid, upper, digits, line_words = SEED, 0, 0, 0, 0, 0
-                first, last, tail, has_long, sentences, is_ended = 0, 0, 0, False, 0, False
+                line_hash = SEED
+                line_size = 0
+                solid = 0
+                upper = 0
+                digits = 0
+                line_words = 0
+                first = 0
+                last = 0
+                tail = 0
+                has_long = False
+                sentences = 0
+                is_ended = False
                 num_ellipses += dots // 3
                 dots = 0
                 line += 1
@@ -184,9 +230,11 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
             line_hash = (line_hash ^ np.uint64(code)) * PRIME
             if newlines:
                 if newlines > 1 and block_size:
-                    block_hashes[num_blocks], block_chars[num_blocks] = mix(block), block_size
+                    block_hashes[num_blocks] = mix(block)
+                    block_chars[num_blocks] = block_size
                     num_blocks += 1
-                    block, block_size = SEED, 0
+                    block = SEED
+                    block_size = 0
                 elif block_size:
                     block = (block ^ np.uint64(10)) * PRIME
                     block_size += 1
@@ -227,7 +275,8 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                 has_alpha |= entry & _ALPHA != 0
             was_alone = entry & _UNSPACED != 0
         if block_size:
-            block_hashes[num_blocks], block_chars[num_blocks] = mix(block), block_size
+            block_hashes[num_blocks] = mix(block)
+            block_chars[num_blocks] = block_size
             num_blocks += 1
         if end == offsets[text]:
             line += 1  # an empty text is one blank line

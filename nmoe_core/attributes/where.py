@@ -45,7 +45,9 @@ class Where:
     """
 
     def __init__(self, expression: str, schema: Mapping[str, pa.DataType], where: object) -> None:
-        self.expression, self.schema, self._where = expression, dict(schema), where
+        self.expression = expression
+        self.schema = dict(schema)
+        self._where = where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._pipe, its_end = Pipe()
         # Without -P, -m takes modules of the working directory, which may be hostile.

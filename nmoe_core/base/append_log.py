@@ -43,7 +43,8 @@ class AppendLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.size = path, 0
+        self.path = path
+        self.size = 0
         self._hash = hashlib.sha256()
         self._file = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
         try:
@@ -70,7 +71,8 @@ class AppendLog:
 
     def lines(self, end: int | None = None) -> Iterator[Line]:
         """The whole lines before byte `end`; each line that is read counts towards `size`."""
-        self.size, self._hash = 0, hashlib.sha256()
+        self.size = 0
+        self._hash = hashlib.sha256()
         self._file.seek(0)
         for line in whole_lines(self._file):
             if end is not None and line.offset >= end:
@@ -90,7 +92,8 @@ class AppendLog:
 
     def clear(self) -> None:
         """Start over with an empty file."""
-        self.size, self._hash = 0, hashlib.sha256()
+        self.size = 0
+        self._hash = hashlib.sha256()
         self.cut()
 
     def append(self, payload: bytes, *, durable: bool = False) -> int:

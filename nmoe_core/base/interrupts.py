@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_WAIT_S, _MAX_WAIT_S = 0.05, 3.0
+_WAIT_S = 0.05
+_MAX_WAIT_S = 3.0
 _signals: dict[type[BaseException], signal.Signals] = {}
 _told: list[BaseException] = []
 _waits_since: dict[signal.Signals, float] = {}
@@ -90,7 +91,8 @@ def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) ->
     global _hook_before
     _signals[raised] = asked
     if sys.unraisablehook is not _send_again:
-        _hook_before, sys.unraisablehook = sys.unraisablehook, _send_again
+        _hook_before = sys.unraisablehook
+        sys.unraisablehook = _send_again
 
 
 def _send_again(ignored: Any) -> None:

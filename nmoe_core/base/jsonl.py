@@ -111,7 +111,8 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
         except UnicodeDecodeError:
             if not replace:
                 raise
-            text, is_replaced = payload.decode("utf-8", "replace"), True
+            text = payload.decode("utf-8", "replace")
+            is_replaced = True
         return json_value(text), is_replaced
     except UnicodeDecodeError as error:
         raise ValueError(f"not JSON: {not_utf8(error)}") from None

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOGGER = "nmoe_core.progress"
-_FIRST_S, _SHARE = 5.0, 0.05
+_FIRST_S = 5.0
+_SHARE = 0.05
 _log = logging.getLogger(LOGGER)
 
 
@@ -21,7 +22,10 @@ class Meter:
     """
 
     def __init__(self, what: str, total: int | None, unit: str = "documents") -> None:
-        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.done = 0
         self._started = time.monotonic()
         self._next = self._started + _FIRST_S
 

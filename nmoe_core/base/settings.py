@@ -42,7 +42,8 @@ class TokenizerSettings(NamedTuple):
     @property
     def is_file(self) -> bool:
         """Whether the name is of a file, a directory or a repository, and not of an encoding."""
-        path, is_named_so = Path(self.name), "/" in self.name or Path(self.name).is_file()
+        path = Path(self.name)
+        is_named_so = "/" in self.name or Path(self.name).is_file()
         is_named_so = is_named_so or path.suffix in (".json", ".model")
         if is_named_so or not path.is_dir():
             return is_named_so

@@ -70,7 +70,8 @@ def calibrate(
         HeadError: States are not finite (E-HEAD-NONFINITE).
         LabelError: Most labels failed (E-LABEL-COVERAGE), or as `read_labels`.
     """
-    labels, root = _val_labels(labels_val), graders[0][1].data_root
+    labels = _val_labels(labels_val)
+    root = graders[0][1].data_root
     test = read_labels(labels_test) if labels_test is not None else None
     if test is not None and not test.doc_ids:
         test = None
@@ -85,7 +86,8 @@ def calibrate(
     group = _grouping(targets, named)
 
     costs: list[dict[str, Any]] = []
-    kept, scored = out_dir / KEPT_NAME, scored_from(fingerprints, asked)
+    kept = out_dir / KEPT_NAME
+    scored = scored_from(fingerprints, asked)
 
     def score() -> list[Candidate]:
         found = recall_scores(kept, scored)
@@ -192,7 +194,8 @@ def _scored(
 ) -> Candidate:
     """A grader's scores; appends to `costs` the cost of a million such documents on this machine,
     without early exits. The summary does not hold it: equal inputs give equal bytes."""
-    started, of_test = time.perf_counter(), None
+    started = time.perf_counter()
+    of_test = None
     of_val = rows_from_scorer(scorer, corpus, labels)
     if test is not None:
         of_test = rows_from_scorer(scorer, corpus, test, of_val.keys.tolist())
@@ -319,7 +322,8 @@ def _sealed(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _committed(out_dir: Path, facts: dict[str, Any]) -> Result:
-    path, summary = out_dir / CALIBRATION_NAME, _sealed(facts)
+    path = out_dir / CALIBRATION_NAME
+    summary = _sealed(facts)
     with output_lock(out_dir):
         write_json(path, summary)
         return _result(path, summary)

@@ -38,7 +38,8 @@ def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any
     found = _halved(candidates)
     bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
     found.sort(key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"), reverse=True)
-    chosen, facts = found[0].fit.grader, {"lower_bounds_fit": bounds}
+    chosen = found[0].fit.grader
+    facts = {"lower_bounds_fit": bounds}
     report = _compared(_fresh([one.report for one in found]), chosen)
     tests = [one.test for one in found if one.test is not None]
     if len(tests) == len(found):
@@ -102,7 +103,8 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
 
 def _sentence(report: dict[str, Any]) -> str:
     """The chosen grader and its lead, on documents that the choice did not see."""
-    chosen, other = report["chosen"], report["other"]
+    chosen = report["chosen"]
+    other = report["other"]
     said = {"hydra": "Probe and judge grade", "student": "The student grades"}
     shown = ", ".join(
         f"{_NAMES[name]} {_shown(report['graders'][name])}" for name in (chosen, other)

@@ -123,7 +123,8 @@ def read_calibration(path: Path) -> dict[str, Any]:
             (E-CALIBRATION-CHANGED); files of other tools and of older versions carry no hash.
         FormatError: Not a JSON object.
     """
-    code, do = "E-CALIBRATION-CHANGED", "run nmoe hydra calibrate"
+    code = "E-CALIBRATION-CHANGED"
+    do = "run nmoe hydra calibrate"
     if not path.is_file():
         raise CalibrationError(
             "calibration is missing", where=path, do=do, code="E-CALIBRATION-MISSING"
@@ -146,11 +147,9 @@ def load_calibration(calibration_dir: Path) -> Calibration:
 def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibration:
     """The calibration in a summary that is at `path`, or may be written there. Raises
     CalibrationError (E-CALIBRATION-FORMAT) as `load_calibration`."""
-    taus, by, rows = (
-        _thresholds(path, value),
-        value.get("target_by", "all"),
-        value.get("groups", []),
-    )
+    taus = _thresholds(path, value)
+    by = value.get("target_by", "all")
+    rows = value.get("groups", [])
     is_of_groups = isinstance(rows, list) and all(
         isinstance(row, dict) and isinstance(row.get("group"), str) for row in rows
     )
@@ -165,8 +164,10 @@ def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibra
         raise _bad_calibration(path, str(error)) from None
     if set(weights) != set(scale.names) or not is_valid:
         raise _bad_calibration(path, f"weights = {named}")
-    heads, rule = value.get("heads_digest", ""), value.get("rule")
-    grader, student = value.get("grader", "hydra"), value.get("student_digest", "")
+    heads = value.get("heads_digest", "")
+    rule = value.get("rule")
+    grader = value.get("grader", "hydra")
+    student = value.get("student_digest", "")
     is_known = isinstance(student, str) and bool(student) == (taus.tau_student > 0)
     if not isinstance(heads, str) or grader not in get_args(GraderKind) or not is_known:
         found = f"heads_digest = {heads!r}, grader = {grader!r}, student_digest = {student!r}"

@@ -69,7 +69,8 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     error, so that the bound over all groups holds too.
     """
     proof = fit.held_out()
-    scale, is_uniform = fit.scale, len(set(fit.scale.weights)) == 1
+    scale = fit.scale
+    is_uniform = len(set(fit.scale.weights)) == 1
     said = "uniform" if is_uniform else "the rubric"
     weights_source = f"{said}: labels carry no independent target"
     if proof.targets is not None:
@@ -86,13 +87,15 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
             do="correct calibration.target_of, or label more documents",
             code="E-CALIBRATION-TARGET",
         )
-    large, delta = names[counts >= MIN_GROUP].tolist(), targets.delta / (len(names) + 1)
+    large = names[counts >= MIN_GROUP].tolist()
+    delta = targets.delta / (len(names) + 1)
     groups: dict[str, Point] = {}
     for name in large:
         own = fit.take(fit.groups == name)
         with suppress(_AllAlikeError):
             groups[name] = _point(own, scale, targets.of(name, delta))
-    rest, of_rest = fit.take(~np.isin(fit.groups, list(groups))), targets.of("", delta)
+    rest = fit.take(~np.isin(fit.groups, list(groups)))
+    of_rest = targets.of("", delta)
     if len(rest.held_out()) >= MIN_GROUP:
         with suppress(_AllAlikeError):
             return Fitted(scale, weights_source, _point(rest, scale, of_rest), groups)
@@ -113,7 +116,8 @@ def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
             )
     counts = _weights(fit) if targets.target_unit == "tokens" else None
     oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
-    early, keeps = (fitted.student, fitted.probe), fitted.oracle >= oracle_tau
+    early = (fitted.student, fitted.probe)
+    keeps = fitted.oracle >= oracle_tau
     taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
     return Point(oracle_tau, taus)
 

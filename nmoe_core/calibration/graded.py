@@ -65,7 +65,8 @@ def read_graded(directory: Path) -> Graded:
     `read_grading_summary`; the rows are missing or differ from the committed ones
     (E-GRADE-CHANGED).
     """
-    summary, path = read_grading_summary(directory), directory / SCORES_NAME
+    summary = read_grading_summary(directory)
+    path = directory / SCORES_NAME
     found = sha256_file(path) if path.is_file() else "no file"
     expected = summary.get("scores_sha256", found)
     if found != expected or not path.is_file():
@@ -114,8 +115,10 @@ class PartialRows:
     """
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
-        self._out_dir, self._fingerprints = out_dir, fingerprints
-        self._note, self._log = out_dir / NOTE_NAME, AppendLog(out_dir / PARTIAL_NAME)
+        self._out_dir = out_dir
+        self._fingerprints = fingerprints
+        self._note = out_dir / NOTE_NAME
+        self._log = AppendLog(out_dir / PARTIAL_NAME)
 
     def __enter__(self) -> PartialRows:
         return self
@@ -126,7 +129,8 @@ class PartialRows:
     def resume(self, tally: Tally) -> int:
         """Cut the file to the rows that are known to be whole, count them into `tally`, and return
         their number."""
-        note, num_rows = read_sealed(self._note) or {}, 0
+        note = read_sealed(self._note) or {}
+        num_rows = 0
         is_of_these = note.get("fingerprints") == self._fingerprints
         if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):
             for line in self._log.lines(end=note["bytes"]):
@@ -148,7 +152,8 @@ class PartialRows:
 
     def commit(self, facts: Mapping[str, Any]) -> Graded:
         """Replace `quality_scores.jsonl` by the rows, then write a summary of these facts."""
-        path, summary = self._out_dir / SCORES_NAME, self._out_dir / SUMMARY_NAME
+        path = self._out_dir / SCORES_NAME
+        summary = self._out_dir / SUMMARY_NAME
         # The old summary goes first, so that it never describes another run's rows.
         summary.unlink(missing_ok=True)
         failpoint("rename")
@@ -168,7 +173,8 @@ class Tally:
     """
 
     def __init__(self, tau_probe: float, tau_keep: float | None) -> None:
-        self._tau_probe, self._tau_keep = tau_probe, tau_keep
+        self._tau_probe = tau_probe
+        self._tau_keep = tau_keep
         self._decisions: dict[str, Counter[str]] = {}
         self._num_exits = self._would_exit = self._false_drops = 0
         self.failed: dict[str, str] = {}

@@ -45,14 +45,16 @@ class Aggregates(NamedTuple):
         """Aggregates of rows, by the weights of a scale."""
         early = (rows.probe, rows.student)
         probe, student = (None if s is None else scale.aggregate(s) for s in early)
-        judge, oracle = scale.aggregate(rows.judge), scale.aggregate(rows.oracle)
+        judge = scale.aggregate(rows.judge)
+        oracle = scale.aggregate(rows.oracle)
         return cls(probe, judge, oracle, student)
 
     def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
         """Masks of the documents that have left after each early step, in the order of the steps;
         steps that do not run have none."""
         steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
-        found, has_left = dict[str, np.ndarray](), np.zeros(len(self.judge), np.bool_)
+        found = dict[str, np.ndarray]()
+        has_left = np.zeros(len(self.judge), np.bool_)
         for name, scores, tau in steps:
             if scores is not None:
                 found[name] = has_left = has_left | (scores < tau)
@@ -75,8 +77,11 @@ class Aggregates(NamedTuple):
 
 def errors(scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray) -> dict[str, Any]:
     """False drops with their upper bounds, and the precision and recall of keeping."""
-    decided, exits = scores.decisions(taus), scores.exits(taus)
-    keeps, drops, judge_keeps = decided == 2, decided == 0, scores.judge >= taus.tau_keep
+    decided = scores.decisions(taus)
+    exits = scores.exits(taus)
+    keeps = decided == 2
+    drops = decided == 0
+    judge_keeps = scores.judge >= taus.tau_keep
     return {
         "num_dropped": int(drops.sum()),
         "num_false_drops": int((drops & oracle_keeps).sum()),
@@ -92,7 +97,8 @@ def errors(scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray) -> dict[str
 
 def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str, Any]:
     """A share of documents, and its 95 % interval (`ci95`) or upper bound (`upper95`)."""
-    hits, count = int(of[among].sum()), int(among.sum())
+    hits = int(of[among].sum())
+    count = int(among.sum())
     if not count:
         return {name: None, f"{name}_{bound}": None}
     interval = interval_of(wilson(hits, count))
@@ -115,8 +121,10 @@ def triage(
     false drops that the fit half proves, `false_drop_rate` of the report half and its bound, and
     `lost_keep_rate`, the share of all documents that the judge would have kept.
     """
-    found, before = [], 0.0
-    (_, fit_keeps, _), (scores, oracle_keeps, own) = fit, report
+    found = []
+    before = 0.0
+    _, fit_keeps, _ = fit
+    scores, oracle_keeps, own = report
     left, shown = ({**s.left_at(t), "judge": s.decisions(t) == 0} for s, _, t in (fit, report))
     judge_keeps = scores.judge >= own.tau_keep
     for step, drops in shown.items():
@@ -140,7 +148,8 @@ def decision_agreement(
     scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
     """Decisions against the decisions by the oracle's own scores at the same shares."""
-    decided, deployed = scores.decisions(taus), scores.deployed(taus)
+    decided = scores.decisions(taus)
+    deployed = scores.deployed(taus)
     drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
     by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))
     matrix = np.zeros((3, 3), int)
@@ -184,7 +193,8 @@ def head_agreement(fit: CalibrationRows, report: CalibrationRows, scale: Scale) 
     found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, scale)}
     if report.probe is not None:
         found["probe"] = agreement(report.probe, report.oracle, sources, scale)
-        a, b = scale.aggregate(report.probe), scale.aggregate(report.judge)
+        a = scale.aggregate(report.probe)
+        b = scale.aggregate(report.judge)
         found["probe_with_judge"] = {
             "spearman": rounded(spearman(a, b)),
             "spearman_ci95": spearman_interval(a, b),

@@ -95,7 +95,8 @@ def rows_from_scorer(
         LabelError: The labels are on another scale than the scores (E-LABEL-MIXED).
     """
     _require_scale(scorer, labels)
-    size, has_probe = scorer.max_batch * BUFFER_BATCHES, scorer.kind == "hydra"
+    size = scorer.max_batch * BUFFER_BATCHES
+    has_probe = scorer.kind == "hydra"
     contents = [np.empty(0, np.int64)]
     student, probe, judge = ([np.empty((0, len(labels.scale)))] for _ in range(3))
     failed: dict[str, str] = {}
@@ -108,7 +109,8 @@ def rows_from_scorer(
         judge.append(scores.judge)
         failed |= {documents.names[i]: reason for i, reason in scores.failed.items()}
         require_few_failed(failed, len(labels.doc_ids))
-    keys, judged = _keys(np.concatenate(contents)), np.concatenate(judge)
+    keys = _keys(np.concatenate(contents))
+    judged = np.concatenate(judge)
     graded_by = scorer.kind, scorer.digest
     rows = _rows(labels, keys, np.concatenate(probe) if has_probe else None, judged, graded_by)
     if scorer.student_digest:
@@ -135,7 +137,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
     """
     found = _predictions(path)
     shape = len(labels.doc_ids), len(labels.scale)
-    judge, probe = np.full(shape, math.nan), np.full(shape, math.nan)
+    judge = np.full(shape, math.nan)
+    probe = np.full(shape, math.nan)
     left_out = {"without_prediction": 0, "not_finite": 0, "trained_on": None}
     have_probe: set[bool] = set()
     for i, doc_id in enumerate(labels.doc_ids):
@@ -156,7 +159,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
             raise _bad_prediction(path, f"{doc_id} has neither scores nor aggregated")
         probe_scores = _given(path, row, ("probe_scores", "q_probe"), labels.scale)
         have_probe.add(probe_scores is not None)
-        judge[i], probe[i] = judge_scores, probe_scores or math.nan
+        judge[i] = judge_scores
+        probe[i] = probe_scores or math.nan
     if len(have_probe) > 1:
         raise _bad_prediction(path, "some rows have probe scores, others none")
     made_by = _grader_beside(path)
@@ -229,7 +233,8 @@ def _given(
         if scores is not None:
             vector = scale.vector(scores)
         else:
-            share, grades = float(aggregated), zip(scale.lowest, scale.highest)
+            share = float(aggregated)
+            grades = zip(scale.lowest, scale.highest)
             vector = [low + share * (high - low) for low, high in grades]
     except (KeyError, TypeError, ValueError):
         vector = [math.nan]

@@ -31,9 +31,11 @@ def keep_shares(
     """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), of all
     and by `group` (texts `[N]`). Tokens are counted over whole documents; None if ids do not tell
     them."""
-    every, found = np.ones(len(rows), np.bool_), []
+    every = np.ones(len(rows), np.bool_)
+    found = []
     for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
-        tokens, kept = rows.lengths[member], keeps[member]
+        tokens = rows.lengths[member]
+        kept = keeps[member]
         found.append(
             {
                 "group": group,

@@ -72,12 +72,17 @@ def summarise(
     half are all alike (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound
     (E-CALIBRATION-BOUND).
     """
-    proof, shown = fit.held_out(), report.held_out()
+    proof = fit.held_out()
+    shown = report.held_out()
     fitted = fit_on(fit, targets)
-    scale, (oracle_tau, taus) = fitted.scale, fitted.point
-    a, b = Aggregates.of(proof, scale), Aggregates.of(shown, scale)
-    proof_keeps, oracle_keeps = fitted.oracle_keeps(proof), fitted.oracle_keeps(shown)
-    of_proof, of_shown = fitted.taus(proof), fitted.taus(shown)
+    scale = fitted.scale
+    oracle_tau, taus = fitted.point
+    a = Aggregates.of(proof, scale)
+    b = Aggregates.of(shown, scale)
+    proof_keeps = fitted.oracle_keeps(proof)
+    oracle_keeps = fitted.oracle_keeps(shown)
+    of_proof = fitted.taus(proof)
+    of_shown = fitted.taus(shown)
     return {
         "weights": dict(zip(scale.names, scale.weights)),
         **fit.scale.in_file(),
@@ -137,7 +142,8 @@ def _certified(
 
 def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> dict[str, Any]:
     """Shares of the report half by decision, with 95 % intervals of a new document's chances."""
-    scores, taus = Aggregates.of(report, fitted.scale), fitted.taus(report)
+    scores = Aggregates.of(report, fitted.scale)
+    taus = fitted.taus(report)
     decided = scores.decisions(taus)
     fit_keep = Aggregates.of(fit, fitted.scale).decisions(fitted.taus(fit)) == 2
     found: dict[str, Any] = {
@@ -221,7 +227,8 @@ def _untouched(
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()
-    scores, taus = Aggregates.of(shown, fitted.scale), fitted.taus(shown)
+    scores = Aggregates.of(shown, fitted.scale)
+    taus = fitted.taus(shown)
     oracle_keeps = fitted.oracle_keeps(shown)
     of_all = Aggregates.of(test, fitted.scale).decisions(fitted.taus(test))
     figures = {

@@ -81,7 +81,8 @@ class Certificate(NamedTuple):
     @classmethod
     def of(cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float) -> Certificate:
         """From bool `[N]` arrays; the bound fails with a chance of `delta`."""
-        below, wrong = int(is_below.sum()), int((is_below & is_wrong).sum())
+        below = int(is_below.sum())
+        wrong = int((is_below & is_wrong).sum())
         return cls(below, wrong, upper_bound(wrong, below, delta) if below else 0.0)
 
 
@@ -104,18 +105,22 @@ def fit_thresholds(
     CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
-    most, drop, delta = targets.max_false_drop, targets.target_drop, targets.delta
+    most = targets.max_false_drop
+    drop = targets.target_drop
+    delta = targets.delta
     counts = np.ones(len(judge), np.int64) if weights is None else weights
     num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
     least_keep = _least_tau_keep(judge, counts, num_keep)
     # A document that left has no later score; it ranks below all others.
-    has_left, taus = np.zeros(len(judge), np.bool_), [0.0] * len(early)
+    has_left = np.zeros(len(judge), np.bool_)
+    taus = [0.0] * len(early)
     for step, given in enumerate(early):
         if given is None:
             continue
         # Hardly any document that the judge keeps may leave early, and no more than are to be
         # dropped.
-        scores, ceiling = np.where(has_left, -1.0, given), least_keep
+        scores = np.where(has_left, -1.0, given)
+        ceiling = least_keep
         if drop is not None:
             order = np.argsort(scores, kind="stable")
             num_dropped = np.searchsorted(np.cumsum(counts[order]), drop * counts.sum(), "right")
@@ -127,7 +132,8 @@ def fit_thresholds(
         has_left |= scores < taus[step]
     deployed = np.where(has_left, -1.0, judge)
     order = np.argsort(-deployed, kind="stable")
-    descending, reached = deployed[order], np.cumsum(counts[order])
+    descending = deployed[order]
+    reached = np.cumsum(counts[order])
     tau_keep = max(midpoint_above(descending, num_keep, reached), least_keep)
     if drop is None:
         proved = deployed[proof], oracle_keeps[proof]
@@ -146,7 +152,8 @@ def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> flo
     it."""
     # Above a fixed rank of the scores, the number of new documents is a binomial count.
     order = np.argsort(-judge, kind="stable")
-    descending, reached = judge[order], np.cumsum(counts[order])
+    descending = judge[order]
+    reached = np.cumsum(counts[order])
     most = min(num_keep + math.ceil(MAX_LOST_KEEP * reached[-1]), reached[-1])
     cut = descending[np.searchsorted(reached, most)]
     lower = descending[descending < cut]
@@ -210,10 +217,13 @@ def largest_certified(
     """
     if max_false_drop <= 0:
         return 0.0
-    order, num_scores = np.argsort(scores, kind="stable"), len(scores)
-    ranked, false_drops = scores[order], np.cumsum(oracle_keeps[order])
+    order = np.argsort(scores, kind="stable")
+    num_scores = len(scores)
+    ranked = scores[order]
+    false_drops = np.cumsum(oracle_keeps[order])
     lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
-    delta, best = delta / len(STARTS), 0.0
+    delta = delta / len(STARTS)
+    best = 0.0
     fewest = math.log(delta) / math.log1p(-max_false_drop)
     for start in STARTS:
         for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):
@@ -256,14 +266,17 @@ def fit_weights(
     does not set to zero, and there are few such sets (31 of five). With more, the sum of 1 is one
     equation among the others, with a million times their weight.
     """
-    x, y, num = scale.shares(scores), targets, len(scale)
+    x = scale.shares(scores)
+    y = targets
+    num = len(scale)
     if num > MAX_ENUMERATED:
         from scipy.optimize import nnls
 
         heavy = 1e6 * math.sqrt(len(y))
         weights = nnls(np.vstack([x, np.full(num, heavy)]), np.append(y, heavy))[0]
         return scale.by_name(weights / weights.sum())
-    best, best_error = np.full(num, 1 / num), math.inf
+    best = np.full(num, 1 / num)
+    best_error = math.inf
     for size in range(1, num + 1):
         for chosen in itertools.combinations(range(num), size):
             # The last chosen one is 1 minus the others.
@@ -274,5 +287,6 @@ def fit_weights(
             weights[[*others, last]] = [*free, 1 - free.sum()]
             error = float(((x @ weights - y) ** 2).sum())
             if weights.min() >= 0 and error < best_error - 1e-12:
-                best, best_error = weights, error
+                best = weights
+                best_error = error
     return scale.by_name(best)

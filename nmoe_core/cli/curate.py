@@ -260,7 +260,8 @@ def _progress(what: str, done: int, total: int) -> None:
 
 
 def _show_curated(facts: dict[str, Any]) -> None:
-    counts, clusters = facts["counts"], facts["clusters"]
+    counts = facts["counts"]
+    clusters = facts["clusters"]
     print(
         f"{facts['input_count']:,} records, {facts['total_tokens']:,} tokens; "
         f"{facts['embedded_now']:,} embedded now; {counts['empty_texts']:,} empty texts, "

@@ -164,7 +164,8 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
     """Add the flags of keys, by the names of the flags; one that is not given has None."""
     for name, key in keys.items():
         if key.annotation is bool:
-            flag, text = flag_of(f"no_{name}" if key.default else name), _lower(key.help)
+            flag = flag_of(f"no_{name}" if key.default else name)
+            text = _lower(key.help)
             text = f"do not {text}" if key.default else text
             const = {"action": "store_const", "const": not key.default}
             parser.add_argument(flag, dest=name, help=text, **const)

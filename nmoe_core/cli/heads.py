@@ -103,7 +103,8 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.tasks import commands, hydra
 
     if arguments.compat or arguments.predictions is not None:
-        run, val = run_of(arguments, "labels", "out"), arguments.labels
+        run = run_of(arguments, "labels", "out")
+        val = arguments.labels
         val = val or run.tree.merged_labels("val")
         rows = None if arguments.compat else arguments.predictions
         return {"calibration": commands.calibrate_file(run, val, rows)}
@@ -144,7 +145,8 @@ def _show_calibration(facts: dict[str, Any]) -> None:
         print_table([by, "tau_drop", "tau_keep", "target", "kept (95 %)", "thresholds"], rows)
     _show_triage(found)
     _show_graders(found)
-    dropped, bound = found["num_dropped"], found["max_false_drop"]
+    dropped = found["num_dropped"]
+    bound = found["max_false_drop"]
     print(f"\ndropped: {dropped} of the other half", end="")
     if dropped:
         rate, upper = map(_percent, (found["false_drop_rate"], found["false_drop_rate_upper95"]))

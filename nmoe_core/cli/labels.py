@@ -236,7 +236,8 @@ def named_file(
     neither a file nor a run, or if a flag works only with the other one."""
     from nmoe_core.tasks.commands import InputFile
 
-    texts, rows = arguments.input_jsonl, arguments.input_docids
+    texts = arguments.input_jsonl
+    rows = arguments.input_docids
     path = texts or rows
     is_run = path is None
     if is_run and arguments.config is None:

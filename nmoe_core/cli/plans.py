@@ -122,7 +122,8 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = resolve_plan(arguments.plan)
     steps = arguments.from_step, arguments.to_step
     suspects = suspects_of(plan, *steps, arguments.source)
-    command, output = arguments.command, arguments.output
+    command = arguments.command
+    output = arguments.output
     with output_lock(output), Replays(command, output, arguments.repeat) as replays:
         return write_bisection(plan, suspects, replays, arguments.above, output)
 

@@ -115,7 +115,8 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
     splits = list(dict.fromkeys(part.strip() for part in arguments.splits.split(",")))
     jobs = splits_of(run, splits, arguments.stage)
     without = sorted({s.name for s, _ in jobs if not s.has_valid}) if "valid" in splits else []
-    failures, results = 0, []
+    failures = 0
+    results = []
     if arguments.dry_run:
         failures = _dry_run(run, jobs, as_json=arguments.json)
     else:
@@ -148,7 +149,8 @@ def _made(
     """Facts of a prepared split; excluded or changed records are named."""
     made: Result = make_split(run, job, output, is_forced=arguments.force)
     facts = dict(made.facts)
-    name, examples = f"{facts['source']}/{facts['split']}", facts.pop("bad_examples")
+    name = f"{facts['source']}/{facts['split']}"
+    examples = facts.pop("bad_examples")
     if facts["bad_records"]:
         print(
             f"{name}: {facts['bad_records']} records left out: {'; '.join(examples)}",

@@ -70,7 +70,8 @@ def register(verbs: Any) -> None:
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the project's file into the working directory; never replace an existing one."""
-    path, configs = Path(PROJECT_FILE), Path("configs")
+    path = Path(PROJECT_FILE)
+    configs = Path("configs")
     if arguments.update and (arguments.demo or arguments.configs):
         raise ConfigError("--update goes with neither --demo nor --configs")
     if arguments.update:
@@ -209,7 +210,8 @@ def run_tasks(arguments: argparse.Namespace) -> int:
     """Execute the jobs of the tasks; the status is 1 if one failed."""
     from nmoe_core.tasks.preview import not_current, require_plan
 
-    run, show = run_of(arguments), (lambda *_: None) if arguments.json else _show_task
+    run = run_of(arguments)
+    show = (lambda *_: None) if arguments.json else _show_task
     if arguments.plan is not None:
         require_plan(run, arguments.plan)
     if arguments.rebuild:

@@ -232,7 +232,8 @@ def _print_document(facts: dict[str, Any]) -> None:
 
 
 def _label(facts: dict[str, Any]) -> str:
-    split, label = facts["label_split"], facts["label"]
+    split = facts["label_split"]
+    label = facts["label"]
     if label is None:
         return f"{split} slice, {_NOT_YET}"
     scorer = f"{label['scorer_model']}/{label['scorer_version']}"
@@ -242,7 +243,8 @@ def _label(facts: dict[str, Any]) -> str:
 
 
 def _grade(facts: dict[str, Any]) -> str:
-    grade, taus = facts["grade"], facts["thresholds"]
+    grade = facts["grade"]
+    taus = facts["thresholds"]
     if grade is None:
         return _NOT_YET
     if grade["aggregated"] is None:

@@ -37,7 +37,8 @@ def look(arguments: argparse.Namespace) -> list[dict[str, Any]] | Answer:
 
         return index_sources(run, arguments.source)
     if arguments.source is not None:
-        what, do = "--source is of --index", "leave --source out: a sentence is looked for in all"
+        what = "--source is of --index"
+        do = "leave --source out: a sentence is looked for in all"
         raise ConfigError(what, found=f"--source with {arguments.sentence!r}", do=do)
     from nmoe_core.seen.answer import answer
 
@@ -48,7 +49,8 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
     if isinstance(found, list):
         print_rows(found)
         return
-    times, documents = counted(found.occurrences, "time"), counted(found.documents, "document")
+    times = counted(found.occurrences, "time")
+    documents = counted(found.documents, "document")
     places = f"{times} in {documents}"
     if not found.occurrences:
         print("not read: no curated document has it")

@@ -104,7 +104,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
     with opened(arguments.manifest) as data:
-        problems, manifests = data.verify(**tiers), data.manifests
+        problems = data.verify(**tiers)
+        manifests = data.manifests
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
     for problem in problems:
@@ -130,7 +131,8 @@ def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
     with opened(arguments.manifest) as data:
         if data.plan is not None:
             return _plan_facts(data.plan)
-        m, omitted = data.manifests[0], data.left_out()
+        m = data.manifests[0]
+        omitted = data.left_out()
     facts: dict[str, Any] = {name: getattr(m, name) for name in _HEADER} | {
         "tokens_per_document": round(m.total_tokens / max(m.total_documents, 1), 1),
         "tokens_per_shard": round(m.total_tokens / max(m.num_shards, 1), 1),
@@ -175,11 +177,15 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     """Exit 1 if any file has an issue, or coverage is too low."""
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
-        seen, vocab_size = files_of_manifest(manifest), manifest.vocab_size
-        eos_token_id, own = manifest.eos_token_id, manifest.tokenizer
+        seen = files_of_manifest(manifest)
+        vocab_size = manifest.vocab_size
+        eos_token_id = manifest.eos_token_id
+        own = manifest.tokenizer
     else:
-        seen, vocab_size = files_of_directory(arguments.data_dir), DEFAULT_VOCAB_SIZE
-        eos_token_id, own = DEFAULT_EOS_TOKEN_ID, None
+        seen = files_of_directory(arguments.data_dir)
+        vocab_size = DEFAULT_VOCAB_SIZE
+        eos_token_id = DEFAULT_EOS_TOKEN_ID
+        own = None
     if arguments.eos_token_id is not None:
         eos_token_id = arguments.eos_token_id
     if not arguments.all:

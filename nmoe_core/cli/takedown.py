@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect here", expected=where)
     if given.mask and not given.output:
         raise ConfigError("a masked plan needs a name", do="give -o PLAN")
-    of, path = run_of(given), given.list
+    of = run_of(given)
+    path = given.list
     if given.mask is not None:
         masked = report.mask_plan(of, path, given.mask, given.output)
         return print_facts(masked, given.json, _show_mask)
@@ -87,7 +88,8 @@ def _show(facts: dict[str, Any]) -> None:
     elif facts["plan"]:
         print(f"plan: {facts['plan']} reads {len(facts['readings']):,} of these documents")
     for state in facts["states"]:
-        number, step = state["documents_read"], state["step"]
+        number = state["documents_read"]
+        step = state["step"]
         print(f"state: {state['state']}, step {step:,}, has read {number:,} of them")
     if near := facts["near_copies"]:
         print("\nnear copies, which stay unless the list names them")
@@ -122,7 +124,8 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
 
 def _show_copies(facts: dict[str, Any]) -> None:
     """Places that no step searches and that may hold copies."""
-    store, send = facts["published"], "nmoe publish"
+    store = facts["published"]
+    send = "nmoe publish"
     if store:
         send += f" {facts['run_plan']} {store}"
     places = ", ".join(facts["not_covered"])
@@ -196,7 +199,8 @@ def _show_unmatched(facts: dict[str, Any]) -> None:
 def _range(read: dict[str, Any] | None, name: str) -> str:
     if read is None:
         return ""
-    first, last = read[f"first_{name}"], read[f"last_{name}"]
+    first = read[f"first_{name}"]
+    last = read[f"last_{name}"]
     return f"{first}" if first == last else f"{first} to {last}"
 
 

@@ -230,4 +230,5 @@ def _start_worker(
         os._exit(1)
     worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
     gc.freeze()  # a collection would copy the pages that are shared with the parent
-    _worker, _slots = Worker(initializer), slots
+    _worker = Worker(initializer)
+    _slots = slots

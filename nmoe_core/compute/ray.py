@@ -93,7 +93,8 @@ class _RayPool:
             max_retries=options.max_retries,
             name="nmoe",
         )
-        self._most, self._counted_at = 0, 0.0
+        self._most = 0
+        self._counted_at = 0.0
         if not self._room():
             have = ray.cluster_resources()
             raise ConfigError(
@@ -157,7 +158,8 @@ class _RayPool:
         now = time.monotonic()
         if now - self._counted_at > _COUNT_EVERY_SECONDS:
             room = max(1, self._room())  # with no room at all, wait for a node to come back
-            self._most, self._counted_at = room + min(room, MAX_WAITING), now
+            self._most = room + min(room, MAX_WAITING)
+            self._counted_at = now
         return self._most
 
     def _room(self) -> int:
@@ -183,9 +185,11 @@ def _run(start: _Start, fn: Callable[..., Any], item: Any) -> _Answer:
             if start.epoch is not None:
                 os.environ["SOURCE_DATE_EPOCH"] = start.epoch
             _of_pool = start.pool, Worker(start.initializer)
-        result, failure = _of_pool[1].run(fn, item), None
+        result = _of_pool[1].run(fn, item)
+        failure = None
     except Exception as error:  # noqa: BLE001 - raised again when the result is read
-        result, failure = None, sendable(error)
+        result = None
+        failure = sendable(error)
     records = _kept.copy()
     _kept.clear()
     return _Answer(result, failure, records)

@@ -96,7 +96,8 @@ class Run:
         roots: Mapping[str, Path] | None = None,
     ) -> None:
         self.has_file = path is not None
-        self.path, self.base = Path("nmoe"), Path.cwd()
+        self.path = Path("nmoe")
+        self.base = Path.cwd()
         if path is not None:
             found = find_config(os.fspath(path), "configs", self.base, "nmoe_core", "configuration")
             self.path = found.resolve()
@@ -146,7 +147,8 @@ class Run:
     def tokenizer(self) -> TokenizerSettings:
         """The tokenizer of its shards. A file is looked for where the configuration's paths start,
         then in the working directory."""
-        name, prep = self.loader.tokenizer or DEFAULT_TOKENIZER, self.config.prep
+        name = self.loader.tokenizer or DEFAULT_TOKENIZER
+        prep = self.config.prep
         found = TokenizerSettings(name, prep.engine, prep.eos_token, prep.bos_token)
         given = self.loader.eos_token_id
         if prep.eos_token == "auto" and given is not None and found.is_file:

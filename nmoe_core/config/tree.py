@@ -36,7 +36,8 @@ class _Below:
     """A path below that of another attribute."""
 
     def __init__(self, directory: str, name: str) -> None:
-        self._directory, self._name = directory, name
+        self._directory = directory
+        self._name = name
 
     def __get__(self, paths: object, kind: type) -> Path:
         return getattr(paths, self._directory) / self._name

@@ -67,27 +67,32 @@ class Attention(nn.Module):
             if rows is not None:
                 turned = rows[: sum(self.qkv_sizes[:2])].unflatten(0, (-1, self.head_dim))
                 turned.copy_(pair_halves(turned))
-        self.qkv_weight, self.qkv_bias = frozen(weight), frozen(bias)
-        norms, self.norm_eps = None, config.rms_norm_eps
+        self.qkv_weight = frozen(weight)
+        self.qkv_bias = frozen(bias)
+        norms = None
+        self.norm_eps = config.rms_norm_eps
         if tensors.q_norm is not None and tensors.k_norm is not None:
             norms = torch.cat([tensors.q_norm.expand(num_q, -1), tensors.k_norm.expand(num_k, -1)])
             norms = pair_halves(norms)
         self.head_norms = frozen(norms)  # [heads + kv_heads, head_dim], of queries and keys
         self.sinks = frozen(tensors.sinks)
-        self.out_weight, self.out_bias = frozen(tensors.out_weight), frozen(tensors.out_bias)
+        self.out_weight = frozen(tensors.out_weight)
+        self.out_bias = frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """Mix rows x [N, hidden], normalised, with the rows of their sequences."""
         fused = linear(x, self.qkv_weight, self.qkv_bias, context.min_rows)
         q_size, _, v_size = self.qkv_sizes
-        num_q, num_kv = q_size // self.head_dim, v_size // self.head_dim
+        num_q = q_size // self.head_dim
+        num_kv = v_size // self.head_dim
         heads = fused.view(len(x), num_q + 2 * num_kv, self.head_dim)
         turned = heads[:, : num_q + num_kv]
         if self.head_norms is not None:
             normal = F.rms_norm(turned.float(), (self.head_dim,), None, self.norm_eps)
             turned = (normal * self.head_norms).to(x.dtype)
         turned = rotate(turned, rotation)
-        q, k = turned[:, :num_q], turned[:, num_q:]
+        q = turned[:, :num_q]
+        k = turned[:, num_q:]
         mixed = context.attend(self.layer, q, k, heads[:, num_q + num_kv :], self.sinks)
         mixed = mixed.reshape(len(x), q_size)
         return linear(mixed, self.out_weight, self.out_bias, context.min_rows)
@@ -132,7 +137,8 @@ def attend(
         start: Position of the first query.
     """
     batch, num_kv, group, length, head_dim = q.shape
-    lead, tail = start % QUERY_BLOCK_SIZE, -(start + length) % QUERY_BLOCK_SIZE
+    lead = start % QUERY_BLOCK_SIZE
+    tail = -(start + length) % QUERY_BLOCK_SIZE
     # Whole blocks: a product of another shape would round a document's rows differently.
     q = F.pad(q, (0, 0, lead, tail)).reshape(batch * num_kv, group, -1, head_dim)
     origin = 0 if window is None else max(0, start - lead - window + 1)
@@ -145,7 +151,8 @@ def attend(
     )
     if sinks is not None:
         sinks = sinks.view(1, num_kv, group, 1).expand(batch, -1, -1, -1).reshape(-1, group, 1)
-    mixed, has_masks = torch.empty_like(q), window is not None or q.device.type != "cpu"
+    mixed = torch.empty_like(q)
+    has_masks = window is not None or q.device.type != "cpu"
     for row in range(0, q.shape[2], QUERY_BLOCK_SIZE):
         stop = start - lead + row + QUERY_BLOCK_SIZE
         first = 0 if window is None else max(0, stop - QUERY_BLOCK_SIZE - window + 1)
@@ -204,7 +211,8 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     mixed, log_sum = _flash(q, k[:, :, own], v[:, :, own], 0.0, True)
     if past.stop:
         before, sum_before = _flash(q.flatten(1, 2)[:, None], k[:, :1, past], v[:, :1, past])
-        before, sum_before = before.view(q.shape), sum_before.view_as(log_sum)
+        before = before.view(q.shape)
+        sum_before = sum_before.view_as(log_sum)
         share = torch.sigmoid(log_sum - sum_before).unsqueeze(-1)
         mixed = torch.lerp(before.float(), mixed.float(), share).to(q.dtype)
         log_sum = torch.logaddexp(log_sum, sum_before)

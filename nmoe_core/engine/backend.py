@@ -178,7 +178,8 @@ def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> 
     Weights alone: caches and activations come on top.
     """
     device = torch.device(checkpoint.device)
-    room, config = room_bytes(device), checkpoint.config
+    room = room_bytes(device)
+    config = checkpoint.config
     needed = weight_bytes(config, dtype, form)
     if room is None or needed <= room:
         return

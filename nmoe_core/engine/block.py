@@ -40,7 +40,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
         super().__init__()
         self.swiglu = swiglu_of(config)
-        self.gate_up, self.down = tensors.gate_up, tensors.down
+        self.gate_up = tensors.gate_up
+        self.down = tensors.down
 
     def forward(self, x: Tensor, residual: Tensor, batching: Batching) -> Tensor:
         """The residual plus rows x [N, hidden], normalised, through both products."""
@@ -59,7 +60,8 @@ class MixtureOfExperts(nn.Module):
         assert tensors.router_weight is not None
         self.router_weight = frozen(tensors.router_weight)
         self.router_bias = frozen(tensors.router_bias)
-        self.experts, self._product = way.prepare(config, tensors), way.product
+        self.experts = way.prepare(config, tensors)
+        self._product = way.product
 
     def forward(self, x: Tensor, residual: Tensor, batching: Batching) -> Tensor:
         """The residual plus the weighted sum of the experts of each row of x [N, hidden],

@@ -73,14 +73,18 @@ class ExpertStacks(nn.Module):
 
     def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
         super().__init__()
-        self.num_experts, self.gate_up_size = config.num_experts, 2 * config.intermediate_size
+        self.num_experts = config.num_experts
+        self.gate_up_size = 2 * config.intermediate_size
         self.swiglu = swiglu_of(config)
-        self.gate_up, self.gate_up_bias = tensors.gate_up, frozen(tensors.gate_up_bias)
-        self.down, self.down_bias = tensors.down, frozen(tensors.down_bias)
+        self.gate_up = tensors.gate_up
+        self.gate_up_bias = frozen(tensors.gate_up_bias)
+        self.down = tensors.down
+        self.down_bias = frozen(tensors.down_bias)
 
     def multiply(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
         """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
-        experts, counts = [piece[0] for piece in run], [stop - start for _, start, stop in run]
+        experts = [piece[0] for piece in run]
+        counts = [stop - start for _, start, stop in run]
 
         def product(rows: Tensor, stack: Experts, bias: Tensor | None, out: Tensor) -> Tensor:
             # One by one: a packed stack decodes each matrix when it is read.
@@ -107,7 +111,8 @@ def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
     """(up + 1) * gate * sigmoid(alpha * gate), gate clamped above and up on both sides."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return up.add_(1).mul_(torch.mul(gate, alpha).sigmoid_().mul_(gate))
 
 

@@ -20,7 +20,8 @@ from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
-REPOSITORY, VERSION = "kernels-community/gpt-oss-triton-kernels", 1
+REPOSITORY = "kernels-community/gpt-oss-triton-kernels"
+VERSION = 1
 CAPABILITIES = (8, 9)  # of GPUs; from 10 on the library needs scales in another layout
 
 
@@ -51,11 +52,13 @@ def library() -> Any:
 
 
 def _prepare(config: ModelConfig, tensors: LayerTensors) -> HubExperts:
-    gate_up, down = tensors.gate_up, tensors.down
+    gate_up = tensors.gate_up
+    down = tensors.down
     assert isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts)  # noqa: PT018
     assert tensors.gate_up_bias is not None and tensors.down_bias is not None  # noqa: PT018
     rows = (gate_up.blocks.data, gate_up.scales.data, tensors.gate_up_bias)
-    ogs, swiglu = library().matmul_ogs, library().swiglu.swiglu_fn
+    ogs = library().matmul_ogs
+    swiglu = library().swiglu.swiglu_fn
     limits = config.swiglu_alpha, config.swiglu_limit
     with current(down.blocks.device):
         return HubExperts(
@@ -67,7 +70,9 @@ def _prepare(config: ModelConfig, tensors: LayerTensors) -> HubExperts:
 
 
 def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> tuple[Any, Tensor, Any]:
-    ogs, tensor, layouts = library().matmul_ogs, library().tensor, library().tensor_details.layout
+    ogs = library().matmul_ogs
+    tensor = library().tensor
+    layouts = library().tensor_details.layout
     codes = blocks.flatten(-2)
     layout, options = layouts.make_default_matmul_mxfp4_w_layout(mx_axis=1)
     wrapped = tensor.wrap_torch_tensor(codes.mT, dtype=tensor.FP4)
@@ -111,7 +116,8 @@ def _routing(chosen: Chosen, num_experts: int) -> tuple[Any, Any, Any]:
     routing = library().routing
     by_choice = chosen.experts.flatten().long()
     order = by_choice.argsort(stable=True)
-    sources, places = order.int(), order.argsort().int()
+    sources = order.int()
+    places = order.argsort().int()
     counts = torch.zeros(num_experts, dtype=torch.int32, device=order.device)
     counts.scatter_add_(0, by_choice, torch.ones_like(places))
     data = routing.RoutingData(

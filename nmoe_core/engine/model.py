@@ -47,7 +47,9 @@ class Transformer(nn.Module):
         digest: str,
     ) -> None:
         super().__init__()
-        self.config, self.runtime, self.digest = config, runtime, digest
+        self.config = config
+        self.runtime = runtime
+        self.digest = digest
         self.tokens_processed = 0
         self.embedding = nn.Parameter(tables["embedding"], requires_grad=False)
         self.blocks = nn.ModuleList(blocks)
@@ -98,7 +100,8 @@ class Transformer(nn.Module):
             )
         device = backend.usable_device(device)
         with open_checkpoint(path, config, device) as checkpoint:
-            config, form = checkpoint.config, checkpoint.expert_form(experts)
+            config = checkpoint.config
+            form = checkpoint.expert_form(experts)
             backend.check_fits(checkpoint, dtype, form)
             runtime = choose_runtime(config, device, use_kernels)
             runtime = with_experts(runtime, experts, config, device, dtype, checkpoint.is_packed)
@@ -246,7 +249,9 @@ class Transformer(nn.Module):
         return F.embedding(rows, self.embedding), packing
 
     def _checked_hidden(self, residual: Residual) -> Tensor:
-        hidden, size, dtype = residual.hidden, self.config.hidden_size, self.embedding.dtype
+        hidden = residual.hidden
+        size = self.config.hidden_size
+        dtype = self.embedding.dtype
         if residual.layer < 1:
             raise _refused(f"a residual after block {residual.layer}", "a block from 1 on")
         is_tensor = isinstance(hidden, Tensor) and hidden.dtype == dtype

@@ -22,7 +22,8 @@ from nmoe_core.base.errors import ConfigError
 MIN_ROWS = 16
 THIN_SIZE = 2048
 # Weights that are made float32 at a time: 4 MB, as a core's cache holds, measured on 2^16 to 2^26.
-WIDENED_SIZE, MIN_WIDENED_ROWS = 1 << 20, 4
+WIDENED_SIZE = 1 << 20
+MIN_WIDENED_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ def _has_only_avx2() -> bool:
 def _widened_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """F.linear of bfloat16 in float32, rounded once, some outputs at a time."""
     out = x.new_empty(len(x), len(weight)) if out is None else out
-    wide, step = x.float(), max(1, WIDENED_SIZE // weight.shape[1])
+    wide = x.float()
+    step = max(1, WIDENED_SIZE // weight.shape[1])
     for first in range(0, len(weight), step):
         rows = slice(first, first + step)
         some = None if bias is None else bias[rows].float()

@@ -19,7 +19,9 @@ def rotation_table(config: ModelConfig, length: int, device: torch.device | str 
     """complex64 [length, head_dim / 2]: the rotation of each pair at positions 0 .. length - 1."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
     wavelengths = config.rope_theta ** (exponents / config.head_dim)
-    frequencies, concentration, scaling = 1.0 / wavelengths, 1.0, config.rope_scaling
+    frequencies = 1.0 / wavelengths
+    concentration = 1.0
+    scaling = config.rope_scaling
     if isinstance(scaling, YarnScaling):
         keep = 1 - _ramp(config, scaling, device)
         frequencies = 1.0 / (scaling.factor * wavelengths) * (1 - keep) + frequencies * keep
@@ -28,7 +30,8 @@ def rotation_table(config: ModelConfig, length: int, device: torch.device | str 
         frequencies = frequencies / scaling.factor
     elif isinstance(scaling, Llama3Scaling):
         turns = scaling.original_max_position / (2 * math.pi / frequencies)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        low = scaling.low_freq_factor
+        high = scaling.high_freq_factor
         keep = ((turns - low) / (high - low)).clamp(0, 1)
         frequencies = (1 - keep) * frequencies / scaling.factor + keep * frequencies
     positions = torch.arange(length, dtype=torch.float32, device=device)
@@ -62,9 +65,12 @@ def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str)
         wavelength = scaling.original_max_position / (turns * 2 * math.pi)
         return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
 
-    low, high = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    low = turning(scaling.beta_fast)
+    high = turning(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, config.head_dim - 1)
     dimensions = torch.arange(config.head_dim // 2, dtype=torch.float32, device=device)
     return ((dimensions - low) / max(high - low, 1e-3)).clamp(0, 1)

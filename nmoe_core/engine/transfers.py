@@ -43,7 +43,8 @@ class Arriving:
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self._host, self._event = values, None
+        self._host = values
+        self._event = None
         if values.is_cuda:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)

@@ -104,7 +104,8 @@ def _shards(samples: Iterator[bytes], header_bytes: int) -> Iterator[list[bytes]
     for sample in samples:
         if batch and size_bytes + len(sample) + 4 > SIZE_LIMIT_BYTES:
             yield batch
-            batch, size_bytes = [], empty_bytes
+            batch = []
+            size_bytes = empty_bytes
         batch.append(sample)
         size_bytes += len(sample) + 4
     if batch:

@@ -26,13 +26,18 @@ import numpy as np
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.shards.documents import ShardFile
 
-_MAGIC, _VERSION, _TYPES = b"MMIDIDX\x00\x00", 1, {4: 4, 2: 8}  # type by bytes of a token
+# Type by bytes of a token.
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_TYPES = {4: 4, 2: 8}
 
 
 def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
     """Write both files; yields their paths as they are whole."""
-    data, index = output / f"{name}.bin", output / f"{name}.idx"
-    found, size = [np.empty(0, np.int64)], 4
+    data = output / f"{name}.bin"
+    index = output / f"{name}.idx"
+    found = [np.empty(0, np.int64)]
+    size = 4
     with atomic_file(data) as stream:
         for file in files:
             stream.write(file.tokens.data)
@@ -40,7 +45,8 @@ def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Itera
             size = file.tokens.itemsize
     yield data
     lengths = np.concatenate(found)
-    offsets, bounds = np.cumsum(lengths) - lengths, np.arange(len(lengths) + 1)
+    offsets = np.cumsum(lengths) - lengths
+    bounds = np.arange(len(lengths) + 1)
     counts = struct.pack("<QBQQ", _VERSION, _TYPES[size], len(lengths), len(bounds))
     columns = lengths.astype("<i4"), size * offsets.astype("<i8"), bounds.astype("<i8")
     write_bytes(index, b"".join([_MAGIC, counts, *(column.tobytes() for column in columns)]))
@@ -54,7 +60,8 @@ def write_olmo(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[
         with atomic_file(data) as stream:
             stream.write(file.tokens.data)
         yield data
-        text, table = io.StringIO(), data.with_suffix(".csv.gz")
+        text = io.StringIO()
+        table = data.with_suffix(".csv.gz")
         rows = csv.writer(text, lineterminator="\n")
         for i, ((start, end), (ingest_id, _)) in enumerate(zip(file.spans.tolist(), file.ids())):
             rows.writerow([start, end, ingest_id, file.rel, i])

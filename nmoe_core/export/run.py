@@ -56,7 +56,8 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
             found=f"{form} with {seq_len}",
             do="leave it out; these trainers cut windows themselves",
         )
-    output, manifest = local_path(output).resolve(), load_manifest(manifest_path)
+    output = local_path(output).resolve()
+    manifest = load_manifest(manifest_path)
     if manifest.vocab_size > _MAX_INT32:
         raise FormatError(
             "token ids do not fit 32 bits with a sign",

@@ -90,7 +90,8 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
             code="E-CALIBRATION-HEADS",
         )
     drawn = {source: _draw(run, source, count) for source in sources}
-    jobs, oracles = [_job(run, source, found) for source, found in drawn.items()], oracles_of(run)
+    jobs = [_job(run, source, found) for source, found in drawn.items()]
+    oracles = oracles_of(run)
     require_budget(run, jobs, oracles)
     records: dict[str, Record] = {}
     for job in jobs:
@@ -98,14 +99,16 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         records |= latest(read_records(job.out_dir / SCORES_NAME))
     if len(drawn) > 1:
         drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}
-    weights, tau = calibrated["weights"], calibrated["oracle_tau_keep"]
+    weights = calibrated["weights"]
+    tau = calibrated["oracle_tau_keep"]
     groups = {row["group"]: row["oracle_tau_keep"] for row in calibrated.get("groups", ())}
 
     def audited(source: str, name: str, found: _Drawn) -> Audited:
         asked = [records[one.doc_id] for one in found.lowest]
         own = [groups.get(one.group or "", tau) for one, r in zip(found.lowest, asked) if r["ok"]]
         keeps = _aggregates(asked, weights, run.tree.labels) >= np.array(own)
-        num_labels, hits = len(keeps), int(keeps.sum())
+        num_labels = len(keeps)
+        hits = int(keeps.sum())
         low, high = wilson(hits, num_labels)
         return Audited(
             *(source, _NAMES[name], found.documents, len(asked), len(asked) - num_labels),
@@ -151,7 +154,8 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
     path = out_dir / "docids.jsonl"
     with replacing(path):
         write_jsonl(path, rows)
-    tokenizer, most = load_tokenizer(run.tokenizer), run.config.oracle.max_doc_tokens
+    tokenizer = load_tokenizer(run.tokenizer)
+    most = run.config.oracle.max_doc_tokens
     documents = shard_documents(path, run.tree.data, tokenizer, most)
     labelled = (*(run.tree.label_shard(*shard) for shard in LABEL_SHARDS), out_dir)
     documents = replace(documents, labelled=labelled)

@@ -141,7 +141,8 @@ def grade_rows(
     last = np.where(np.isfinite(q_probe), q_probe, q_student)
     aggregated = np.where(scores.exited, last, calibration.aggregate(scores.judge))
     for i, document in enumerate(documents):
-        exited, failed = bool(scores.exited[i]), scores.failed.get(i)
+        exited = bool(scores.exited[i])
+        failed = scores.failed.get(i)
         value = float(aggregated[i]) if failed is None else 0.0
         is_dropped = exited or failed is not None
         has_probe = bool(np.isfinite(scores.probe[i]).all())
@@ -176,7 +177,8 @@ def grade_documents(
             (E-HEAD-NONFINITE).
         FormatError: A manifest, index or shard is not what it should be.
     """
-    scorer, calibration = grader.scorer, grader.calibration
+    scorer = grader.scorer
+    calibration = grader.calibration
     taus = calibration.thresholds
     digests = {**scorer.fingerprints, "calibration": calibration.digest}
     settings = scorer.max_ctx, grader.early_exit
@@ -187,11 +189,14 @@ def grade_documents(
     # Batches decide the last digits, so a partial file of another batch size is not used.
     made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
-        known, batches = _known_scores(out_dir, scorer), dict[str, list[int]]()
+        known = _known_scores(out_dir, scorer)
+        batches = dict[str, list[int]]()
         is_audited = scorer.kind == "hydra" and not grader.early_exit
         is_audited &= calibration.target_by == "all"
-        tally, num_run = Tally(taus.tau_probe, taus.tau_keep if is_audited else None), 0
-        num_done, total = partial.resume(tally), documents.count
+        tally = Tally(taus.tau_probe, taus.tau_keep if is_audited else None)
+        num_run = 0
+        num_done = partial.resume(tally)
+        total = documents.count
         source = documents.documents(num_done, scorer.max_ctx)
         meter = Meter(f"grade {'/'.join(out_dir.parts[-2:])}", total - num_done)
         for rows, scores in grader.buffers(source, known):

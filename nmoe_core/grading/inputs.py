@@ -56,7 +56,8 @@ def shard_input(
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
         require_undamaged(manifest)
-        reader, eos = DocumentReader(data_root), manifest.eos_token_id
+        reader = DocumentReader(data_root)
+        eos = manifest.eos_token_id
         for document in islice(document_ids(data_root, manifest), start, None):
             tokens = as_seen(reader.tokens(document, eos), eos, max_ctx, model)
             yield GradeDocument(str(document), source, tokens)
@@ -110,7 +111,8 @@ def text_input(
         SourceError: A line is not a document (E-SOURCE-RECORD).
         FormatError: A document id occurs twice (E-DOCID).
     """
-    texts, eos = JsonlTexts(path, text_field, id_field), tokenizer.eos_token_id
+    texts = JsonlTexts(path, text_field, id_field)
+    eos = tokenizer.eos_token_id
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
         for doc_id, source in texts.rows[start:]:

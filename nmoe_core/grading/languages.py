@@ -29,7 +29,8 @@ def language_digest(shard: ShardPaths) -> str:
             do="run `nmoe attributes --only language` first",
             code="E-ATTRIBUTE-MISSING",
         )
-    footer, expected = read_footer(path), documents_digest(load_manifest(shard.manifest))
+    footer = read_footer(path)
+    expected = documents_digest(load_manifest(shard.manifest))
     if footer.fingerprints.get("documents") != expected:
         raise stale(LANGUAGE, path, footer.fingerprints.get("documents"))
     return footer.digest

@@ -50,7 +50,8 @@ def _hash(record: Record) -> bytes:
 
 def _student_scores(run: Run, split: str) -> dict[str, float]:
     """The student's aggregates of the labelled documents of a split."""
-    labels, loaded = read_labels(run.tree.merged_labels(split)), load_student(run.tree.student)
+    labels = read_labels(run.tree.merged_labels(split))
+    loaded = load_student(run.tree.student)
     known = loaded.header.get("labels") or {}
     if split not in loaded.scores or known.get(f"labels_{split}") != labels.digest:
         raise LabelError(

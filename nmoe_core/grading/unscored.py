@@ -35,7 +35,8 @@ def asked_grader(run: Run) -> GraderKind | Literal["auto"]:
 def keep_documents(shard: ShardPaths) -> Result:
     """Write the rows and the summary of a shard; current ones are left alone. Facts as
     `grade_documents`."""
-    manifest, out_dir = load_manifest(shard.manifest), shard.graded
+    manifest = load_manifest(shard.manifest)
+    out_dir = shard.graded
     fingerprints = keep_fingerprints(manifest)
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current

@@ -82,7 +82,8 @@ def _known_form(
     """Tensors under the names of this project's heads, and their shape."""
     if "gate.weight" in tensors:
         # Five equal scores of four times the gate: their mean is the gate for any weights.
-        weight, bias = tensors["gate.weight"], tensors["gate.bias"]
+        weight = tensors["gate.weight"]
+        bias = tensors["gate.bias"]
         if weight.shape[0] != 1:
             raise ValueError(f"gate.weight of shape {tuple(weight.shape)}")
         repeated = {

@@ -84,7 +84,8 @@ def device_of(model: Transformer) -> torch.device:
 def arithmetic(model: Transformer) -> str:
     """Weight type and kind of device that the backbone computes with, and its way of multiplying by
     experts if a setting names one."""
-    weights, way = next(model.parameters()), model.runtime.experts.name
+    weights = next(model.parameters())
+    way = model.runtime.experts.name
     return f"{weights.dtype} {weights.device.type} {way}".rstrip()
 
 
@@ -138,7 +139,8 @@ def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cac
     """
     parts = []
     for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
-        path, some = cache / f"part_{number:06d}.npy", documents[start : start + PART_DOCUMENTS]
+        path = cache / f"part_{number:06d}.npy"
+        some = documents[start : start + PART_DOCUMENTS]
         try:
             part = map_npy(path)
         except (FileNotFoundError, ValueError):  # not there yet, or damaged
@@ -167,7 +169,9 @@ class TapStates:
     def __init__(
         self, model: Transformer, documents: DocumentTokens, tap: int, cache_bytes: int
     ) -> None:
-        self._model, self._documents, self._tap = model, documents, tap
+        self._model = model
+        self._documents = documents
+        self._tap = tap
         self.failed: dict[str, str] = {}
         self.lengths = [len(tokens) for tokens in documents.tokens]
         self.is_cached = 4 * model.config.hidden_size * sum(self.lengths) <= cache_bytes

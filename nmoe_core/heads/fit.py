@@ -52,7 +52,8 @@ class TrainingState:
     """
 
     def __init__(self, path: Path, fingerprints: Fingerprints) -> None:
-        self.path, self._fingerprints = path, fingerprints
+        self.path = path
+        self._fingerprints = fingerprints
         self._saved_at = time.monotonic()
 
     def save(self, head: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
@@ -115,7 +116,8 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
     """All documents once per epoch, in random batches: sorted by length in pools of 16 batches."""
-    size, pool_size = recipe.batch_size, recipe.batch_size * POOL_BATCHES
+    size = recipe.batch_size
+    pool_size = recipe.batch_size * POOL_BATCHES
     for epoch in range(recipe.epochs):
         generator = torch.Generator().manual_seed((recipe.seed << 20) + epoch)
         order = torch.randperm(len(lengths), generator=generator).tolist()
@@ -140,9 +142,11 @@ def fit_probe(
     oracle's scores `[N, D]` on the `scale`; a killed training resumes from `state`.
     """
     inputs = layer_norm(features)
-    mean, std = inputs.mean(0), inputs.std(0, correction=0)
+    mean = inputs.mean(0)
+    std = inputs.std(0, correction=0)
     std = std.clamp_min(1e-3 * float(std.mean()) + 1e-12)
-    inputs, targets = (inputs - mean) / std, _clamped(targets, scale)
+    inputs = (inputs - mean) / std
+    targets = _clamped(targets, scale)
     probe = Probe(ProbeArch(features.shape[1], num_scores=len(scale))).to(features.device)
     nn.init.zeros_(probe.proj.weight)
     probe.proj.bias.data.copy_(targets.mean(0))
@@ -230,7 +234,8 @@ def _backward(
     step: int,
 ) -> float:
     """Add up the gradients of a batch's mean loss, pass by pass; returns that loss."""
-    total, num_good = 0.0, 0
+    total = 0.0
+    num_good = 0
     for part in _passes(rows, lengths):
         loss, count = loss_of(part)
         loss = loss * (count / len(rows))
@@ -243,7 +248,8 @@ def _backward(
                 code="E-HEAD-NONFINITE",
             )
         loss.backward()
-        total, num_good = total + float(loss.detach()), num_good + count
+        total = total + float(loss.detach())
+        num_good = num_good + count
     if not 0 < num_good < len(rows):
         return total
     for parameter in head.parameters():  # some documents have no states
@@ -260,7 +266,8 @@ def _passes(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
         longest = max(longest, lengths[i])
         if part and longest * (len(part) + 1) > PASS_TOKENS:
             yield part
-            part, longest = [], lengths[i]
+            part = []
+            longest = lengths[i]
         part.append(i)
     yield part
 

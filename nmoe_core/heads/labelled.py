@@ -57,7 +57,8 @@ class Labelled:
     def digests(self) -> Fingerprints:
         """Digests of the labels of each split; empty if it has none."""
         found = {split: labels.digest for split, labels in self.reported.items()}
-        val, test = found.get("val", ""), found.get("test", "")
+        val = found.get("val", "")
+        test = found.get("test", "")
         return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
 
     @property
@@ -84,7 +85,9 @@ class Labelled:
         `fitted` are the documents of train, `student` the student's scores by split.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
-        used, read, near = fitted.digests(), list(fitted.tokens), np.empty(0, np.int64)
+        used = fitted.digests()
+        read = list(fitted.tokens)
+        near = np.empty(0, np.int64)
         for split, name in _FIGURES.items():
             labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:

@@ -108,13 +108,15 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     def highest(scores: np.ndarray, hits: np.ndarray) -> float:
         # The order among equal scores is no merit of the grader, so each of them counts in part.
         edge = np.sort(scores)[-count]
-        above, at = scores > edge, scores == edge
+        above = scores > edge
+        at = scores == edge
         return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
 
     def interval(share: float) -> Interval | None:
         return exact_interval(share * count, count) if len(oracle) >= MIN_ITEMS else None
 
-    precision, false_drops = highest(given, best), highest(-given, better)
+    precision = highest(given, best)
+    false_drops = highest(-given, better)
     return {
         "auc_better_half": rounded(auc(given, better)),
         "auc_better_half_ci95": auc_interval(given, better),
@@ -179,7 +181,8 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
     and `digest` are its file's, `header` is the file's header; the student's header names no
     backbone.
     """
-    backbone, training = header.get("backbone"), header["training"]
+    backbone = header.get("backbone")
+    training = header["training"]
     start = f"the first {header['max_ctx']} tokens of a document"
     facts = {"file": f"{name}, SHA-256 {digest}", "arch": "see the file's header"}
     if backbone is None:
@@ -227,7 +230,8 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         lines.append(_line(name, metrics["dimensions"][name], *own))
     aggregate = metrics["mae_aggregate"], metrics["r2_aggregate"], None
     lines.append(_line("aggregate", metrics, *aggregate))
-    source, length = metrics["spearman_source_only"], metrics["spearman_length_only"]
+    source = metrics["spearman_source_only"]
+    length = metrics["spearman_length_only"]
     only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
     lines += ["", f"Spearman from {only}."]
     if "auc_better_half" in metrics:

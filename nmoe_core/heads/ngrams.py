@@ -81,7 +81,8 @@ def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
     columns = np.concatenate([tokens, pairs[is_pair]]) >> np.uint64(64 - 18)
     places = np.concatenate([rows, rows[1:][is_pair]]) * NUM_COLUMNS + columns.astype(np.int64)
     places, counts = np.unique(places, return_counts=True)
-    rows, columns = places // NUM_COLUMNS, places % NUM_COLUMNS
+    rows = places // NUM_COLUMNS
+    columns = places % NUM_COLUMNS
     totals = np.bincount(rows, counts, num)  # squared norms of the roots
     data = np.sqrt(counts / totals[rows])
     bounds = np.searchsorted(rows, np.arange(num + 1))

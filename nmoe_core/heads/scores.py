@@ -65,7 +65,8 @@ class Corpus:
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
         """Documents by id; raises as `DocumentReader.tokens`."""
-        reader, eos = DocumentReader(self.data_root), self.eos_token_id
+        reader = DocumentReader(self.data_root)
+        eos = self.eos_token_id
         tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
         seen = [as_seen(one, eos, self.max_ctx, self.model) for one in tokens]
         return DocumentTokens(doc_ids, seen)
@@ -76,7 +77,8 @@ def as_seen(
 ) -> np.ndarray:
     """The part of a document that heads see; in an empty document they see the EOS."""
     if model is not None:
-        tokens, eos_token_id = model(tokens, max_ctx), model.eos_token_id
+        tokens = model(tokens, max_ctx)
+        eos_token_id = model.eos_token_id
     return tokens[:max_ctx] if len(tokens) else np.array([eos_token_id], np.uint32)
 
 

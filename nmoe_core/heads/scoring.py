@@ -183,7 +183,8 @@ class HeadScorer:
     def _score_batch(
         self, documents: DocumentTokens, batch: Batch, exits: ExitRule, scores: HeadScores
     ) -> None:
-        heads, failed = self.heads, scores.failed
+        heads = self.heads
+        failed = scores.failed
         hidden, batch = finite_states(self.model, batch, heads.probe_tap, failed)
         if not batch.rows:
             return

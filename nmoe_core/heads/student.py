@@ -61,8 +61,10 @@ def fit_student(
     """Fit on token ids of documents and the oracle's scores `[N, D]`, of at least two documents."""
     from threadpoolctl import threadpool_limits
 
-    found, targets = scalars(documents, table), np.asarray(scores, np.float64)
-    mean, deviation = found.mean(0), np.maximum(found.std(0), _LEAST_DEVIATION)
+    found = scalars(documents, table)
+    targets = np.asarray(scores, np.float64)
+    mean = found.mean(0)
+    deviation = np.maximum(found.std(0), _LEAST_DEVIATION)
     features = _joined(ngrams(documents, table), standardised(found, mean, deviation))
     with threadpool_limits(1):  # sums in one order, so that equal inputs give equal bytes
         weights, bias, penalty = _fit(features, targets)
@@ -88,14 +90,16 @@ def _fit(features: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, fl
 
 
 def _fit_dual(features: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    mean, num_rows = targets.mean(0), len(targets)
+    mean = targets.mean(0)
+    num_rows = len(targets)
     centred = targets - mean
     kernel = (features @ features.T).toarray()
     row_means = kernel.mean(0)
     kernel += kernel.mean() - row_means - row_means[:, None]
     values, vectors = np.linalg.eigh(kernel)
     values = np.maximum(values, 0.0)
-    projected, squared = vectors.T @ centred, vectors**2
+    projected = vectors.T @ centred
+    squared = vectors**2
 
     def left_out_error(penalty: float) -> float:
         """Mean squared error of each document, predicted from all others."""

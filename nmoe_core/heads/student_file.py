@@ -81,13 +81,15 @@ def make_student(
     which should be the tokens that the oracle read. Facts as of a head's training. Raises as
     `Labelled`, and HeadError: the shards are of another tokenizer (E-HEAD-TOKENIZER).
     """
-    labelled, path = Labelled(labels, use_salvaged), heads_dir / STUDENT_NAME
+    labelled = Labelled(labels, use_salvaged)
+    path = heads_dir / STUDENT_NAME
     require_tokenizer(corpus.data_root, labelled.sources, tokenizer)
     fingerprints = student_fingerprints(labelled, corpus, tokenizer)
     header = current_header(path, fingerprints)
     if header is not None:
         return result_of(path, header)
-    train, table = labelled.train, token_table(tokenizer)
+    train = labelled.train
+    table = token_table(tokenizer)
     with replacing(path, path.with_suffix(".md")):
         documents = corpus.read(train.doc_ids)
         student = fit_student(documents.tokens, train.scores, table, train.scale)

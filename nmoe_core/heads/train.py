@@ -56,9 +56,13 @@ class HeadTraining:
         heads_dir: Path,
         table: HeadsTable,
     ) -> None:
-        self.kind, self.corpus, self.model, self.table = kind, corpus, model, table
+        self.kind = kind
+        self.corpus = corpus
+        self.model = model
+        self.table = table
         self.path = heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
-        own, self.arch = table.probe, None
+        own = table.probe
+        self.arch = None
         if kind == "judge":
             own = judge = table.judge
             sizes = judge.mid_dim, judge.num_heads, judge.ffn_dim
@@ -90,7 +94,9 @@ class HeadTraining:
         from nmoe_core.heads.features import device_of
         from nmoe_core.heads.fit import TrainingState, reproducible, thin_curve
 
-        path, model, train = self.path, self.model, self.labelled.train
+        path = self.path
+        model = self.model
+        train = self.labelled.train
         header = current_header(path, self.fingerprints)
         state_path = training_state(path)
         if header is not None:

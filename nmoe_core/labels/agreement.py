@@ -45,7 +45,8 @@ def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
     """Interval of the share of hits (Wilson 1927), `z` standard deviations wide to each side."""
     if num_trials == 0:
         return 0.0, 1.0
-    share, width = num_hits / num_trials, z**2 / num_trials
+    share = num_hits / num_trials
+    width = z**2 / num_trials
     centre = (share + width / 2) / (1 + width)
     spread = z * math.sqrt(share * (1 - share) / num_trials + width / num_trials / 4)
     half = spread / (1 + width)
@@ -91,7 +92,8 @@ def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     """Chance that a positive outscores a negative, ties counting half; None without both."""
-    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    num_positive = int(positive.sum())
+    num_negative = int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
         return None
     rank_sum = float(mean_ranks(scores)[positive].sum())
@@ -104,10 +106,13 @@ def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
     area = auc(scores, positive)
     if area is None or len(positive) < MIN_ITEMS:
         return None
-    m, n = int(positive.sum()), int((~positive).sum())
+    m = int(positive.sum())
+    n = int((~positive).sum())
     # Either class may have the more spread scores, so the larger variance of both orders counts.
-    first, second = (1 - area) / (2 - area), area / (1 + area)
-    more, fewer = max(first, second), min(first, second)
+    first = (1 - area) / (2 - area)
+    second = area / (1 + area)
+    more = max(first, second)
+    fewer = min(first, second)
     num_trials = m * n / (1 + (max(m, n) - 1) * more + (min(m, n) - 1) * fewer)
     low, high = wilson(area * num_trials, num_trials)
     return round(low, 6), round(high, 6)
@@ -160,7 +165,8 @@ def agreement(
     `mae`, `r2` and `qwk` are of each dimension, in grades. `dimensions` holds the rank correlations
     of each; all other figures are of the aggregate. Undefined values are None.
     """
-    a, b = scale.aggregate(predicted), scale.aggregate(oracle)
+    a = scale.aggregate(predicted)
+    b = scale.aggregate(oracle)
     error = predicted - oracle
     columns = list(zip(scale.names, error.T, predicted.T, oracle.T))
     grades = dict(zip(scale.names, zip(scale.lowest, scale.highest)))
@@ -215,7 +221,8 @@ def baselines(
 
     `train` and `val` are the oracle's scores `[N, D]`, sources, and lengths `[N]` in tokens or 0.
     """
-    fitted, truth = scale.aggregate(train[0]), scale.aggregate(val[0])
+    fitted = scale.aggregate(train[0])
+    truth = scale.aggregate(val[0])
     by_source = _group_means(train[1], fitted, val[1])
     edges = np.quantile(train[2], np.arange(1, NUM_LENGTH_GROUPS) / NUM_LENGTH_GROUPS)
     by_length = _group_means(np.digitize(train[2], edges), fitted, np.digitize(val[2], edges))
@@ -232,7 +239,8 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
     """Predict each item of `groups` by its group's mean in training, or by the overall mean."""
     names, inverse = np.unique(np.asarray(train_groups), return_inverse=True)
     means = [train_values[inverse == i].mean() for i in range(len(names))]
-    by_name, overall = dict(zip(names.tolist(), means)), train_values.mean()
+    by_name = dict(zip(names.tolist(), means))
+    overall = train_values.mean()
     return np.array([by_name.get(group, overall) for group in np.asarray(groups).tolist()])
 
 
@@ -272,7 +280,8 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
         return None
     parsed = [(a, b) for a, b in pairs if a["ok"] and b["ok"]]
     first, second = (np.array([pair[i]["aggregated"] for pair in parsed]) for i in (0, 1))
-    reliability, interval = spearman(first, second), spearman_interval(first, second)
+    reliability = spearman(first, second)
+    interval = spearman_interval(first, second)
     names = one_scale((record for pair in parsed for record in pair), tree.labels / split).names
     grades = {d: [a["scores"][d] == b["scores"][d] for a, b in parsed] for d in names}
     return {

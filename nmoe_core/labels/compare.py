@@ -19,7 +19,8 @@ from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import Scale, parse_scores, rounded
 
-ALL, AGGREGATE = "all", "aggregate"
+ALL = "all"
+AGGREGATE = "aggregate"
 
 
 def compare_labels(first: Path, second: Path) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def find_label(tree: Tree, doc_id: str) -> Record:
 def read_corrections(tree: Tree) -> Corrections:
     """The corrections that count. Raises LabelError if a line is not a correction
     (E-LABEL-CORRUPT)."""
-    path, found = tree.labels / NAME, Corrections()
+    path = tree.labels / NAME
+    found = Corrections()
     if not path.is_file():
         return found
     for line, record in read_objects(path, lambda n, why: _not_one(path, n, why)):

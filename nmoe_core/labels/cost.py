@@ -39,7 +39,8 @@ class Estimate:
 
 def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
     """Questions that labelling would still ask, by job name, and for `all`."""
-    tokenizer, table = load_tokenizer(run.tokenizer), run.config.oracle
+    tokenizer = load_tokenizer(run.tokenizer)
+    table = run.config.oracle
     prompt = run.rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
@@ -96,7 +97,8 @@ def _unasked(
     for doc_id, _ in documents.rows:
         text, is_cut = documents.text(doc_id)
         digest = sha256_of(text)
-        key, record = bytes.fromhex(digest), known.find(digest, is_cut)
+        key = bytes.fromhex(digest)
+        record = known.find(digest, is_cut)
         is_open = record is None or (not record["ok"] and record["attempts"] <= retry_failed)
         if is_open and text.strip() and key not in seen:
             seen.add(key)

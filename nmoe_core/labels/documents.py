@@ -72,7 +72,8 @@ def shard_documents(
         if doc_id in seen:
             raise _named_twice(slice_file, doc_id)
         seen.add(doc_id)
-    reader, sources = DocumentReader(data_root), sorted({source for _, source in rows})
+    reader = DocumentReader(data_root)
+    sources = sorted({source for _, source in rows})
 
     def text(doc_id: str) -> Text:
         tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
@@ -145,7 +146,9 @@ class JsonlTexts:
                 do="correct the path; decompress the file first if it is compressed",
                 code="E-SOURCE-NOTFOUND",
             )
-        self._path, self._text_field, self._id_field = path, text_field, id_field
+        self._path = path
+        self._text_field = text_field
+        self._id_field = id_field
         self.rows: list[tuple[str, str]] = []
         self._places: dict[str, tuple[int, int]] = {}
         digest = hashlib.sha256()
@@ -155,7 +158,8 @@ class JsonlTexts:
                 raise _named_twice(f"{path}:{line.number}", doc_id)
             self.rows.append((doc_id, source))
             self._places[doc_id] = (line.number, line.offset)
-        self.sha256, fields = digest.hexdigest(), sha256_json([text_field, id_field])
+        self.sha256 = digest.hexdigest()
+        fields = sha256_json([text_field, id_field])
         self.fingerprints = {"reader": f"{READER} {NORMALIZER}", "fields": fields}
 
     def text(self, doc_id: str) -> str:

@@ -64,7 +64,8 @@ def checked_digest(path: Path) -> str:
     A file without a summary is the user's own, unless its labelling is unfinished
     (E-LABEL-COVERAGE).
     """
-    is_shard, digest = path.name == SCORES_NAME, sha256_file(path)
+    is_shard = path.name == SCORES_NAME
+    digest = sha256_file(path)
     summary = path.with_name(SUMMARY_NAME if is_shard else f"{path.stem}.summary.json")
     key = "scores_sha256" if is_shard else "labels_sha256"
     if summary.is_file():
@@ -92,7 +93,8 @@ def merge_labels(tree: Tree, split: str) -> Result:
     `changed`. Raises as `checked_digest` and `one_scorer`.
     """
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
-    path, fingerprints = tree.merged_labels(split), merge_fingerprints(tree, split)
+    path = tree.merged_labels(split)
+    fingerprints = merge_fingerprints(tree, split)
     summary = path.with_name(f"{path.stem}.summary.json")
     if is_current(summary, fingerprints) and path.is_file():
         return _merged(checked_digest(path), read_summary(summary), changed=False)
@@ -257,7 +259,8 @@ def label_status(tree: Tree) -> list[ShardStatus]:
 
 def _status(tree: Tree, split: str, i: int) -> ShardStatus:
     shard = tree.label_shard(split, i)
-    documents, labelled = _num_lines(tree.slice(split, i)), _num_lines(shard / SCORES_NAME) or 0
+    documents = _num_lines(tree.slice(split, i))
+    labelled = _num_lines(shard / SCORES_NAME) or 0
     if not (shard / SUMMARY_NAME).is_file():
         state = "RUNNING" if _is_locked(shard / LOCK_NAME) else "PENDING"
         return ShardStatus(split, i, state, documents, labelled)

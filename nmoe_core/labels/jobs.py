@@ -47,7 +47,8 @@ def slice_jobs(
 
 def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJob]:
     """The documents of slices that are there, by default of all. Raises as `shard_documents`."""
-    tree, table = run.tree, run.config.oracle
+    tree = run.tree
+    table = run.config.oracle
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
     tokenizer = load_tokenizer(run.tokenizer)
     labelled = tuple(tree.label_shard(*shard) for shard in known.values())
@@ -68,7 +69,8 @@ class Sampled:
         self.scorer = oracle.scorer._replace(scorer_version=version)
         self.fingerprint = sha256_json([oracle.fingerprint, "sampled/2", RETRY_TEMPERATURE])
         self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE, "seed": "by text"}
-        self.scale, self._oracle = oracle.scale, oracle
+        self.scale = oracle.scale
+        self._oracle = oracle
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         return self._oracle.label(question._replace(is_redrawn=True) for question in questions)
@@ -118,7 +120,8 @@ def label_documents(
 ) -> Result:
     """Label documents, and `job.relabel` of them again for the noise; as `label_shard`, but the
     facts also name the `scorer` and count the documents `relabelled`."""
-    table, (first, *again) = run.config.oracle, label_parts(run, job, oracles)
+    table = run.config.oracle
+    first, *again = label_parts(run, job, oracles)
     # If only the project file sets `replace`, a change of the oracle keeps labels that cost money;
     # they are dropped only on explicit request.
     replace = table.replace and (run.is_given("oracle.replace") or "free")

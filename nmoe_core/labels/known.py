@@ -59,7 +59,8 @@ class KnownAnswers(ExitStack):
 
     def find(self, text_sha256: str, is_cut: bool) -> Record | None:
         """The record of a text, shown whole or cut; it is of another document with this text."""
-        key, place = bytes.fromhex(text_sha256), None
+        key = bytes.fromhex(text_sha256)
+        place = None
         # The record of a cut text is marked as cut, which is wrong if the text is a whole document.
         for is_truncated in (False, True) if is_cut else (False,):
             place = place or self._places.get((key, is_truncated))

@@ -94,7 +94,9 @@ def label_shard(
         return _result(*done, 0, 0, done[1].get("total", 0))
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
-        resumed_from, num_reused, num_new = run.marks.num_marked, run.reuse(log), 0
+        resumed_from = run.marks.num_marked
+        num_reused = run.reuse(log)
+        num_new = 0
         while pending := run.pending(retry_failed):
             num_asked, num_copied = run.append(log, pending)
             num_new += num_asked
@@ -124,9 +126,13 @@ class _Labelling:
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None
     ) -> None:
-        self.documents, self.oracle, self.progress = documents, oracle, progress
-        self.scores, self.started = out_dir / SCORES_NAME, out_dir / STARTED_NAME
-        self.summary, self.partial = out_dir / SUMMARY_NAME, out_dir / PARTIAL_NAME
+        self.documents = documents
+        self.oracle = oracle
+        self.progress = progress
+        self.scores = out_dir / SCORES_NAME
+        self.started = out_dir / STARTED_NAME
+        self.summary = out_dir / SUMMARY_NAME
+        self.partial = out_dir / PARTIAL_NAME
         self.marks = Marks(documents.rows)
         self.given_up: set[str] = set()  # documents that the server failed on in this run
         self.fingerprints = label_fingerprints(documents, oracle)
@@ -144,7 +150,8 @@ class _Labelling:
 
     def open_existing(self, log: AppendLog, replace: bool | str) -> None:
         """Mark the records that count, and cut a torn tail; start over when none can."""
-        began, foreign = recorded(self.started), None
+        began = recorded(self.started)
+        foreign = None
         is_free = True
         for line in log.lines():
             record = parse_record(line, log.path)
@@ -168,15 +175,18 @@ class _Labelling:
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
         """Labels of another scorer, or of lines read by another rule, are not dropped unasked."""
-        then, now = began or {}, self.fingerprints
+        then = began or {}
+        now = self.fingerprints
         is_same_oracle = all(then.get(key) == now[key] for key in ("oracle", "rubric"))
         if foreign is not None or not is_same_oracle:
-            what, scorer = "labels of another scorer or rubric lie here", self.oracle.scorer
+            what = "labels of another scorer or rubric lie here"
+            scorer = self.oracle.scorer
             found = "/".join(foreign or scorer) if began else "labels of unknown origin"
             expected = "/".join(scorer)
         elif then.get("reader") != now.get("reader"):
             what = "labels of lines that were named and read by another rule lie here"
-            found, expected = then.get("reader", "the rule of an earlier version"), now["reader"]
+            found = then.get("reader", "the rule of an earlier version")
+            expected = now["reader"]
         else:
             return
         raise LabelError(
@@ -191,7 +201,8 @@ class _Labelling:
 
     def reuse(self, log: AppendLog) -> int:
         """Append a record for each document whose text was answered before; return how many."""
-        marks, rows = self.marks, self.documents.rows
+        marks = self.marks
+        rows = self.documents.rows
         unasked = [row for row in rows if row[0] not in marks or marks.is_unanswered(row[0])]
         directories = {self.scores.parent: None, **dict.fromkeys(self.documents.labelled)}
         num_reused = 0
@@ -301,7 +312,8 @@ class _Labelling:
 
     def _show_partial(self) -> None:
         """Write the counts so far, for people who watch; an fsync would take milliseconds."""
-        seen, parsed = self.marks.num_marked, self.marks.num_parsed
+        seen = self.marks.num_marked
+        parsed = self.marks.num_parsed
         counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
         tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
         tmp.write_text(json.dumps(counts) + "\n")

@@ -57,7 +57,8 @@ class Marks:
             return
         self.num_marked += self._outcomes[row] == _NO_RECORD
         self.num_parsed += record["ok"]
-        self._offsets[row], self._sizes[row] = offset, size
+        self._offsets[row] = offset
+        self._sizes[row] = size
         self._attempts[row] = min(record.get("attempts", 1), _MAX_ATTEMPTS)
         self._outcomes[row] = outcome
 

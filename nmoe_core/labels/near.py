@@ -25,11 +25,13 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
     rank[np.argsort(counts, kind="stable")] = np.arange(len(elements))
     ranked = [np.sort(rank[np.searchsorted(elements, one)]) for one in sets]
     prefixes = [one[: len(one) - math.ceil(MIN_SIMILARITY * len(one)) + 1] for one in ranked]
-    own, others = ranked[: len(documents)], ranked[len(documents) :]
+    own = ranked[: len(documents)]
+    others = ranked[len(documents) :]
     rare = np.concatenate(prefixes[len(documents) :])
     owner = np.repeat(np.arange(len(others)), [len(one) for one in prefixes[len(documents) :]])
     order = np.argsort(rare, kind="stable")
-    rare, owner = rare[order], owner[order]
+    rare = rare[order]
+    owner = owner[order]
 
     def has_copy(i: int) -> bool:
         first, last = (np.searchsorted(rare, prefixes[i], side) for side in ("left", "right"))
@@ -43,7 +45,8 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
 
 def _shingles(tokens: np.ndarray) -> np.ndarray:
     """Distinct hashes of each five consecutive tokens; of all tokens if there are fewer."""
-    ids, size = np.asarray(tokens, np.uint64), min(SHINGLE_TOKENS, len(tokens))
+    ids = np.asarray(tokens, np.uint64)
+    size = min(SHINGLE_TOKENS, len(tokens))
     hashes = np.full(
         max(len(ids) - size, 0) + 1, len(ids) if size < SHINGLE_TOKENS else 0, np.uint64
     )

@@ -27,7 +27,8 @@ SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
 # A model that answers greedily would repeat its answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
 # Answers for texts that an oracle does not claim to judge: no failures of it.
-UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE = "unsupported_script", "unsupported_language"
+UNSUPPORTED_SCRIPT = "unsupported_script"
+UNSUPPORTED_LANGUAGE = "unsupported_language"
 EMPTY_TEXT = "empty_text"  # for a text without a question
 # Reasons for a failure of the server. Other statuses of 400 to 499 mean that it refused a document.
 _SERVER_FAILED = re.compile(
@@ -117,7 +118,8 @@ class MeasuredOracle:
     """An oracle whose version is the digest of its model and facts; backends add `label`."""
 
     def __init__(self, model: str, facts: dict[str, Any], scale: Scale) -> None:
-        self.facts, self.scale = facts, scale
+        self.facts = facts
+        self.scale = scale
         self.fingerprint = sha256_json([model, facts])
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
 
@@ -248,7 +250,8 @@ def coverage(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def _rates(count: Counter[str]) -> dict[str, Any]:
-    parsed, rate = count["parsed"], count["parsed"] / count["count"] if count["count"] else 1.0
+    parsed = count["parsed"]
+    rate = count["parsed"] / count["count"] if count["count"] else 1.0
     return {"parsed": parsed, "salvaged": count["salvaged"], "parse_rate": rate}
 
 

@@ -52,7 +52,8 @@ def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | Non
 
     Values are sorted once: a draw of rows is ranked by how often it has each of them.
     """
-    a, b = _places(a), _places(b)
+    a = _places(a)
+    b = _places(b)
     return bootstrap(lambda rows: _correlation(a[rows], b[rows]), len(a))
 
 
@@ -63,7 +64,9 @@ def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarr
 
 def within_interval(a: np.ndarray, b: np.ndarray, groups: Sequence[str]) -> Interval | None:
     """95 % bootstrap interval of the rank correlation inside groups; None as for `bootstrap`."""
-    a, b, own = _places(a), _places(b), _places(np.asarray(groups))
+    a = _places(a)
+    b = _places(b)
+    own = _places(np.asarray(groups))
     return bootstrap(lambda rows: _within(a[rows], b[rows], own[rows]), len(a))
 
 
@@ -90,7 +93,9 @@ def _ranks(places: np.ndarray) -> np.ndarray:
 def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     if len(a) < 3:
         return None
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
+    x = _ranks(a)
+    y = _ranks(b)
+    x = x - x.mean()
+    y = y - y.mean()
     scale = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / scale if scale > 0 else None

@@ -99,7 +99,8 @@ class Scale:
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
         """Clamped scores `[..., D]` from 0, the lowest grade, to 1, the highest: float64."""
-        low, high = np.asarray(self.lowest, np.float64), np.asarray(self.highest, np.float64)
+        low = np.asarray(self.lowest, np.float64)
+        high = np.asarray(self.highest, np.float64)
         return (np.clip(np.asarray(scores, np.float64), low, high) - low) / (high - low)
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:

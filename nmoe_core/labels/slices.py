@@ -71,8 +71,10 @@ def write_source_slices(tree: Tree, source: str) -> Result:
     Returns the digest of the summary; facts: documents of each split, and whether they `changed`.
     Raises FormatError if the source has no committed manifest, or an index does not match it.
     """
-    manifest, out_dir = source_manifest(tree.data, source), tree.source_slices(source)
-    summary, names = out_dir / SUMMARY_NAME, list(_LISTS.values())
+    manifest = source_manifest(tree.data, source)
+    out_dir = tree.source_slices(source)
+    summary = out_dir / SUMMARY_NAME
+    names = list(_LISTS.values())
     fingerprints = slice_fingerprints(manifest)
     if _is_whole(summary, fingerprints, names):
         clear_left(out_dir)
@@ -127,7 +129,8 @@ def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
 
 
 def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
-    num_rows, shards = 0, [tree.slice(split, i) for i in range(NUM_LABEL_SHARDS)]
+    num_rows = 0
+    shards = [tree.slice(split, i) for i in range(NUM_LABEL_SHARDS)]
     with ExitStack() as stack:
         paths = tree.slices / _LISTS[split], *shards
         whole, *dealt = (stack.enter_context(atomic_file(path)) for path in paths)
@@ -186,7 +189,8 @@ def _result(summary: Path, changed: bool) -> Result:
 def _read_summary(path: Path) -> dict[str, Any]:
     """A summary of slices; summaries of earlier versions carry no hash."""
     if not path.is_file():
-        do, code = "run nmoe hydra slices", "E-MANIFEST-MISSING"
+        do = "run nmoe hydra slices"
+        code = "E-MANIFEST-MISSING"
         raise FormatError("no documents have been drawn for labels", where=path, do=do, code=code)
     return read_summary(path, code="E-SLICE-CHANGED", sealed_since="format")
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MP4_FRAMES, GIF_FRAMES = 600, 120
-_MP4_FPS, _GIF_FRAME_MS = 30, 80
+MP4_FRAMES = 600
+GIF_FRAMES = 120
+_MP4_FPS = 30
+_GIF_FRAME_MS = 80
 _HELD = 0.1  # share of the frames that show the end
 _PLANE_PX = 560
 _UNSEEN = np.array((222, 224, 228, 255), np.uint8)
@@ -154,7 +156,8 @@ def draw_bar(figure: Figure, film: OrderFilm) -> Draw:
     """The bar over the running mean, on an empty figure; returns a function that draws one
     frame."""
     figure.set_size_inches(960 / figure.dpi, 420 / figure.dpi)
-    width, height = 900, 104
+    width = 900
+    height = 104
     bar = figure.add_axes((0.04, 0.7, width / 960, height / 420))
     chart = figure.add_axes((0.04, 0.04, width / 960, 0.56))
     show_pixels_only(bar)
@@ -213,7 +216,8 @@ def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
     axes = figure.add_axes((20 / 600, 6 / 600, _PLANE_PX / 600, _PLANE_PX / 600))
     show_pixels_only(axes)
     colors = (255 * cluster_colors(film.labels)).astype(np.uint8)[film.labels]
-    low, high = film.points.min(axis=0), film.points.max(axis=0)
+    low = film.points.min(axis=0)
+    high = film.points.max(axis=0)
     size = 2 if len(colors) > 30_000 else 3 if len(colors) > 3_000 else 5
     place = (film.points - low) / np.maximum(high - low, 1e-9) * (_PLANE_PX - 2 * size)
     x, y = place.astype(int).T

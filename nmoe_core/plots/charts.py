@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_BARS, _MAX_CHARS = 300, 18
+_MAX_BARS = 300
+_MAX_CHARS = 18
 
 
 def manifest_plot(
@@ -125,7 +126,8 @@ def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
             say_empty(axes, "no documents")
             return
         names = [drawable(row["source"])[:_MAX_CHARS] for row in rows]
-        places, left = np.arange(len(rows)), np.zeros(len(rows))
+        places = np.arange(len(rows))
+        left = np.zeros(len(rows))
         for kind, color in (("exact", BLUE), ("near", ORANGE)):
             shares = np.array([100 * row[kind] / row["documents"] for row in rows])
             axes.barh(places, shares, left=left, color=color, label=f"{kind} copies", height=0.7)

@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_CHARTS, _MAX_TEXTS, _MAX_CHARS = 12, 8, 18
-_BINS, _WIDE, _STEPS = 30, 1000, 4
+_MAX_CHARTS = 12
+_MAX_TEXTS = 8
+_MAX_CHARS = 18
+_BINS = 30
+_WIDE = 1000
+_STEPS = 4
 # Sizes at 800 pixels: the name, a chart with its margins, and the margins: left and right of all
 # charts, between neighbours, above a chart, below a chart, between rows.
-_HEADER_PX, _CELL_PX, _LEFT_PX, _RIGHT_PX, _BESIDE_PX = 40, 200, 58, 20, 60
-_TITLE_PX, _TICKS_PX, _BETWEEN_PX = 20, 26, 52
-_NAMES_PX, _AXIS_PX = 130, 14  # left of bars, for `_MAX_CHARS` letters; the name of an axis
+_HEADER_PX = 40
+_CELL_PX = 200
+_LEFT_PX = 58
+_RIGHT_PX = 20
+_BESIDE_PX = 60
+_TITLE_PX = 20
+_TICKS_PX = 26
+_BETWEEN_PX = 52
+# Left of bars, for `_MAX_CHARS` letters; the name of an axis.
+_NAMES_PX = 130
+_AXIS_PX = 14
 
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
@@ -48,10 +60,12 @@ def _grid(
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
         return ()
-    rows, columns = _num_rows(num_charts), min(3, num_charts)
+    rows = _num_rows(num_charts)
+    columns = min(3, num_charts)
     grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     left_px, below_px = (_NAMES_PX, _TICKS_PX + _AXIS_PX) if is_named else (_LEFT_PX, _TICKS_PX)
-    beside_px, between_px = _BESIDE_PX - _LEFT_PX + left_px, _BETWEEN_PX - _TICKS_PX + below_px
+    beside_px = _BESIDE_PX - _LEFT_PX + left_px
+    between_px = _BETWEEN_PX - _TICKS_PX + below_px
     height_px = header_px + _CELL_PX * rows
     width = (WIDTH_PX - left_px - _RIGHT_PX - beside_px * (columns - 1)) / columns
     height = (height_px - header_px - _TITLE_PX - below_px - between_px * (rows - 1)) / rows

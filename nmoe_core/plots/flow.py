@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = {"total": BLUE, "out": ORANGE, "in": GREEN}
-_LINE_PX, _MARGIN_PX = 23, 50
+_LINE_PX = 23
+_MARGIN_PX = 50
 
 
 def flow_plot(lines: Sequence[Mapping[str, Any]]) -> bytes:

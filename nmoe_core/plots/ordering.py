@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_COLUMNS, _MAX_POINTS = 2000, 250
+_MAX_COLUMNS = 2000
+_MAX_POINTS = 250
 _LINES = {"original": GREY, "before": GREY, "shuffle": ORANGE}
-_STRIP_PX, _LINES_PX = 34, 360
+_STRIP_PX = 34
+_LINES_PX = 360
 
 
 def ordering_plot(
@@ -105,5 +107,6 @@ def _line(axes: Axes, counts: np.ndarray, color: str, label: str) -> None:
     marker = "o" if len(runs) <= 40 else ""
     axes.plot(at, means, color=color, marker=marker, markersize=3.5, linewidth=1.3, label=label)
     if len(counts) > len(runs):
-        lowest, highest = [run.min() for run in runs], [run.max() for run in runs]
+        lowest = [run.min() for run in runs]
+        highest = [run.max() for run in runs]
         axes.fill_between(at, lowest, highest, color=color, alpha=0.18, linewidth=0)

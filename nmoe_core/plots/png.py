@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 
 Terms = Sequence[Sequence[str]]
 MAX_PNG_BYTES = 400_000
-BLUE, ORANGE, GREEN, RED, GREY = "#1f6fb4", "#e07b00", "#2a8c4a", "#c0392b", "#8a8f98"
-WIDTH_PX, _DPI = 800, 100  # at scale 1
+BLUE = "#1f6fb4"
+ORANGE = "#e07b00"
+GREEN = "#2a8c4a"
+RED = "#c0392b"
+GREY = "#8a8f98"
+# At scale 1.
+WIDTH_PX = 800
+_DPI = 100
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: the scripts of the pictures' font
 _LEGEND_PT = 34  # from the axis to the legend below it: ticks and the label

@@ -67,17 +67,22 @@ class PlannedSplit:
 def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
     """The plan of one split; an error of its source becomes the `problem` of the plan. Raises
     TokenizerError as `shard_format`: all sources have the same tokenizer."""
-    settings, spec = prep_settings(run, source, split), source.spec
+    settings = prep_settings(run, source, split)
+    spec = source.spec
     bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN
     output = run.tree.split(source.name, split)
-    reads, tokens, seconds, problem = _reads(spec, split), settings.max_tokens, None, None
+    reads = _reads(spec, split)
+    tokens = settings.max_tokens
+    seconds = None
+    problem = None
     try:
         reader = open_reader(spec, run.base, split)
         if spec.kind == "huggingface":
             rate = _measured_rate(settings.chosen)
         else:
             sample = _sample_source(reader, settings)
-            size_bytes, rate = reader.size_bytes() or 0, sample.rate
+            size_bytes = reader.size_bytes() or 0
+            rate = sample.rate
             per_record = max(sample.tokens_per_record, 1e-9)
             num_rows = round(size_bytes * sample.tokens_per_byte / per_record)
             tokens = round(split_rows(spec, split, lambda: num_rows).count(num_rows) * per_record)
@@ -87,7 +92,8 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
         if tokens is not None:
             seconds = tokens / (rate * min(settings.compute.workers, os.cpu_count() or 1))
     except NmoeError as error:
-        problem, tokens = error, None
+        problem = error
+        tokens = None
     return PlannedSplit(
         source=source.name,
         split=split,

@@ -43,15 +43,20 @@ def refuse_changed(
         there = recorded(shard_dir / MANIFEST_NAME)
         if there == fingerprints or not shard_dir.is_dir() or not any(shard_dir.iterdir()):
             continue
-        what, found, expected = "shard was not made by prep", None, None
+        what = "shard was not made by prep"
+        found = None
+        expected = None
         if there is not None:
-            then, now = _made_from(shard_dir, there), wanted
+            then = _made_from(shard_dir, there)
+            now = wanted
             if "settings" in then:  # older manifests have only their digest
-                then, now = there, fingerprints
+                then = there
+                now = fingerprints
             if (key := _other_setting(then, now, "source", "reading_digest")) is None:
                 continue
             what = f"shard was made from another {key}"
-            found, expected = _said(key, then.get(key)), _said(key, now.get(key))
+            found = _said(key, then.get(key))
+            expected = _said(key, now.get(key))
         raise FormatError(
             what,
             where=shard_dir,
@@ -89,7 +94,8 @@ def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
     budget."""
     if (entry := journal.read()) is None:
         return
-    there, wanted = _by_name(entry), _by_name(identity)
+    there = _by_name(entry)
+    wanted = _by_name(identity)
     if key := _other_setting(there, wanted):
         raise FormatError(
             f"a half-done output was made from another {key}",
@@ -103,7 +109,8 @@ def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
 
 def _by_name(identity: dict[str, Any]) -> dict[str, Any]:
     """Digests and settings by their own names, without the digest of the settings."""
-    settings, digests = identity.get("settings", {}), identity.get("fingerprints", {})
+    settings = identity.get("settings", {})
+    digests = identity.get("fingerprints", {})
     named = {**digests, **settings, **digests, "rows": identity.get("rows")}
     return {name: value for name, value in named.items() if name != "settings"}
 

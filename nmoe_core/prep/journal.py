@@ -71,7 +71,8 @@ class Journal:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def remove(self) -> None:

@@ -52,10 +52,13 @@ class KeptColumns(StagedFiles):
     ) -> None:
         self.source = source
         sizes = dict.fromkeys(buckets if source.reading.kept else (), 0)
-        self.types, self.absent, self._is_warned = None, set(source.reading.kept), False
+        self.types = None
+        self.absent = set(source.reading.kept)
+        self._is_warned = False
         if state is not None:
             sizes = {bucket: state["sizes"][str(bucket)] for bucket in sizes}
-            self.absent, self.types = set(state["absent"]), _read_types(state["types"])
+            self.absent = set(state["absent"])
+            self.types = _read_types(state["types"])
         super().__init__(directory / "columns", ".arrows", sizes)
 
     @property
@@ -126,7 +129,8 @@ def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
     from nmoe_core.attributes.columns import write_columns
     from nmoe_core.attributes.files import Documents
 
-    doc_ids, digests = [], []
+    doc_ids = []
+    digests = []
     for stem in job.stems:
         rel = f"{job.rel}/{stem}.npy"
         spans = IndexReader(job.directory / f"{stem}.idx").to_array().tolist()
@@ -150,11 +154,13 @@ def _rows(path: Path) -> Iterator[Any]:
     costs as much time as many rows."""
     import pyarrow as pa
 
-    held, num_bytes = [], 0
+    held = []
+    num_bytes = 0
     for rows in _streamed(path):
         if held and (num_bytes > BLOCK_BYTES or not held[0].schema.equals(rows.schema, True)):
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, num_bytes = [], 0
+            held = []
+            num_bytes = 0
         held.append(rows)
         num_bytes += rows.nbytes
     if held:

@@ -92,7 +92,8 @@ def run_sources(
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Settings of prep for one split of a source; the token budget is for training only."""
-    prep, config = run.config.prep, run.config
+    prep = run.config.prep
+    config = run.config
     is_train = split == "train"
     shared: dict[str, Any] = {key: getattr(prep, key) for key in ShardKeys.model_fields}
     shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards

@@ -57,8 +57,11 @@ class Pass:
     """A pass; `entry` is the state to resume from, as read from the journal."""
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
-        self.plan, self.journal = plan, journal
-        self.counts, self.documents_tokenized, self.documents_reused = Counts(), 0, 0
+        self.plan = plan
+        self.journal = journal
+        self.counts = Counts()
+        self.documents_tokenized = 0
+        self.documents_reused = 0
         self.totals = np.zeros(len(OUTCOMES), np.int64)
         # The last row takes the records that could not be read: they have bucket -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
@@ -80,8 +83,10 @@ class Pass:
         self._columns_info: dict[int, dict[str, str]] = {}
         try:
             for bucket in plan.wanted:
-                name, size = shard_dir_name(bucket), plan.settings.tokens_per_shard
-                final, staged = plan.split_dir / name, journal.directory / name
+                name = shard_dir_name(bucket)
+                size = plan.settings.tokens_per_shard
+                final = plan.split_dir / name
+                staged = journal.directory / name
                 state = None if entry is None else entry["shards"][str(bucket)]
                 self.writers[bucket] = ShardWriter(final, plan.fmt, size, staged, state)
             self.lines = StagedLines(self.lines.directory, self._num_documents())
@@ -116,7 +121,8 @@ class Pass:
 
     def _find_known(self, pool: Map) -> None:
         """Write the tables of the documents that are in the split already."""
-        plan, tables = self.plan, self.journal.directory / KNOWN_NAME
+        plan = self.plan
+        tables = self.journal.directory / KNOWN_NAME
         tables.mkdir(parents=True, exist_ok=True)
         for path in tables.iterdir():  # of an interrupted run
             path.unlink()
@@ -199,7 +205,9 @@ class Pass:
             yield block
 
     def _append(self, block: TokenizedBlock) -> None:
-        counts, columns, stop = self.counts, block.columns, len(block.columns.rows)
+        counts = self.counts
+        columns = block.columns
+        stop = len(block.columns.rows)
         if self.plan.budget is not None:
             ends = counts.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)

@@ -56,7 +56,8 @@ class PassPlan:
 
     def can_go_on_from(self, entry: dict[str, Any]) -> bool:
         """Whether a pass of this plan can take up the state of a journal."""
-        then, now = entry["settings"].get("max_tokens"), self.settings.max_tokens
+        then = entry["settings"].get("max_tokens")
+        now = self.settings.max_tokens
         if is_larger_budget(then, now) and not entry["is_complete"]:
             entry = entry | _under_budget(entry, now)
         is_same = all(entry.get(key) == value for key, value in self.identity().items())

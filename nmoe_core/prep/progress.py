@@ -68,8 +68,10 @@ Progress = Callable[[PrepProgress], None]
 @contextmanager
 def progress_printer(name: str) -> Iterator[Progress]:
     """A callback that shows progress on standard error: lines, or a bar if it is a terminal."""
-    out, is_bar = sys.stderr, sys.stderr.isatty()
-    last, width = time.monotonic(), 0
+    out = sys.stderr
+    is_bar = sys.stderr.isatty()
+    last = time.monotonic()
+    width = 0
 
     def show(progress: PrepProgress) -> None:
         nonlocal last, width

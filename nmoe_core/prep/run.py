@@ -164,12 +164,14 @@ def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) 
 
 def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
     """Run a pass, in the split's own directory or beside it, and put its shards in place."""
-    journal, split_dir = Journal(plan.split_dir), plan.old_dir
+    journal = Journal(plan.split_dir)
+    split_dir = plan.old_dir
     is_swapped = plan.split_dir != split_dir
     if existing == "grow" and not is_swapped:
         refuse_other_journal(journal, plan.identity())
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
-    buckets, count_all = frozenset(plan.wanted), plan.budget is not None
+    buckets = frozenset(plan.wanted)
+    count_all = plan.budget is not None
     known = KnownDocuments(journal.directory / KNOWN_NAME)
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
@@ -233,7 +235,9 @@ def _commit_manifest(
 
 
 def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None) -> PrepReport:
-    source, work, entry = plan.split.source, None, journal.read()
+    source = plan.split.source
+    work = None
+    entry = journal.read()
     if entry is not None and plan.can_go_on_from(entry):
         with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
             work = Pass(plan, journal, entry)

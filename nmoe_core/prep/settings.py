@@ -93,9 +93,11 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
     """Tokenizer facts of a source's manifests. Raises TokenizerError if the configured vocabulary
     size or EOS id is not the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the requested
     integers (E-TOKENIZER-DTYPE)."""
-    own, tokenizer = settings.vocabulary, load_tokenizer(settings.chosen)
+    own = settings.vocabulary
+    tokenizer = load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
-        asked, actual = getattr(settings, name), getattr(tokenizer, name)
+        asked = getattr(settings, name)
+        actual = getattr(tokenizer, name)
         if asked is not None and asked != actual:
             raise TokenizerError(
                 f"{name} is not that of {settings.tokenizer}",

@@ -132,7 +132,8 @@ def open_tokenizer(
     known: KnownDocuments | None,
 ) -> BlockTokenizer:
     """Load the tokenizer of a worker."""
-    tokenizer, integers = load_tokenizer(settings.chosen), shard_format(settings).integers
+    tokenizer = load_tokenizer(settings.chosen)
+    integers = shard_format(settings).integers
     encoder = Encoder(tokenizer, settings, integers, known)
     return BlockTokenizer(tokenizer, encoder, settings, rows, buckets, count_all, integers, known)
 
@@ -222,7 +223,8 @@ def _by_shard(
     rows["key"] = keys[[stored.records[i] for i in order]]
     rows["text_bytes"] = [stored.text_bytes[i] for i in order]
     ids = [stored.tokens[i] for i in order]
-    tokenizer, integers = worker.tokenizer, worker.integers
+    tokenizer = worker.tokenizer
+    integers = worker.integers
     ends = (tokenizer.eos_token_id, tokenizer.bos_token_id)
     eos, bos = (b"" if end is None else np.array([end], integers).tobytes() for end in ends)
     payload = b"".join([part for one in ids for part in (bos, one, eos)])
@@ -240,7 +242,8 @@ def _by_shard(
 
 def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     """Columns before tokenising; KEPT means "to be tokenised"."""
-    num_shards, count = worker.settings.num_shards, len(records.rows)
+    num_shards = worker.settings.num_shards
+    count = len(records.rows)
     buckets = np.full(count, -1, np.int32)
     are_read = np.ones(count, np.bool_)
     are_read[[*records.bad]] = False
@@ -250,7 +253,8 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
         outcomes[are_read & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
     are_replaced = np.zeros(count, np.bool_)
     are_replaced[records.replaced] = True
-    rows, zeros = np.array(records.rows, np.int64), np.zeros(count, np.int64)
+    rows = np.array(records.rows, np.int64)
+    zeros = np.zeros(count, np.int64)
     parts = np.zeros(count, np.int32)
     return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1, parts)
 
@@ -260,7 +264,8 @@ def _take_batch(texts: list[str]) -> list[str]:
     own."""
     ends = np.cumsum([len(text) for text in texts])
     fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
-    batch, texts[:] = texts[:fitting], texts[fitting:]
+    batch = texts[:fitting]
+    texts[:] = texts[fitting:]
     return batch
 
 
@@ -281,7 +286,8 @@ def _tokenize(
     stored.num_known += num_known
     documents = [document for found in of_texts for document in found]
     places = np.repeat(np.arange(len(of_texts)), [*map(len, of_texts)])
-    columns, records = columns.take(places), records[places]
+    columns = columns.take(places)
+    records = records[places]
     _fill(worker, documents, columns)
     stored.columns.append(columns)
     for number in np.flatnonzero(columns.outcomes == BAD).tolist():
@@ -304,7 +310,8 @@ def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns
     is_failed = np.fromiter((bool(one.failure) for one in documents), np.bool_, count)
     is_empty = np.fromiter((one.text_bytes == 0 for one in documents), np.bool_, count)
     columns.parts[:] = np.fromiter((one.part for one in documents), np.int32, count)
-    least, most = worker.settings.min_doc_tokens, worker.settings.max_doc_tokens
+    least = worker.settings.min_doc_tokens
+    most = worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
     # A part never counts as a short document: all of a long document is kept.
     outcomes[(lengths < least) & (columns.parts == 0)] = FILTERED

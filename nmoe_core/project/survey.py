@@ -141,7 +141,8 @@ def _opened(spec: SourceSpec, base: Path, ours: Mapping[Path, InputFile]) -> Sou
 def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers: int) -> None:
     """Count documents and characters, and tokenise a sample that is spread over the text read."""
     num_documents = num_chars = num_bytes = 0
-    stride, sample = 1, []
+    stride = 1
+    sample = []
     blocks = _blocks(source, ours)
     for block in blocks:
         for record in block.records():
@@ -156,7 +157,8 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
             num_documents += 1
             num_chars += len(record.text)
             if len(sample) > _MOST_SAMPLED:
-                stride, sample = 2 * stride, sample[::2]
+                stride = 2 * stride
+                sample = sample[::2]
         num_bytes += block.size_bytes
         if num_chars >= _MOST_CHARS:
             break

@@ -64,9 +64,11 @@ def pieces_of(path: Path) -> list[Piece]:
         found += _of_split(resolve_inside(plan.base, source.manifest), plan.base)
     here = path.resolve()
     if here.is_relative_to(plan.base):
-        name, content = here.relative_to(plan.base).as_posix(), path.read_bytes()
+        name = here.relative_to(plan.base).as_posix()
+        content = path.read_bytes()
     else:
-        name, content = path.name, replace(plan, root=".").to_json().encode()
+        name = path.name
+        content = replace(plan, root=".").to_json().encode()
     return _in_order([*found, _piece(name, path, PLAN, content=content)])
 
 

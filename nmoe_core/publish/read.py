@@ -101,7 +101,8 @@ def opened(where: str) -> Iterator[Opened]:
     if not url.partition("?")[0].endswith(".json"):
         url = join(url, MANIFEST_NAME)
     with TemporaryDirectory(prefix="nmoe-") as directory:
-        root, base = Path(directory), parent(url)
+        root = Path(directory)
+        base = parent(url)
         content = store.read_bytes(url)
         if content is None:
             raise uncommitted(url)
@@ -131,8 +132,10 @@ def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None
     if not is_url(plan):
         path = Path(plan).absolute()
         return explain_step(Run(None, {"root": str(path.parent)}, {"plan": path}), step, row)
-    path, url = fetch_plan(plan, cache_dir), address(plan)
-    root, base = path.parent, join(parent(url), _plan_at(url).root)
+    path = fetch_plan(plan, cache_dir)
+    url = address(plan)
+    root = path.parent
+    base = join(parent(url), _plan_at(url).root)
 
     def at_hand(directory: Path) -> None:
         beside = join(base, directory.relative_to(root).as_posix())
@@ -156,7 +159,8 @@ def _fetch(directory: str, local: Path, checksum: str | None) -> None:
     with locked(local.with_name(".lock")):
         if checksum is not None and local.is_file() and local_digest(local) == checksum:
             return
-        url, part = join(directory, local.name), local.with_name(f"{local.name}.part")
+        url = join(directory, local.name)
+        part = local.with_name(f"{local.name}.part")
         if not store.copy(url, part):
             do = "publish it again"
             raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")

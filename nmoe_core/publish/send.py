@@ -103,7 +103,8 @@ def _send_all(
         for piece in reversed(replaced):
             if piece.tier != DATA:
                 store.remove(join(url, piece.name))
-    total, done = sum(piece.size_bytes for piece in pieces), 0
+    total = sum(piece.size_bytes for piece in pieces)
+    done = 0
 
     def send(piece: Piece) -> None:
         nonlocal done
@@ -155,7 +156,8 @@ class _Record:
 
     def __init__(self, url: str) -> None:
         self._url = join(url, RECORD_NAME)
-        self._lock, self._saved_at = threading.Lock(), time.monotonic()
+        self._lock = threading.Lock()
+        self._saved_at = time.monotonic()
         self._files: dict[str, Any] = {}
         self._is_saved = True
         content = store.read_bytes(self._url) or b"{}"
@@ -176,7 +178,8 @@ class _Record:
     def add(self, piece: Piece, found: store.Found) -> None:
         """Note a file that was sent; save now and then."""
         with self._lock:
-            self._files[piece.name], self._is_saved = _row(piece, found), False
+            self._files[piece.name] = _row(piece, found)
+            self._is_saved = False
         if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.save()
 
@@ -187,7 +190,8 @@ class _Record:
             files = dict(sorted(self._files.items()))
             value = sealed({"format": RECORD_FORMAT, "files": files})
             store.write(self._url, json.dumps(value, indent=1).encode())
-            self._is_saved, self._saved_at = True, time.monotonic()
+            self._is_saved = True
+            self._saved_at = time.monotonic()
 
 
 def _row(piece: Piece, found: store.Found) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def totals(corpus: Corpus) -> dict[str, int | None]:
 
 def data_card(corpus: Corpus) -> str:
     """The Markdown of the card, with its YAML head."""
-    found, name = totals(corpus), corpus.name
+    found = totals(corpus)
+    name = corpus.name
     head = {
         "pretty_name": name,
         "license": "unknown",
@@ -159,7 +160,8 @@ def _languages(corpus: Corpus) -> list[str]:
 
 def croissant(corpus: Corpus, base: Path) -> str:
     """The JSON-LD of the corpus, with paths relative to its directory."""
-    name, tree = corpus.name, corpus.run.tree
+    name = corpus.name
+    tree = corpus.run.tree
     made = [path for path in [*corpus.manifests(), *corpus.curated()] if path.is_file()]
     files = [_file(path, base) for path in [*made, *[tree.plan] * tree.plan.is_file()]]
     found = [one for one in map(readable_manifest, made) if one is not None]

@@ -8,7 +8,8 @@ from nmoe_core.plots import columns_plot, kept_picture, png_markdown, sources_pl
 from nmoe_core.tasks.attributes import shard_attribute_names
 from nmoe_core.tasks.selection.view import shard_parts
 
-MOST_ROWS, MOST_DRAWN = 200_000, 8
+MOST_ROWS = 200_000
+MOST_DRAWN = 8
 """Documents of a source, and sources, that pictures show."""
 SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
 SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")

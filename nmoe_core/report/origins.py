@@ -76,7 +76,8 @@ def _manifests(corpus: Corpus, source: str) -> list[Path]:
 
 def provenance(corpus: Corpus) -> Iterator[object]:
     """Sources, tokenizer, models and versions."""
-    run, rows = corpus.run, []
+    run = corpus.run
+    rows = []
     for source in run_sources(run):
         manifest = readable_manifest(run.tree.manifest(source.name))
         made = {} if manifest is None else manifest.extra.get("fingerprints", {})

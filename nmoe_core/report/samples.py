@@ -13,7 +13,8 @@ from nmoe_core.shards.documents import DocumentReader, beginning
 from nmoe_core.tasks.selection.outcome import outcome_of, why_left_out
 from nmoe_core.text.tokenizer import load_tokenizer
 
-_TOKENS, _CHARS = 400, 1200
+_TOKENS = 400
+_CHARS = 1200
 
 
 class Sample(NamedTuple):
@@ -64,7 +65,8 @@ def _read(run: Run, shard: ShardPaths, chosen: Sequence[int]) -> list[Sample]:
     judge = "student" if graded.summary.get("grader") == "student" else "judge"
     rows = {i: row for i, row in enumerate(graded.rows()) if i in wanted}
     reasons = why_left_out(run, shard, chosen)
-    tokenizer, reader = load_tokenizer(run.tokenizer), DocumentReader(run.tree.data)
+    tokenizer = load_tokenizer(run.tokenizer)
+    reader = DocumentReader(run.tree.data)
     found = []
     for i in chosen:
         doc_id = rows[i]["doc_id"]

@@ -32,7 +32,8 @@ _PORTIONS = 12
 
 
 def _composition(corpus: Corpus) -> Iterator[object]:
-    run, rows = corpus.run, []
+    run = corpus.run
+    rows = []
     found = {name: load_manifest(run.tree.manifest(name)) for name in corpus.sources}
     whole = sum(one.total_tokens for one in found.values())
     for name, one in found.items():
@@ -139,7 +140,8 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
     header += ["bottom fifth", "mean error", "source alone", "length alone", "noise ceiling"]
     yield table(header, rows)
     for cost in grader_costs(corpus.run):
-        who, hours = cost["grader"], cost["hours_per_million_documents"]
+        who = cost["grader"]
+        hours = cost["hours_per_million_documents"]
         yield paragraph(f"{who}: {hours:g} h for a million documents where it was calibrated.")
     summary = corpus.run.tree.calibration_summary
     choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None
@@ -150,7 +152,8 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
 
 
 def _with_interval(found: dict[str, Any], name: str) -> str | None:
-    value, bounds = found[name], found[f"{name}_ci95"]
+    value = found[name]
+    bounds = found[f"{name}_ci95"]
     interval = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
     return None if value is None else f"{value:.3f}{interval}"
 
@@ -197,7 +200,9 @@ def _article(sample: Sample) -> Html:
 
 
 def _diversity(corpus: Corpus) -> Iterator[object]:
-    rows, run, shown = [], corpus.run, list[Html]()
+    rows = []
+    run = corpus.run
+    shown = list[Html]()
     for name in corpus.sources:
         found = read_summary(run.tree.curation(name))["diversity"]
         orders = found["concat"]

@@ -12,7 +12,8 @@ from nmoe_core.report.corpus import Corpus, Section
 from nmoe_core.report.html import Html, element, joined, page, paragraph
 from nmoe_core.report.sections import SECTIONS
 
-CARD_NAME, CROISSANT_NAME = "README.md", "croissant.json"
+CARD_NAME = "README.md"
+CROISSANT_NAME = "croissant.json"
 _ORIGINS = (
     Section("state", "Not current", "prep", lambda corpus: [], origins.state),
     Section("integrity", "Integrity", "prep", Corpus.manifests, origins.integrity),
@@ -32,7 +33,8 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
     Raises:
         ConfigError: A `README.md` that nmoe did not write exists (E-REPORT-EXISTS).
     """
-    corpus, card = Corpus.of(run), path.with_name(CARD_NAME)
+    corpus = Corpus.of(run)
+    card = path.with_name(CARD_NAME)
     if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):
         raise ConfigError(
             "a README.md that is no data card of ours is beside the page",
@@ -57,7 +59,8 @@ def page_of(corpus: Corpus, cost: origins.Cost = ()) -> str:
 
 
 def _summary(found: Mapping[str, int | None]) -> Html:
-    kept, documents = found["kept"], found["documents"]
+    kept = found["kept"]
+    documents = found["documents"]
     if documents is None:
         return paragraph("No source is prepared yet.")
     words = f"{documents:,} documents of {found['sources']:,} sources were looked at. "

@@ -33,7 +33,8 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 MIN_BYTES = 4
 MAX_READINGS = 8
-_AROUND_TOKENS, _AROUND_CHARS = 24, 60
+_AROUND_TOKENS = 24
+_AROUND_CHARS = 60
 _LOG = logging.getLogger(__name__)
 
 
@@ -89,7 +90,8 @@ class Index:
     def __init__(self, run: Run) -> None:
         self.tokenizer = load_tokenizer(run.tokenizer)
         recall_digests(run.tree.seen_digests)
-        names, count = [source.name for source in run_sources(run)], run.config.prep.num_shards
+        names = [source.name for source in run_sources(run)]
+        count = run.config.prep.num_shards
         shards = [shard for name in names for shard in run.tree.shards(name, count)]
         self.parts = [part for shard in shards for part in open_index(shard, self.tokenizer)]
         _keep(run.tree.seen_digests, {part.path for part in self.parts})
@@ -111,7 +113,8 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
         StateError: The plan has no such step, or there is no plan (E-SEEK).
         PlanError: The data differ from the plan (E-PLAN-DATA).
     """
-    sentence, index = normalize_text(text), Index(run)
+    sentence = normalize_text(text)
+    index = Index(run)
     found = index.find(sentence)
     first_found = occurrences(found, limit)
     hits = _Hits(sentence, index.tokenizer)
@@ -119,7 +122,8 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
     plan = load_plan(run.tree.plan) if run.tree.plan.is_file() else None
     if plan is None:
         if before_step is not None:
-            what, do = "there is no plan, so no step was read", "leave --step out"
+            what = "there is no plan, so no step was read"
+            do = "leave --step out"
             raise StateError(what, where=run.tree.plan, found=before_step, do=do, code="E-SEEK")
         return Answer(sentence, *counts, None, None, None, list(map(hits.of, first_found)))
     with closing(Stream(plan, "train")) as stream:
@@ -150,10 +154,12 @@ def checked(text: str, tokenizer: Tokenizer) -> bytes:
     TokenizerError: documents that had this text read otherwise (E-SEEN-TEXT)."""
     payload = text.encode()
     if len(payload) < MIN_BYTES:
-        found, expected = f"{len(payload)} bytes of UTF-8", f"at least {MIN_BYTES}"
+        found = f"{len(payload)} bytes of UTF-8"
+        expected = f"at least {MIN_BYTES}"
         what = f"{text!r} is too short to look for"
         raise ConfigError(what, found=found, expected=expected, code="E-SEEN-SHORT")
-    ids, spelled = tokenizer.rows([text])[0], _spellings(tokenizer).of
+    ids = tokenizer.rows([text])[0]
+    spelled = _spellings(tokenizer).of
     decoded = tokenizer.decode(ids)
     if text not in decoded or payload not in b"".join(spelled[i] for i in ids.tolist()):
         raise TokenizerError(
@@ -171,11 +177,13 @@ class _Hits:
     """The facts about occurrences; ids and lineage of a file are read once."""
 
     def __init__(self, sentence: str, tokenizer: Tokenizer) -> None:
-        self._sentence, self._tokenizer = sentence, tokenizer
+        self._sentence = sentence
+        self._tokenizer = tokenizer
         self._known: dict[str, tuple[list[str], list[tuple[str, str]]]] = {}
 
     def of(self, one: Occurrence, rows: list[Reading] | None = None) -> Hit:
-        file, (start, end) = one.part.file, one.part.file.spans[one.document].tolist()
+        file = one.part.file
+        start, end = one.part.file.spans[one.document].tolist()
         near = slice(max(start, one.start - _AROUND_TOKENS), min(end - 1, one.end + _AROUND_TOKENS))
         text = self._tokenizer.decode(file.tokens[near])
         at = self._tokenizer.decode(file.tokens[near.start : one.end]).rfind(self._sentence)
@@ -205,7 +213,8 @@ class _Hits:
 
 def _parents(shard: ShardPaths, path: Path) -> list[str]:
     """Document ids in the data tree of the documents of a curated token file."""
-    manifest, first = load_manifest(shard.curated_manifest), 0
+    manifest = load_manifest(shard.curated_manifest)
+    first = 0
     for entry in sorted(manifest.shards, key=manifest.shard_path):
         if manifest.shard_path(entry) == path:
             with closing(read_lineage(manifest)) as rows:

@@ -68,7 +68,8 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
         manifest = load_manifest(shard.curated_manifest)
         old = read_sealed(shard.seen_index) or {}
         known = {row["suffixes"]: row for row in old.get("files", [])}
-        rows, made = [], 0
+        rows = []
+        made = 0
         for entry in manifest.shards:
             row = known.get(_name(entry))
             if row is None or _problem(shard.seen, entry, row):
@@ -97,12 +98,15 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
     """The parts of a shard's index. Raises FormatError if there is none (E-SEEN-MISSING), it is of
     another version of the curated shard or that is of another tokenizer (E-SEEN-STALE), or it is
     damaged (E-SEEN-CHANGED)."""
-    manifest, path = load_manifest(shard.curated_manifest), shard.seen_index
+    manifest = load_manifest(shard.curated_manifest)
+    path = shard.seen_index
     given = manifest.extra.get("tokenizer_fingerprint") or tokenizer.fingerprint
     read_as = given, manifest.eos_token_id, manifest.extra.get("bos_token_id")
     if read_as != (tokenizer.fingerprint, tokenizer.eos_token_id, tokenizer.bos_token_id):
-        what, do = "the shard is of another tokenizer than the run's", "name that of the shards"
-        path, found = shard.curated_manifest, f"tokenizer {manifest.tokenizer}"
+        what = "the shard is of another tokenizer than the run's"
+        do = "name that of the shards"
+        path = shard.curated_manifest
+        found = f"tokenizer {manifest.tokenizer}"
         raise FormatError(what, where=path, found=found, do=do, code="E-SEEN-STALE")
     summary = read_sealed(path)
     if summary is None:
@@ -146,7 +150,8 @@ def _write(
     shard: ShardPaths, manifest: Manifest, entry: ShardEntry, part_tokens: int
 ) -> dict[str, Any]:
     check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
-    file, digest = open_entry(shard.tree.curated, manifest, entry), hashlib.sha256()
+    file = open_entry(shard.tree.curated, manifest, entry)
+    digest = hashlib.sha256()
     found = parts(file.spans, part_tokens)
     with atomic_file(shard.seen / _name(entry)) as out:
         for start, end in found:

@@ -50,9 +50,11 @@ class Spans(NamedTuple):
         """Their tokens, each once: occurrences that overlap or touch are one place."""
         if not len(self.tokens):
             return
-        starts, ends = self.tokens[:, 0], np.maximum.accumulate(self.tokens[:, 1])
+        starts = self.tokens[:, 0]
+        ends = np.maximum.accumulate(self.tokens[:, 1])
         cuts = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-        first, last = np.append(0, cuts), np.append(cuts, len(starts)) - 1
+        first = np.append(0, cuts)
+        last = np.append(cuts, len(starts)) - 1
         path = self.part.token_file
         for start, end in zip(starts[first].tolist(), ends[last].tolist()):
             yield Place(self.source, path, start, end)

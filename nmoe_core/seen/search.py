@@ -21,9 +21,13 @@ from nmoe_core.seen.files import Part
 from nmoe_core.seen.spellings import Spellings
 
 _MAX_ANCHOR = 48  # bytes
-_CHOICES, _SAMPLE = 12, 8192  # places `p` that are compared, by so many tokens of the part
+# Places `p` that are compared, by so many tokens of the part.
+_CHOICES = 12
+_SAMPLE = 8192
 _MAX_TOKENS = 1000  # that cross a `p`; more only if every `p` has more
-_READ_AT_ONCE, _READ_PER_ID = 8000, 40  # places read in the time of a search, and of an id in it
+# Places read in the time of a search, and of an id in it.
+_READ_AT_ONCE = 8000
+_READ_PER_ID = 40
 
 
 _Span: TypeAlias = tuple[int, int]
@@ -45,14 +49,18 @@ class Sentence:
     """A text to look for, at least one byte; `find` gives its places in a part of an index."""
 
     def __init__(self, spellings: Spellings, text: bytes) -> None:
-        self._spellings, self._text, self._of = spellings, text, spellings.of
+        self._spellings = spellings
+        self._text = text
+        self._of = spellings.of
         self._inside = spellings.holding(text)
         self._known: dict[int, list[tuple[int, list[int]]]] = {}
-        longest, size = spellings.longest, len(text)
+        longest = spellings.longest
+        size = len(text)
         self._heads = {e: spellings.ending(text[:e]) for e in range(1, min(size, longest + 1))}
         first = max(1, size - longest)
         self._tails = {k: spellings.beginning(text[k:]) for k in range(first, size)}
-        self._after, self._before = dict[int, dict[int, int]](), dict[int, dict[int, int]]()
+        self._after = dict[int, dict[int, int]]()
+        self._before = dict[int, dict[int, int]]()
         self._crossing: list[_Token] | None = None
 
     def find(self, part: Part) -> np.ndarray:
@@ -60,7 +68,8 @@ class Sentence:
         exclusive. A sentence that occurs twice in the same tokens is listed twice."""
         if self._crossing is None:
             self._crossing = self._rarest(part)
-        suffixes, size = np.asarray(part.suffixes), len(self._text)
+        suffixes = np.asarray(part.suffixes)
+        size = len(self._text)
         found = [np.empty((0, 2), np.int64)]
         ids = [*self._inside, *(token.id for token in self._crossing)]
         ranges = _narrow(part, 0, len(suffixes), 0, ids)
@@ -88,7 +97,8 @@ class Sentence:
         """The tokens that can spell byte `p - 1` and not the whole sentence, for the best `p`."""
         stride = len(part.suffixes) // _SAMPLE + 1
         sample = np.asarray(part.tokens)[np.asarray(part.suffixes)[::stride]]  # ids ascend
-        best, least = list[_Token](), None
+        best = list[_Token]()
+        least = None
         last = min(len(self._text) - 1, _MAX_ANCHOR)
         heads = list(accumulate(len(self._heads.get(e, ())) for e in range(1, len(self._text))))
         tails = list(accumulate(len(self._tails.get(k, ())) for k in range(last)))
@@ -105,11 +115,13 @@ class Sentence:
             common = np.searchsorted(sample, ids, "right") - np.searchsorted(sample, ids, "left")
             cost = stride * int(common.sum()) + _READ_PER_ID * len(tokens)
             if least is None or cost < least:
-                best, least = tokens, cost
+                best = tokens
+                least = cost
         return best
 
     def _crossing_at(self, p: int) -> list[_Token]:
-        size, spellings = len(self._text), self._spellings
+        size = len(self._text)
+        spellings = self._spellings
         heads = {e: spellings.ids_ending(n) for e, n in self._heads.items() if e >= p}
         tails = {k: spellings.ids_beginning(n) for k, n in self._tails.items() if k < p}
         found = [_Token(0, i, e) for e, ids in heads.items() for i in ids]
@@ -122,7 +134,8 @@ class Sentence:
     def _following(self, place: int) -> dict[int, int]:
         """The ids that can follow at a place of the sentence, and the places where they end."""
         if place not in self._after:
-            size, tails = len(self._text), self._tails.get(place, range(0))
+            size = len(self._text)
+            tails = self._tails.get(place, range(0))
             found = {i: end for end, ids in self._next(place) for i in ids}
             found |= dict.fromkeys(self._spellings.ids_beginning(tails), size)
             self._after[place] = found
@@ -131,7 +144,8 @@ class Sentence:
     def _preceding(self, place: int) -> dict[int, int]:
         """The ids that can precede a place of the sentence, and the places where they begin."""
         if place not in self._before:
-            text, spellings = self._text, self._spellings
+            text = self._text
+            spellings = self._spellings
             heads = self._heads.get(place, range(0))
             found = dict.fromkeys(spellings.ids_ending(heads), 0)
             for start in range(max(1, place - spellings.longest), place):
@@ -153,13 +167,15 @@ class Sentence:
         return _looked_up(known, ids, len(self._of))
 
     def _stop(self, place: int, i: int) -> int:
-        text, spelled = self._text, self._of[i]
+        text = self._text
+        spelled = self._of[i]
         if spelled and text.startswith(spelled, place):
             return place + len(spelled)
         return len(text) if spelled.startswith(text[place:]) else -1
 
     def _start(self, place: int, i: int) -> int:
-        text, spelled = self._text, self._of[i]
+        text = self._text
+        spelled = self._of[i]
         if spelled and text.endswith(spelled, 0, place):
             return place - len(spelled)
         return 0 if spelled.endswith(text[:place]) else -1
@@ -167,7 +183,9 @@ class Sentence:
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
         """The ids that spell the sentence from a place, by the place where they end."""
         if place not in self._known:
-            found, text, spellings = [], self._text, self._spellings
+            found = []
+            text = self._text
+            spellings = self._spellings
             for end in range(place + 1, len(text) + 1):
                 piece = text[place:end]
                 if not spellings.some_begins(piece):
@@ -182,7 +200,8 @@ class Sentence:
         neighbouring tokens spell the rest. Spans that grow to the same one are read together. A
         document's EOS spells no text, and is the last token of a part: so no token is read past a
         document's end or before its start."""
-        tokens, size = np.asarray(part.tokens), len(self._text)
+        tokens = np.asarray(part.tokens)
+        size = len(self._text)
         waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back
         heapq.heapify(waiting)
         while waiting:
@@ -198,9 +217,11 @@ class Sentence:
             for place in np.unique(places[places >= 0]).tolist():
                 own = places == place
                 if is_next:
-                    span, grown = (start, place), (first[own], end[own] + 1)
+                    span = (start, place)
+                    grown = (first[own], end[own] + 1)
                 else:
-                    span, grown = (place, stop), (first[own] - 1, end[own])
+                    span = (place, stop)
+                    grown = (first[own] - 1, end[own])
                 if span not in spelled:
                     heapq.heappush(waiting, (span[1], -span[0]))
                 spelled[span].append(grown)
@@ -218,13 +239,16 @@ def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.nd
 def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
     """Within the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
     each id. All are searched at once: a step of the bisection is a few calls of numpy."""
-    tokens, suffixes = np.asarray(part.tokens), np.asarray(part.suffixes)
+    tokens = np.asarray(part.tokens)
+    suffixes = np.asarray(part.suffixes)
     wanted = np.array(ids, np.int64)
     wanted = np.concatenate([wanted, wanted + 1])  # the first of each, and the first after it
-    first, end = np.full(len(wanted), low), np.full(len(wanted), high)
+    first = np.full(len(wanted), low)
+    end = np.full(len(wanted), high)
     for _ in range((high - low).bit_length()):
         middle = (first + end) // 2
         at = suffixes[np.minimum(middle, high - 1)].astype(np.int64) + depth
         is_before = (tokens[at] < wanted) & (first < end)
-        first, end = np.where(is_before, middle + 1, first), np.where(is_before, end, middle)
+        first = np.where(is_before, middle + 1, first)
+        end = np.where(is_before, end, middle)
     return first.reshape(2, -1).T.tolist()

@@ -66,5 +66,6 @@ class Spellings:
 
 
 def _beginning(texts: list[bytes], text: bytes) -> range:
-    first, n = bisect_left(texts, text), len(text)
+    first = bisect_left(texts, text)
+    n = len(text)
     return range(first, bisect_right(texts, text, first, key=lambda s: s[:n]))

@@ -32,7 +32,9 @@ def load_sorter() -> Any:
 def parts(spans: np.ndarray, most: int) -> list[tuple[int, int]]:
     """Start and end of runs of whole documents, of at most `most` tokens each; a longer document is
     a run of its own. spans: int64 `[num_documents, 2]`, one after another."""
-    ends, found, start = spans[:, 1], [], 0
+    ends = spans[:, 1]
+    found = []
+    start = 0
     while start < (ends[-1] if len(ends) else 0):
         last = int(np.searchsorted(ends, start + most, "right")) - 1
         first = int(np.searchsorted(ends, start, "right"))
@@ -50,7 +52,8 @@ def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
         return False
     rank = np.full(count + 1, -1)
     rank[suffixes] = np.arange(count)
-    ids, following = tokens[suffixes], rank[suffixes.astype(np.int64) + 1]
+    ids = tokens[suffixes]
+    following = rank[suffixes.astype(np.int64) + 1]
     is_same = ids[:-1] == ids[1:]
     return bool(((ids[:-1] < ids[1:]) | (is_same & (following[:-1] < following[1:]))).all())
 

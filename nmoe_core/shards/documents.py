@@ -170,7 +170,8 @@ def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
     """Ingest ids of some documents of a shard, by ascending number in the order of `shard_files`;
     no other line is parsed. Raises FormatError if a lineage file is missing or malformed, or has
     other rows than documents (E-SHARD-IDS)."""
-    found, first = list[str](), 0
+    found = list[str]()
+    first = 0
     for entry in _in_order(manifest):
         start, stop = np.searchsorted(documents, [first, first + entry.num_documents])
         if start < stop:

@@ -39,7 +39,8 @@ def read_lines(manifest: Manifest, reading: str) -> np.ndarray | None:
     path = manifest.path.parent / LINES_NAME
     if not path.is_file():
         return None
-    payload, names = path.read_bytes(), ("checksum", "index_checksum", "ids_checksum")
+    payload = path.read_bytes()
+    names = ("checksum", "index_checksum", "ids_checksum")
     sums = [str(entry_row(entry).get(name)) for entry in manifest.shards for name in names]
     mark = _mark([reading, *sums])
     size_bytes = len(mark) + LINE_ROW.itemsize * manifest.total_documents

@@ -196,7 +196,8 @@ def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
 
 
 def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
-    index, ids = manifest.index_path(entry), entry.extra.get("ids_path")
+    index = manifest.index_path(entry)
+    ids = entry.extra.get("ids_path")
     return (
         read_npy_header(manifest.shard_path(entry), manifest.dtype).num_tokens == entry.num_tokens
         and index.is_file()

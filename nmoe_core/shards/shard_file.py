@@ -175,7 +175,9 @@ class StagedFiles:
     `sizes`, which grow with them. Raises FormatError if a file is shorter (E-PREP-JOURNAL)."""
 
     def __init__(self, directory: Path, suffix: str, sizes: dict[int, int]) -> None:
-        self.directory, self.sizes, self._suffix = directory, sizes, suffix
+        self.directory = directory
+        self.sizes = sizes
+        self._suffix = suffix
         if sizes:
             directory.mkdir(parents=True, exist_ok=True)
         for bucket, size_bytes in sizes.items():

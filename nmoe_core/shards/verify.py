@@ -61,7 +61,8 @@ def verify_manifest(
     the files of a manifest to this machine while they are checked: whole, or (False) only their
     size and first bytes.
     """
-    problems, is_whole = list(_unknown_files(manifest)), checksums or deep
+    problems = list(_unknown_files(manifest))
+    is_whole = checksums or deep
     with at_hand(manifest, shard_manifests(manifest), True):
         parts, found = _shard_manifests(manifest)
     problems += found
@@ -95,7 +96,8 @@ def shard_manifests(manifest: Manifest) -> dict[str, bool]:
 
 def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
     """The manifests of a split's shards, and their contradictions to the split's manifest."""
-    parts, problems = [], []
+    parts = []
+    problems = []
     for name, is_required in shard_manifests(manifest).items():
         path = manifest.path.parent / name
         if not is_required and not path.exists():
@@ -230,8 +232,11 @@ class Leak:
 def find_leak(train: Manifest, valid: Manifest) -> Leak:
     """Count validation documents whose id, or whose exact text, is in training as well."""
     rows = list(ingest_ids(valid))
-    ids, texts = {ingest_id for ingest_id, _ in rows}, {text for _, text in rows}
-    shared_ids, shared_texts, example = set(), set(), None
+    ids = {ingest_id for ingest_id, _ in rows}
+    texts = {text for _, text in rows}
+    shared_ids = set()
+    shared_texts = set()
+    example = None
     for ingest_id, text in ingest_ids(train):
         if ingest_id in ids:
             shared_ids.add(ingest_id)

@@ -111,8 +111,10 @@ class ShardWriter:
         if self._file and self._file.num_tokens + len(tokens) <= self.tokens_per_shard:
             self._file.append(tokens, num_tokens, ids)
             return
-        token_ends, id_ends = np.cumsum(num_tokens), np.cumsum(id_bytes)
-        first, last = 0, len(num_tokens)
+        token_ends = np.cumsum(num_tokens)
+        id_ends = np.cumsum(id_bytes)
+        first = 0
+        last = len(num_tokens)
         while first < last:
             tokens_before = int(token_ends[first - 1]) if first else 0
             ids_before = int(id_ends[first - 1]) if first else 0

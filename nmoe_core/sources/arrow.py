@@ -134,14 +134,16 @@ class ParquetSource(_ColumnsSource):
         with file.open() as stream, self._errors(file):
             parquet = pq.ParquetFile(stream, page_checksum_verification=True)
             groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
-            counts, total = [group.num_rows for group in groups], parquet.metadata.num_rows
+            counts = [group.num_rows for group in groups]
+            total = parquet.metadata.num_rows
             if any(count < 0 for count in counts) or sum(counts) != total:
                 raise self._torn(file, "the row groups do not add up to the file's rows")
             check_fields(parquet.schema_arrow, self.reading, file.where)
             leaves = (parquet.schema.column(i).path for i in range(len(parquet.schema)))
             names = [path for path in leaves if path in self.reading.columns]
             probe = pq.ParquetFile(stream, read_dictionary=names, buffer_size=BLOCK_BYTES)
-            line, file_bytes = sum(counts[:first]), file.size_bytes()
+            line = sum(counts[:first])
+            file_bytes = file.size_bytes()
             for number, group in enumerate(groups[first:], first):
                 lines = range(line, line + group.num_rows)
                 share = file_bytes * group.num_rows // max(total, 1)
@@ -158,9 +160,11 @@ class ParquetSource(_ColumnsSource):
     def _batches(self, parquet: Any, probe: Any, number: int) -> Iterator[Any]:
         """The batches of a row group. So many rows are read at a time as cannot pass the limit of
         one record together, since all of them may name one value that is stored once."""
-        group, limit = parquet.metadata.row_group(number), self.reading.max_record_bytes
+        group = parquet.metadata.row_group(number)
+        limit = self.reading.max_record_bytes
         which = {"row_groups": [number], "columns": self.reading.columns, "use_threads": False}
-        rows, longest = _batch_rows(group), group.total_byte_size
+        rows = _batch_rows(group)
+        longest = group.total_byte_size
         if group.num_rows * longest > _MANY_BATCHES * limit:
             with suppress(OSError):  # texts that begin with the text before have no dictionary
                 for row in probe.iter_batches(1, **which):
@@ -183,14 +187,18 @@ def _joined(batches: Iterable[Any], most_rows: int) -> Iterator[Any]:
     """Small batches joined into ones that make a few blocks."""
     import pyarrow as pa
 
-    held, num_rows, num_bytes = [], 0, 0
+    held = []
+    num_rows = 0
+    num_bytes = 0
     for batch in batches:
         held.append(batch)
         num_rows += len(batch)
         num_bytes += batch.nbytes
         if num_rows >= most_rows or num_bytes >= 4 * BLOCK_BYTES:
             yield pa.concat_batches(held) if len(held) > 1 else batch
-            held, num_rows, num_bytes = [], 0, 0
+            held = []
+            num_rows = 0
+            num_bytes = 0
     if held:
         yield pa.concat_batches(held)
 

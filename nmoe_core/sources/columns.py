@@ -73,7 +73,8 @@ class ColumnsBlock(Block):
         return kept.take([record.row - self.start.row for record in records])
 
     def _record(self, i: int, text: bytes | None, id_: Any) -> Record | BadRecord:
-        row, line = self.start.row + i, self.start.line + i
+        row = self.start.row + i
+        line = self.start.line + i
         # An Arrow text may hold any bytes; only ids and texts that are UTF-8 are records.
         try:
             id_ = id_.decode() if isinstance(id_, bytes) else id_
@@ -91,7 +92,8 @@ def column_blocks(
     """The blocks of a file from `start`, which is in the first group."""
     rows_before = start.row - start.line
     for group in groups:
-        line, last = group.first_line, group.first_line + group.num_rows
+        line = group.first_line
+        last = group.first_line + group.num_rows
         at = Position(start.file, group.offset, line, rows_before + line)
         for columns in group.pieces:
             line += len(columns)
@@ -111,7 +113,8 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
     for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
         if name is None:
             continue
-        what, found = None, find_field(schema, name)
+        what = None
+        found = find_field(schema, name)
         if found is None:
             what = "field is missing"
         else:
@@ -171,7 +174,8 @@ def batch_samples(batch: Any) -> list[Sample]:
     """The first rows of a batch; a text that is not UTF-8 is none."""
     import pyarrow as pa
 
-    batch, columns = batch.slice(0, SAMPLED_RECORDS), {}
+    batch = batch.slice(0, SAMPLED_RECORDS)
+    columns = {}
     for name in field_names(batch.schema):
         columns[name] = [None] * len(batch)
         field = find_field(batch.schema, name)
@@ -197,7 +201,8 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
     has; offsets checked. Raises pyarrow.ArrowInvalid: buffers and offsets do not fit each other."""
     import pyarrow as pa
 
-    arrays, names = [], []
+    arrays = []
+    names = []
     num_first = 1 + (reading.id_field is not None)
     for i, name in enumerate(reading.columns):
         if (field := find_field(batch.schema, name)) is None:
@@ -250,7 +255,8 @@ def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
     sizes = np.zeros(len(columns), np.int64)
     for array in columns.columns:
         sizes += _shared_bytes(pa, array)
-    ends, first = np.cumsum(sizes), 0
+    ends = np.cumsum(sizes)
+    first = 0
     while first < len(columns):
         most = ends[first] - sizes[first] + 4 * BLOCK_BYTES
         stop = max(first + 1, int(np.searchsorted(ends, most, side="right")))

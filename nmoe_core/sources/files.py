@@ -32,7 +32,8 @@ class FileSource(Source, Generic[FileBlock]):
     """Files, in their final order, as documents."""
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
-        self.reading, self.files = reading, files
+        self.reading = reading
+        self.files = files
 
     def revision(self) -> str:
         """SHA-256 over names and revisions of the files."""
@@ -118,7 +119,8 @@ class FilesSource(FileSource[FilesBlock]):
 
     def blocks(self, start: Position = START) -> Iterator[FilesBlock]:
         """Blocks of about 2 MiB."""
-        first, size_bytes = start.file, 0
+        first = start.file
+        size_bytes = 0
         for after, file in enumerate(self.files[first:], first + 1):
             file_bytes = file.size_bytes()
             if file_bytes > self.reading.max_record_bytes:
@@ -128,4 +130,5 @@ class FilesSource(FileSource[FilesBlock]):
                 here, end = (Position(file=row, row=row) for row in (first, after))
                 files = tuple(self.files[first:after])
                 yield FilesBlock(self.reading, here, end, size_bytes, files)
-                first, size_bytes = after, 0
+                first = after
+                size_bytes = 0

@@ -40,7 +40,9 @@ class DatasetsSource(Source):
     answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN)."""
 
     def __init__(self, spec: SourceSpec, base: Path, split: str = "train") -> None:
-        self.spec, self.split, self.reading = spec, split, spec.reading
+        self.spec = spec
+        self.split = split
+        self.reading = spec.reading
         self.dataset = spec.hf_dataset or ""
         local = base / self.dataset
         self.directory = local if local.is_dir() else None
@@ -119,7 +121,8 @@ class DatasetsSource(Source):
             fields = [find_field(table.schema, name) for name in self.reading.columns]
             chosen = sorted({field.column for field in fields if field is not None})
             for batch in table.select(chosen).combine_chunks().to_batches():
-                end, pieces = row + len(batch), cut_batch(batch, self.reading)
+                end = row + len(batch)
+                pieces = cut_batch(batch, self.reading)
                 yield Group(row, end, row, len(batch), batch.nbytes, pieces)
                 row = end
 
@@ -136,7 +139,8 @@ class DatasetsSource(Source):
         self._import()
         import huggingface_hub
 
-        api, revision = huggingface_hub.HfApi(), self.spec.hf_revision
+        api = huggingface_hub.HfApi()
+        revision = self.spec.hf_revision
         try:
             sha = api.dataset_info(self.dataset, revision=revision).sha
         except _errors() as error:
@@ -147,7 +151,8 @@ class DatasetsSource(Source):
 
     @cached_property
     def _rows(self) -> Any:
-        datasets, directory = self._import(), self.directory
+        datasets = self._import()
+        directory = self.directory
         try:
             if directory is not None and any((directory / name).is_file() for name in _SAVED):
                 saved = self._split_of(datasets.load_from_disk(str(directory)))
@@ -168,7 +173,8 @@ class DatasetsSource(Source):
     @cached_property
     def _builder(self) -> Any:
         """The library's reader for the files of a directory or of the hub."""
-        datasets, files = self._import(), self.spec.hf_data_files
+        datasets = self._import()
+        files = self.spec.hf_data_files
         try:
             if self.directory is not None:
                 refuse_foreign_names(self.directory, self.spec)
@@ -220,7 +226,8 @@ class DatasetsSource(Source):
         if isinstance(error, (FileNotFoundError, *absences)) and not is_unanswered:
             code = "E-SOURCE-NOTFOUND"
         elif self.directory is None and isinstance(error, _network_errors()):
-            code, do = "E-SOURCE-NETWORK", "check the network and the hub's token, and run again"
+            code = "E-SOURCE-NETWORK"
+            do = "check the network and the hub's token, and run again"
         cause = one_line(error)
         return SourceError(f"{what}: {cause}", where=self.dataset, do=do, code=code)
 

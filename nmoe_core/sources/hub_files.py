@@ -21,7 +21,9 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
     """Refuse files, as the library names them, outside the dataset, which is a directory or on the
     hub and may be untrusted. Files that the source itself names by `hf_data_files` may be
     elsewhere. Raises SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
-    links, tops, own = Links(spec.follow_links), set[str](), list[str]()
+    links = Links(spec.follow_links)
+    tops = set[str]()
+    own = list[str]()
     if directory is not None:
         links.tops.add(os.path.realpath(directory))
         tops = links.tops | {os.path.abspath(directory)}
@@ -58,7 +60,8 @@ def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
 
 def _texts(value: Any) -> Iterator[str]:
     """All texts in nested lists and dictionaries, which may hold one another many times."""
-    waiting, seen = [value], set[int]()
+    waiting = [value]
+    seen = set[int]()
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):

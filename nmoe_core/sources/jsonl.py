@@ -110,7 +110,8 @@ class LinesBlock(Block):
 
     def lines(self) -> list[bytes] | None:
         """The raw lines; None for a long one."""
-        first, last = self.start.offset, self.end.offset
+        first = self.start.offset
+        last = self.end.offset
         if last - first > 2 * BLOCK_BYTES:
             return None
         payload = self.payload
@@ -123,7 +124,8 @@ class LinesBlock(Block):
 
     def places(self, numbers: Iterable[int]) -> list[str]:
         """The ids of those lines' documents that have none of their own."""
-        prefix, first = self._prefix(), self.start.line
+        prefix = self._prefix()
+        first = self.start.line
         return [f"{prefix}{first + i}" for i in numbers]
 
     def _prefix(self) -> str:
@@ -136,11 +138,18 @@ class LinesBlock(Block):
     def parse(self, lines: Iterable[tuple[int, bytes | memoryview]]) -> RecordColumns:
         """Parse lines of the block, each with how many come before it; a blank one holds no
         record."""
-        reading, start, prefix = self.reading, self.start, self._prefix()
-        text_field, id_field, kept_fields = reading.text_field, reading.id_field, reading.kept
-        replaces, own_id = reading.on_error == "replace", id_field or "id"
+        reading = self.reading
+        start = self.start
+        prefix = self._prefix()
+        text_field = reading.text_field
+        id_field = reading.id_field
+        kept_fields = reading.kept
+        replaces = reading.on_error == "replace"
+        own_id = id_field or "id"
         found = RecordColumns()
-        rows, ids, texts = found.rows, found.ids, found.texts
+        rows = found.rows
+        ids = found.ids
+        texts = found.texts
         for i, raw in lines:
             is_replaced = is_placed = False
             # Nearly all records need none of the rules: skipping them saves five calls, a third of
@@ -189,7 +198,8 @@ def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _split(payload: bytes | memoryview) -> Iterator[memoryview]:
     """The lines of a long payload, which are not copied."""
-    view, start = memoryview(payload), 0
+    view = memoryview(payload)
+    start = 0
     while start < len(view):
         stop = _find_newline(view, start)
         yield view[start:stop]
@@ -216,7 +226,8 @@ class JsonlSource(FileSource[LinesBlock]):
             yield {path: text if isinstance(text, str) else None for path, text in texts.items()}
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
-        at, limit = start, self.reading.max_record_bytes
+        at = start
+        limit = self.reading.max_record_bytes
         for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, start.offset, limit):
             if size_bytes > limit:  # a block of one line, cut short
                 raise self.reading.too_long(f"{file.where}:{at.line + 1}")
@@ -236,7 +247,8 @@ def _cut_file(
     try:
         with file.open() as stored:
             converted = _converted(file, stored, limit)
-            read, to_skip = converted or decompressed(stored, file.suffix), offset
+            read = converted or decompressed(stored, file.suffix)
+            to_skip = offset
             by_worker = file.is_local and converted is None and file.suffix not in COMPRESSED
             if converted is None and file.suffix not in COMPRESSED:
                 stored.seek(offset)
@@ -334,7 +346,9 @@ def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
             rest = piece[cut:]
             yield cut, piece.count(b"\n", 0, cut), piece[:cut]
             continue
-        size_bytes, parts, rest = len(piece), [piece], b""
+        size_bytes = len(piece)
+        parts = [piece]
+        rest = b""
         while piece := read(BLOCK_BYTES):
             cut = piece.find(b"\n") + 1 or len(piece)
             size_bytes += cut
@@ -353,9 +367,11 @@ def _cut_ranges(
 ) -> Iterator[tuple[int, int, None]]:
     """The same cuts without the bytes: the file is read into one buffer, and lines are counted."""
     buffer = bytearray(BLOCK_BYTES)
-    view, is_newline = np.frombuffer(buffer, np.uint8), np.empty(BLOCK_BYTES, np.bool_)
+    view = np.frombuffer(buffer, np.uint8)
+    is_newline = np.empty(BLOCK_BYTES, np.bool_)
     while num_read := stored.readinto(buffer):
-        size_bytes, num_lines = buffer.rfind(b"\n", 0, num_read) + 1, 1
+        size_bytes = buffer.rfind(b"\n", 0, num_read) + 1
+        num_lines = 1
         if size_bytes:
             np.equal(view, _NEWLINE, out=is_newline)
             num_lines = int(np.count_nonzero(is_newline[:size_bytes]))

@@ -85,7 +85,8 @@ def as_types(rows: "pa.RecordBatch", types: "pa.Schema") -> "pa.RecordBatch":
     """Rows as they travelled, in their final types; a column that they lack is null."""
     import pyarrow as pa
 
-    is_json, arrays = rows.schema.metadata == _AS_JSON, []
+    is_json = rows.schema.metadata == _AS_JSON
+    arrays = []
     for field in types:
         place = rows.schema.get_field_index(field.name)
         if place < 0:

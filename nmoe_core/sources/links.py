@@ -68,7 +68,8 @@ def is_below(path: str, tops: set[str]) -> bool:
 
 
 def _refusal(what: str, path: str | Path, target: str, do: str) -> SourceError:
-    where, found = path_text(Path(path)), path_text(Path(target))
+    where = path_text(Path(path))
+    found = path_text(Path(target))
     return SourceError(what, where=where, found=found, do=do, code="E-SOURCE-LINK")
 
 

@@ -81,7 +81,8 @@ def expand_braces(pattern: str) -> list[str]:
         if match is None:
             done[first] = None
         else:
-            head, tail = first[: match.start()], first[match.end() :]
+            head = first[: match.start()]
+            tail = first[match.end() :]
             waiting += [head + item + tail for item in reversed(_items(match[1], pattern))]
         if len(done) + len(waiting) > _MAX_EXPANSIONS:
             raise _too_many(pattern)
@@ -107,7 +108,8 @@ def _items(body: str, pattern: str) -> list[str]:
         return body.split(",")
     if max(len(span[1]), len(span[2])) > 18:
         raise _too_many(pattern)
-    start, stop = int(span[1]), int(span[2])
+    start = int(span[1])
+    stop = int(span[2])
     if abs(stop - start) >= _MAX_EXPANSIONS:
         raise _too_many(pattern)
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (span[1], span[2]))
@@ -143,10 +145,12 @@ def _local_files(
     tops: list[str] = []
     places: list[tuple[Path, str]] = []
     for _, one in expanded:
-        root, rest = base, one
+        root = base
+        rest = one
         for mark, key in _PLACEHOLDERS.items():
             if one.startswith(mark):
-                root, rest = Path(sysconfig.get_path(key)), one.removeprefix(mark)
+                root = Path(sysconfig.get_path(key))
+                rest = one.removeprefix(mark)
         parts = Path(rest).parts
         places.append((root, rest))
         tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))

@@ -148,7 +148,8 @@ class RecordColumns:
 
     def records(self) -> Iterator[Record | BadRecord]:
         """One object for each."""
-        replaced, placed = set(self.replaced), set(self.placed)
+        replaced = set(self.replaced)
+        placed = set(self.placed)
         for i, (row, id_, text) in enumerate(zip(self.rows, self.ids, self.texts)):
             kept = self.kept[i] if self.kept else ()
             yield self.bad.get(i) or Record(row, id_, text, i in replaced, kept, i in placed)
@@ -196,7 +197,8 @@ class Source(ABC):
     def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """Note in `changed` how names and marks of files differ from the last ones; returns them
         unchanged."""
-        now, before = dict(marks), self._marks
+        now = dict(marks)
+        before = self._marks
         if before is not None:
             names = sorted(now.keys() | before.keys())
             self.changed = [name for name in names if now.get(name) != before.get(name)]
@@ -248,14 +250,16 @@ class Rows:
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any row of `[start, stop)` is one of these."""
-        first, last = max(start, self.start), stop if self.stop is None else min(stop, self.stop)
+        first = max(start, self.start)
+        last = stop if self.stop is None else min(stop, self.stop)
         if first >= last or self.excluded is None:
             return first < last
         return first < self.excluded[0] or last > self.excluded[1]
 
     def count(self, num_rows: int) -> int:
         """Number of selected rows in a source of `num_rows` rows."""
-        start, stop = self.start, num_rows if self.stop is None else min(self.stop, num_rows)
+        start = self.start
+        stop = num_rows if self.stop is None else min(self.stop, num_rows)
         first, last = self.excluded or (0, 0)
         return max(0, stop - start) - max(0, min(last, stop) - max(first, start))
 

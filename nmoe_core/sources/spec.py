@@ -65,16 +65,19 @@ class SplitExpression(NamedTuple):
 
 def parse_split(text: str) -> SplitExpression:
     """Parse a split expression. Raises ConfigError if the text is not one (E-CONFIG)."""
-    what, do = "not a split", None
+    what = "not a split"
+    do = None
     if "+" in text:
-        what, do = "joined splits are not read", "make a source of each split"
+        what = "joined splits are not read"
+        do = "make a source of each split"
     elif match := _SPLIT.fullmatch(text):
         start, stop = (int(bound.rstrip("%")) if bound else None for bound in match.groups()[1:])
         units = {bound.endswith("%") for bound in match.groups()[1:] if bound}
         if len(units) > 1:
             what = "one bound is a number of rows, the other a percentage"
         elif True in units and max(abs(start or 0), abs(stop or 0)) > 100:
-            what, do = "percentage is out of range", "use -100% to 100%"
+            what = "percentage is out of range"
+            do = "use -100% to 100%"
         else:
             return SplitExpression(match[1], start, stop, True in units)
     expected = "name, name[10:20], name[-20:] or name[:1%]"

@@ -275,7 +275,8 @@ def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
     but return the whole content of an input at once. A small input bounds its output, 128 KiB per 4
     bytes. Inputs are large only if the last output was small, so at most 128 MiB come at once.
     """
-    frame, size = None, _LEAST_ZSTD_INPUT_BYTES
+    frame = None
+    size = _LEAST_ZSTD_INPUT_BYTES
     while chunk := stored.read(size):
         produced = 0
         while chunk:

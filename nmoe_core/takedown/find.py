@@ -24,7 +24,8 @@ from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import SHARD_DIR, column_files, documents_digest
 from nmoe_core.takedown.items import Item, contains
 
-_URL, _BATCH_DOCUMENTS = "url", 2**15
+_URL = "url"
+_BATCH_DOCUMENTS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
             where = root.name, file.source, file.rel.split("/")[1], manifest.path.parent.name
             ids = file.ids()
             for i in [i for i, (_, text) in enumerate(ids) if text in texts]:
-                (start, end), (ingest_id, text) = file.spans[i].tolist(), ids[i]
+                start, end = file.spans[i].tolist()
+                ingest_id, text = ids[i]
                 is_named = (file.source, ingest_id, text) in named
                 doc_id = str(DocId(file.source, file.rel, start, end))
                 begin = start + (bos is not None and file.tokens[start] == bos)
@@ -154,7 +156,9 @@ class _Matcher:
         self, manifest: Manifest, files: Sequence[ShardFile], *, is_data: bool
     ) -> Iterator[tuple[str, tuple[str, str], Item]]:
         """Source, ingest id with text hash, and item of each."""
-        ids, hashes, first = self._by["id"], self._by["sha256"], 0
+        ids = self._by["id"]
+        hashes = self._by["sha256"]
+        first = 0
         urls = self._urls(manifest, is_data) if self._by["url"] else {}
         for file in files:
             matched = self._matched(file) if self._by["re"] else {}

@@ -23,7 +23,8 @@ GRAMS = np.dtype(
     [("first", "<u8"), ("last", "<u8"), ("sha256", "V32"), ("text", "<u4"), ("length", "u1")]
 )
 _CHUNK = 2**19
-_BASE, _MIX = 0x9E3779B97F4A7C15, np.uint64(0xD1342543DE82EF95)
+_BASE = 0x9E3779B97F4A7C15
+_MIX = np.uint64(0xD1342543DE82EF95)
 _FILTER_BITS = 6  # a filter has 2^6 places for each gram, so about 1.5 % pass by chance
 _MOST_FILTER_BITS = 27  # 128 MB; above 2 million grams more pass, and are compared
 
@@ -42,14 +43,16 @@ def grams_of(tokens: np.ndarray, text: int) -> np.ndarray:
     parts = [np.empty(0, GRAMS)]
     for start in range(0, len(tokens) - length + 1 if length else 0, _CHUNK):
         part = np.asarray(tokens[start : start + _CHUNK + length - 1], "<u4")
-        hashes, count = _hashes(part, window_size(length)), len(part) - length + 1
+        hashes = _hashes(part, window_size(length))
+        count = len(part) - length + 1
         rows = np.lib.stride_tricks.sliding_window_view(part, length)
         digests = [hashlib.sha256(row.tobytes()).digest() for row in rows]
         found = np.empty(count, GRAMS)
         found["first"] = hashes[:count]
         found["last"] = hashes[length - window_size(length) :][:count]
         found["sha256"] = np.frombuffer(b"".join(digests), "V32")
-        found["text"], found["length"] = text, length
+        found["text"] = text
+        found["length"] = length
         parts.append(found)
     return distinct(np.concatenate(parts))
 
@@ -77,7 +80,8 @@ class GramIndex:
             chosen = chosen[np.argsort(grams["first"][chosen], kind="stable")]
             bits = int(len(chosen) - 1).bit_length() + _FILTER_BITS
             bits = min(max(10, bits), _MOST_FILTER_BITS)
-            shift, passes = np.uint64(64 - bits), np.zeros(1 << bits, np.bool_)
+            shift = np.uint64(64 - bits)
+            passes = np.zeros(1 << bits, np.bool_)
             passes[grams["first"][chosen] * _MIX >> shift] = True
             self._by_size[size] = chosen, grams["first"][chosen], passes, shift
 
@@ -107,11 +111,13 @@ class GramIndex:
         last = places + self.grams["length"][grams] - size
         is_good = last < len(hashes)
         is_good[is_good] = hashes[last[is_good]] == self.grams["last"][grams[is_good]]
-        grams, places = grams[is_good], places[is_good]
+        grams = grams[is_good]
+        places = places[is_good]
         order = np.argsort(grams, kind="stable")
         unique, firsts = np.unique(grams[order], return_index=True)
         for gram, found in zip(unique.tolist(), np.split(places[order], firsts[1:])):
-            length, sha256 = int(self.grams["length"][gram]), self.grams["sha256"][gram]
+            length = int(self.grams["length"][gram])
+            sha256 = self.grams["sha256"][gram]
             if len(exact := _equal(part, found, length, sha256.tobytes())):
                 yield gram, exact
 

@@ -65,7 +65,8 @@ def _item(text: str, line: int) -> Item:
         if len(kinds) != 1:
             what = " or ".join(kinds) or "a document id, a URL or a hash"
             raise ValueError(f"{text[:80]!r}, which {'may be' if kinds else 'is not'} {what}")
-        kind, value = kinds[0], text
+        kind = kinds[0]
+        value = text
     kind, value = kind.strip(), value if kind.strip() == "re" else value.strip()
     if not value:
         raise ValueError(f"{kind}: without a value")

@@ -56,8 +56,10 @@ def prove(
     with replacing(tree.takedown, tree.takedown_grams):  # it may grow during the scan
         rows = read_rows(tree)
         search = _Search(rows, read_grams(tree, rows))
-        record, record_grams = sha256_file(tree.takedown), sha256_file(tree.takedown_grams)
-    scanned, unnamed = [], []
+        record = sha256_file(tree.takedown)
+        record_grams = sha256_file(tree.takedown_grams)
+    scanned = []
+    unnamed = []
     for root in roots:
         named: set[Path] = set()
         before = len(scanned)
@@ -108,7 +110,8 @@ class _Search:
         self.index = GramIndex(distinct(grams))
         # The texts of a gram, by its digest.
         order = np.argsort(digests := np.ascontiguousarray(grams["sha256"]).view("S32"))
-        self._digests, self._owners = digests[order], grams["text"][order]
+        self._digests = digests[order]
+        self._owners = grams["text"][order]
         self.remaining: list[dict[str, Any]] = []
         self.shared: list[dict[str, Any]] = []
 

@@ -84,7 +84,8 @@ def read_rows(tree: Tree) -> tuple[Row, ...]:
 @functools.lru_cache(maxsize=4)
 def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
     kinds = {field.name: {"int": int, "bool": bool}.get(str(field.type), str) for field in _FIELDS}
-    rows, seal = [], {}
+    rows = []
+    seal = {}
     for line, value in read_objects(path, lambda line, found: _refuse(path, line, found)):
         if "sha256" in value:
             seal = value
@@ -148,8 +149,11 @@ def add_rows(
     """
     with replacing(tree.takedown, tree.takedown_grams):
         known = read_rows(tree)
-        grams, digests = read_grams(tree, known), _digests(known)
-        keys, added, parts = {row.key for row in known}, [], [grams]
+        grams = read_grams(tree, known)
+        digests = _digests(known)
+        keys = {row.key for row in known}
+        added = []
+        parts = [grams]
         for value in rows:
             text = value["text_sha256"]
             if text not in digests:

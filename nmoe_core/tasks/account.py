@@ -194,7 +194,8 @@ def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
 def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
     """The lines, and one more before each total that the lines above it do not add up to."""
     checked: list[Line] = []
-    unit, left = "", None
+    unit = ""
+    left = None
     for line in lines:
         if line.kind != "total":
             sign = {"in": 1, "out": -1, "of": 0}[line.kind]
@@ -205,6 +206,7 @@ def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
                 if missing:
                     kind = "out" if missing > 0 else "in"
                     checked.append(Line(NOT_ACCOUNTED, unit, kind, abs(missing)))
-            unit, left = line.unit, line.count
+            unit = line.unit
+            left = line.count
         checked.append(line)
     return checked

@@ -132,7 +132,8 @@ def make_duplicates(
     whose rows changed are written. Raises FormatError if a shard has no current signatures."""
     from nmoe_core.attributes.shared import write_changed
 
-    module, table = _import("duplicates"), run.config.duplicates
+    module = _import("duplicates")
+    table = run.config.duplicates
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
     corpus, made_with = duplicates_inputs(run, names)
 

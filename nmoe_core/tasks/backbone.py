@@ -36,7 +36,8 @@ def make_backbone(run: Run) -> Result:
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
-    table, path = run.config.backbone, run.tree.checkpoint
+    table = run.config.backbone
+    path = run.tree.checkpoint
     if table.kind == "tiny":
         make_tiny_checkpoint(path, family=table.family, seed=table.seed, num_layers=_TINY_LAYERS)
     with open_checkpoint(path) as checkpoint:
@@ -89,7 +90,8 @@ def load_backbone(run: Run) -> Transformer:
     (E-CHECKPOINT-MISSING), or it cannot be read."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
-    table, path = run.config.backbone, run.tree.checkpoint
+    table = run.config.backbone
+    path = run.tree.checkpoint
     _require(path)
     return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.experts)
 

@@ -41,7 +41,8 @@ def make_split(
 ) -> Result:
     """Prepare one split, by default in the run's tree, and commit its manifest; raises as
     `prep_shards`. `is_forced`: shards of other settings, and current ones, are made again."""
-    (plan, split), started = job, time.monotonic()
+    plan, split = job
+    started = time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
     opened = open_source(plan.spec, run.base, split)
     settings = prep_settings(run, plan, split)
@@ -87,7 +88,8 @@ def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
     from nmoe_core.labels.jobs import LabelJob
 
     table = run.config.oracle
-    tokenizer, most = load_tokenizer(run.tokenizer), table.max_doc_tokens
+    tokenizer = load_tokenizer(run.tokenizer)
+    most = table.max_doc_tokens
     if file.is_text:
         texts = JsonlTexts(file.path, file.text_field, file.id_field)
         documents = jsonl_documents(texts, tokenizer, most)
@@ -102,7 +104,8 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
     from nmoe_core.labels.cost import require_budget
     from nmoe_core.labels.jobs import label_documents, oracles_of
 
-    job, oracles = label_job(run, file, out), oracles_of(run)
+    job = label_job(run, file, out)
+    oracles = oracles_of(run)
     require_budget(run, [job], oracles)
     return label_documents(run, job, oracles, progress)
 
@@ -130,7 +133,8 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
     from nmoe_core.calibration.targets import Targets
 
-    table, out = run.config.calibration, run.tree.calibration
+    table = run.config.calibration
+    out = run.tree.calibration
     if predictions is None:
         done = calibrate_compat(labels, out, table.target_keep)
     else:

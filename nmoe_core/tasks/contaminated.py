@@ -33,7 +33,8 @@ def refuse_contaminated(run: Run, source: str) -> Contaminated:
     limit but not the attribute, FormatError if the attribute is not made, or is of other documents
     or sets, and CurationError if there is more than `[contamination] max_share`
     (E-CONTAMINATION-SHARE)."""
-    found, limit = _contaminated(run, source), run.config.contamination.max_share
+    found = _contaminated(run, source)
+    limit = run.config.contamination.max_share
     if limit is not None and found.share > limit:
         raise CurationError(
             "too much of what would be trained on stands in evaluation sets",
@@ -60,7 +61,8 @@ def _contaminated(run: Run, source: str) -> Contaminated:
     files = run.config.contamination.evaluations
     sets = sha256_json({name: local_digest(run.resolve(path)) for name, path in files.items()})
     tokens = inside = 0.0
-    documents, by_set = 0, dict[str, float]()
+    documents = 0
+    by_set = dict[str, float]()
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         rows = _rows_by_text(shard, sets)
         manifest = load_manifest(shard.curated_manifest)
@@ -72,7 +74,8 @@ def _contaminated(run: Run, source: str) -> Contaminated:
             # Documents that training had consumed may have left their parent.
             share, name = rows.get(digest, (0.0, None))
             if name is not None:
-                inside, documents = inside + share * length, documents + 1
+                inside = inside + share * length
+                documents = documents + 1
                 by_set[name] = by_set.get(name, 0.0) + share * length
     most = max(by_set, key=by_set.__getitem__, default=None)
     return Contaminated(inside / max(tokens, 1), documents, most)

@@ -40,7 +40,8 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     from nmoe_core.curate.topics.model import load_topic_model
 
     require_inputs(run, "topic_model", sources)
-    table, embeddings = run.config.curation, embedding_table(run)
+    table = run.config.curation
+    embeddings = embedding_table(run)
     if table.stability != "replan" and run.tree.topic_model.is_file():
         # New topics would move old documents: an order that keeps its past keeps its model.
         result = open_topics(run, sources)
@@ -75,7 +76,8 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     from nmoe_core.curate.topics.assign import assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
-    table, model = embedding_table(run), load_topic_model(run.tree.topic_model)
+    table = embedding_table(run)
+    model = load_topic_model(run.tree.topic_model)
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
@@ -111,7 +113,8 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     from nmoe_core.tasks.selection.outcome import left_out
 
     require_inputs(run, "manifest", [source])
-    num_shards, settings = run.config.prep.num_shards, curate_settings(run, source)
+    num_shards = run.config.prep.num_shards
+    settings = curate_settings(run, source)
     result = combine_curated(run.tree, source, num_shards, settings)
     reasons = left_out(run, [source]).items()
     result.facts["left_out"] = [{"documents": of[source], "reason": why} for why, of in reasons]

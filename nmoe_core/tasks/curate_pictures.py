@@ -62,7 +62,8 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.plots import kept_picture, png_markdown
 
-    shards, terms = run.tree.shards(source, num_shards), _terms(run, source)
+    shards = run.tree.shards(source, num_shards)
+    terms = _terms(run, source)
 
     def draw() -> str:
         topics, tokens, order = arranged_documents(shards)
@@ -138,7 +139,8 @@ def _sample(
     tokenizer = load_tokenizer(run.tokenizer)
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
     blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
-    lengths, texts = [np.empty(0, np.int64)], []
+    lengths = [np.empty(0, np.int64)]
+    texts = []
     for file, spans in sampled_documents(run.tree, manifests, SAMPLE_DOCUMENTS, run.loader.seed):
         blocks += embed_documents(file.tokens, spans, table)
         lengths.append(spans[:, 1] - spans[:, 0])

@@ -131,7 +131,8 @@ class Prompts:
             raise self._bad(place, str(error)) from None
         if not isinstance(row.get("id"), str):
             raise self._bad(place, "no id", "an object with a string as id")
-        text, tokens = row.get("text"), row.get("tokens")
+        text = row.get("text")
+        tokens = row.get("tokens")
         try:
             f"{row['id']}{text}".encode()
         except UnicodeEncodeError:
@@ -185,7 +186,8 @@ def complete_file(
         output = output.with_stem(f"{output.stem}-{shard.index:05d}-of-{shard.count:05d}")
     with AppendLog(output) as log:
         num_done = _resume(log, _made_with(prompts, generator, settings), prompts)
-        num_new_tokens, num_records = 0, num_done
+        num_new_tokens = 0
+        num_records = num_done
         pending = islice(prompts, num_done, None)
         for prompt, completion in _in_order(pending, generator, settings):
             record: dict[str, Any] = {

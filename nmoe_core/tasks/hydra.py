@@ -51,7 +51,8 @@ def label_slices(
 
     require_inputs(run, "label", sources)
     keys = None if keys is None else list(keys)
-    oracles, outputs = oracles_of(run), {}
+    oracles = oracles_of(run)
+    outputs = {}
     require_budget(run, slice_jobs(run, sources, None if is_whole_budget else keys), oracles)
     for job in slice_jobs(run, sources, keys):
         key, _, _, relabel = job
@@ -92,7 +93,8 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     require_inputs(run, "student")
     corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
     paths = _label_paths(run, labels)
-    tokenizer, use_salvaged = load_tokenizer(run.tokenizer), run.config.heads.use_salvaged
+    tokenizer = load_tokenizer(run.tokenizer)
+    use_salvaged = run.config.heads.use_salvaged
     return make_student(paths, corpus, tokenizer, run.tree.heads, use_salvaged)
 
 
@@ -106,7 +108,9 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
     if run.has_file:  # a run of flags need not name the tokenizer of the shards
         train_student(run, labels)
     require_inputs(run, "heads")
-    paths, model, corpus = _label_paths(run, labels), load_backbone(run), head_corpus(run)
+    paths = _label_paths(run, labels)
+    model = load_backbone(run)
+    corpus = head_corpus(run)
     done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
     return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
@@ -133,8 +137,10 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     from nmoe_core.plots import calibration_plot, png_markdown
 
     val = labels.get("val") or _merged(run, "val")
-    test, targets = _labels(run, labels, "test"), Targets(**run.config.calibration.model_dump())
-    languages, out = shard_languages(run.tree), run.tree.calibration
+    test = _labels(run, labels, "test")
+    targets = Targets(**run.config.calibration.model_dump())
+    languages = shard_languages(run.tree)
+    out = run.tree.calibration
     done = calibrate(val, _graders(run), out, targets, test, languages)
     picture = calibration_plot(read_calibration(run.tree.calibration_summary))
     return replace(done, picture=png_markdown(picture, "keep rate and reliability"))
@@ -149,13 +155,15 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     from nmoe_core.grading.languages import grouped_by
     from nmoe_core.heads.student_file import require_tokenizer
 
-    grader, results = load_grader(run), {}
+    grader = load_grader(run)
+    results = {}
     model = ids_for_grader(run, grader.scorer.kind)
     if grader.scorer.kind == "student":
         require_tokenizer(run.tree.data, [source], load_tokenizer(run.tokenizer))
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
-        manifest, made_from = load_manifest(shard.manifest), grouped_by(grader.calibration, shard)
+        manifest = load_manifest(shard.manifest)
+        made_from = grouped_by(grader.calibration, shard)
         documents = shard_input(manifest, run.tree.data, source, model, made_from)
         results[bucket] = grade_documents(grader, documents, shard.graded)
     return results
@@ -168,7 +176,8 @@ def load_grader(run: Run) -> Grader:
     from nmoe_core.grading.grade import Grader
     from nmoe_core.grading.languages import shard_languages
 
-    table, calibration = run.config.grading, None
+    table = run.config.grading
+    calibration = None
     if (kind := asked_grader(run)) == "auto":
         calibration = load_calibration(run.tree.calibration)
         kind = calibration.grader
@@ -188,7 +197,8 @@ def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
 
 def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
     """The graders that calibration chooses from, each with the documents as it reads them."""
-    asked, found = run.config.grading.grader, []
+    asked = run.config.grading.grader
+    found = []
     if asked != "student":
         heads = load_scorer(run, with_student=run.has_file)
         found.append((heads, replace(head_corpus(run), max_ctx=heads.max_ctx)))
@@ -203,7 +213,8 @@ def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentSco
 
     It reads the ids of shards, or (`reads_as_model`) the ids of the backbone.
     """
-    path, size = run.tree.student, run.config.grading.max_batch
+    path = run.tree.student
+    size = run.config.grading.max_batch
     digest = local_digest(path) if path.is_file() else ""
     model = ids_for_model(run) if reads_as_model else None
     tokenizer = load_tokenizer(run.tokenizer) if model is None else model.model
@@ -296,7 +307,8 @@ def head_corpus(run: Run) -> Corpus:
     file that names a tokenizer, the shards' EOS."""
     from nmoe_core.heads.scores import Corpus
 
-    data, max_ctx = run.tree.data, run.config.heads.max_ctx
+    data = run.tree.data
+    max_ctx = run.config.heads.max_ctx
     if run.has_file:
         tokenizer = load_tokenizer(run.tokenizer)
         return Corpus(data, tokenizer.eos_token_id, max_ctx, ids_for_model(run))

@@ -55,7 +55,8 @@ def make_shards(
     if report.made or not digests.is_file():
         with replacing(digests):
             keep_digests(digests, opened.source.local_files())
-    shards, revision = {}, ""
+    shards = {}
+    revision = ""
     for bucket in asked:
         manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)
         # Every shard of a pass has one source fingerprint; reading the source again costs a pass.

@@ -110,7 +110,8 @@ class RunPlan:
 def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int = 0) -> RunPlan:
     """Plan all; see `plan_regrade` for `sample_documents`. Raises as `require_selectable`."""
     require_selectable(run)
-    graph, names = walk(run, sources), [source.name for source in sources]
+    graph = walk(run, sources)
+    names = [source.name for source in sources]
     outputs = graph.not_current()
     foreseen = foresee(graph, names) if outputs else Foreseen()
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
@@ -204,7 +205,8 @@ def _regrade(
             documents = load_manifest(shard.manifest).total_documents
             flips, unsure = (0, documents) if told is None else (told.flips, told.unsure)
             stale.append(StaleShard(source, shard.name, documents, _reasons(state), flips, unsure))
-    known, unsure = sum(s.known_flips for s in stale), sum(s.open_flips for s in stale)
+    known = sum(s.known_flips for s in stale)
+    unsure = sum(s.open_flips for s in stale)
     documents = sum(shard.documents for shard in stale)
     plan = partial(RegradePlan, stale, current, documents=documents)
     seconds = _known_seconds(run, documents)
@@ -265,7 +267,8 @@ def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
 
 def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:
     """Bytes of the directories of shards that would be written again."""
-    tree, total = graph.run.tree, 0
+    tree = graph.run.tree
+    total = 0
     for state in outputs:
         source, _, kind = state.key.rpartition("/")
         if not state.partition.isdecimal():
@@ -286,7 +289,9 @@ def _graded_sample(
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import ids_for_grader, load_grader
 
-    grader, rows, seconds = load_grader(run), [], 0.0
+    grader = load_grader(run)
+    rows = []
+    seconds = 0.0
     model = ids_for_grader(run, grader.scorer.kind)
     share = max(1, count // len(shards))
     for stale in shards[:count]:

@@ -154,7 +154,8 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     """Documents of a graded shard at even ranks of their score, lowest first: the decision, the
     score it rests on and whose that is, and the probe's own."""
     graded = read_graded(run.tree.shard(source, bucket).graded)
-    path, judge = graded.path, "student" if graded.summary.get("grader") == "student" else "judge"
+    path = graded.path
+    judge = "student" if graded.summary.get("grader") == "student" else "judge"
     with open(path, "rb") as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
@@ -186,7 +187,8 @@ def attribute_page(
     from nmoe_core.config.attributes import KEYS
     from nmoe_core.plots import columns_plot, kept_picture, png_markdown
 
-    path, title = run.tree.shard(source, bucket).attribute(name), f"{source}: {name}"
+    path = run.tree.shard(source, bucket).attribute(name)
+    title = f"{source}: {name}"
     table = read_attribute(path)
 
     def draw() -> str:

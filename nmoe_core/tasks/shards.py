@@ -108,7 +108,8 @@ def attribute_sources(
     rows = []
     for name in attributes.chosen_attributes(run, only):
         for source in ["all"] if name == "duplicates" else chosen_sources(run, sources):
-            started, told = time.perf_counter(), {}
+            started = time.perf_counter()
+            told = {}
             if name == "duplicates":
                 facts = dict(attributes.make_duplicates(run).facts)
             else:
@@ -147,14 +148,17 @@ def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     """Try to make the result of one key; only errors of this project and of files are caught."""
-    started, cpu_started = time.perf_counter(), time.process_time()
-    result, failed = None, None
+    started = time.perf_counter()
+    cpu_started = time.process_time()
+    result = None
+    failed = None
     try:
         with device_errors():
             result = make(key)
     except (NmoeError, OSError) as error:
         failed = error
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
     return Attempt(key, result, failed, seconds, cpu_seconds)
 
 

@@ -80,7 +80,8 @@ def panics_as_unfit(name: str) -> Iterator[None]:
 def _gigatoken(reference: Reference) -> Fast:
     import gigatoken
 
-    split_on, is_for_stripped = (), False
+    split_on = ()
+    is_for_stripped = False
     match reference:
         case TiktokenReference():
             base = _carried(reference, "gigatoken")
@@ -96,7 +97,8 @@ def _gigatoken(reference: Reference) -> Fast:
             encoding = gigatoken.Tokenizer.from_json(_without_specials(reference))
         case PieceReference():
             encoding = gigatoken.Tokenizer.from_sentencepiece(reference.data)
-            split_on, is_for_stripped = (*reference.specials, _BLANK), True
+            split_on = (*reference.specials, _BLANK)
+            is_for_stripped = True
         case _:
             raise Unfit("gigatoken has no such tokenizer")
     row = encoding.encode
@@ -156,7 +158,9 @@ def _refuse_other_merges(reference: JsonReference) -> None:
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     if model.get("type") != "BPE" or reference.added or any(model.get(key) for key in odd):
         raise Unfit("quicktok has no such tokenizer")
-    ids, last, made = model["vocab"], -1, set()
+    ids = model["vocab"]
+    last = -1
+    made = set()
     for merge in model["merges"]:
         left, right = merge
         token = ids[left + right]

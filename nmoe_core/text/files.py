@@ -47,7 +47,8 @@ class JsonReference(Reference):
             ids = {token["content"]: int(token["id"]) for token in added}
             self._special = {t["content"]: int(t["id"]) for t in added if t.get("special")}
             self._ids = _vocabulary(self.data["model"]) | ids
-            self.vocab_size, self.num_ids = max(self._ids.values()) + 1, len(self._ids)
+            self.vocab_size = max(self._ids.values()) + 1
+            self.num_ids = len(self._ids)
             if pairs := self.data["model"].get("merges"):  # each a list, or a text with a blank
                 pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs]
                 self.data["model"]["merges"] = pairs
@@ -139,7 +140,8 @@ class PieceReference(Reference):
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())
             pieces = range(self.vocab_size)
-            is_control, is_unknown = self.library.is_control, self.library.is_unknown
+            is_control = self.library.is_control
+            is_unknown = self.library.is_unknown
             special = [i for i in pieces if is_control(i) or is_unknown(i)]
             self.specials = tuple(map(self.library.id_to_piece, special))
         except (OSError, RuntimeError, ValueError) as error:  # pieces, messages may be no UTF-8

@@ -28,7 +28,8 @@ class CutRule(NamedTuple):
 
 AFTER_LETTERS = CutRule(re.compile(f"(?<=[{_LETTERS}])(?=[\x00-&(-@\\[-`{{-\x7f、。，：；！？])"))
 _BETWEEN_WORDS = re.compile(f"(?<=[{_LETTERS}0-9])(?= [{_LETTERS}0-9])")
-BEFORE_BLANKS, AT_BLANKS = CutRule(_BETWEEN_WORDS), CutRule(_BETWEEN_WORDS, 1)
+BEFORE_BLANKS = CutRule(_BETWEEN_WORDS)
+AT_BLANKS = CutRule(_BETWEEN_WORDS, 1)
 _WORDS = (
     "the quick brown fox don't stop 12 345 of a The END naïve Привет мир 東京 가나 x1 y Z tokens, "
     "(and) ends. \n new-line two\tblanks é ok 's it's 9 10 100,000 www.example.com 'tis Ünï_x -- a"

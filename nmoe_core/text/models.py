@@ -73,7 +73,8 @@ def model_ids(
         )
     if found is None or found.name == shards.name:
         return None
-    own, model = load_tokenizer(shards), load_tokenizer(found)
+    own = load_tokenizer(shards)
+    model = load_tokenizer(found)
     is_same = own.fingerprint == model.fingerprint or _agree(own, model)
     return None if is_same else ModelIds(own, model)
 

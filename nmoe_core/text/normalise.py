@@ -61,7 +61,9 @@ def _with_sorted_marks(text: str) -> str:
     which takes quadratic time."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     edges = np.flatnonzero(np.diff(_mark_classes()[points] > 0, prepend=False, append=False))
-    runs, parts, last = edges.reshape(-1, 2), [], 0
+    runs = edges.reshape(-1, 2)
+    parts = []
+    last = 0
     for start, end in runs[runs[:, 1] - runs[:, 0] > _LONG_RUN].tolist():
         parts += [text[last:start], _sorted_marks(text[start:end])]
         last = end
@@ -94,7 +96,9 @@ def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
     normal = [text.strip() for text in texts]
     encoded = [_utf8(text) for text in normal]
     for i in _suspects(normal, encoded):
-        normal[i], encoded[i] = "", b""  # holds one copy less of a long text
+        # Holds one copy less of a long text.
+        normal[i] = ""
+        encoded[i] = b""
         normal[i] = normalize_text(texts[i])
         encoded[i] = normal[i].encode()
     return normal, encoded

@@ -80,7 +80,8 @@ class Suspects:
         """Indices of the texts with the first two bytes of such a code point, by one scan of all
         non-ASCII texts."""
         other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
-        ends, places = np.cumsum([len(payloads[i]) for i in other]), [np.empty(0, np.int64)]
+        ends = np.cumsum([len(payloads[i]) for i in other])
+        places = [np.empty(0, np.int64)]
         for start, view in pieces(b"".join([payloads[i] for i in other]), 1):
             first = np.flatnonzero(view[:-1] >= self._least_byte)
             pairs = view[first] | view[first + 1].astype(np.uint16) << 8
@@ -93,7 +94,8 @@ class Proven:
     """An engine whose ids equal its reference's except for `suspects`; loaded when it is used."""
 
     def __init__(self, name: str, reference: Reference) -> None:
-        self.name, self._reference = name, reference
+        self.name = name
+        self._reference = reference
         found = prove(name, reference)
         self._engine = load_engine(name, reference)
         self.suspects = Suspects(found, self._engine)

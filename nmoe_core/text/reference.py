@@ -151,7 +151,8 @@ class TiktokenReference(Reference):
         if (facts := kept(file)) is None:
             facts = self._facts()
             keep(file, facts)
-        self.vocab_size, self.fingerprint = facts["vocab_size"], facts["fingerprint"]
+        self.vocab_size = facts["vocab_size"]
+        self.fingerprint = facts["fingerprint"]
         self.own = {"eos": facts["eos_token_id"]}
 
     @cached_property
@@ -165,7 +166,8 @@ class TiktokenReference(Reference):
         try:
             return encode(text)
         except ValueError:  # its expression gives up on a million blanks
-            parts, start = [], 0
+            parts = []
+            start = 0
             for run in self._blanks.finditer(text):
                 last = run.end() - 1
                 blanks = self.library._encode_single_piece(text[run.start() : last])
@@ -218,7 +220,8 @@ class TiktokenReference(Reference):
     def _facts(self) -> dict[str, Any]:
         ref = self.library
         ranks = hashlib.sha256()
-        pack, update = struct.Struct("<II").pack, ranks.update
+        pack = struct.Struct("<II").pack
+        update = ranks.update
         for token, rank in sorted(ref._mergeable_ranks.items(), key=itemgetter(1)):
             update(pack(rank, len(token)) + token)
         facts = [ref.name, ref.n_vocab, ref._pat_str, sorted(ref._special_tokens.items())]

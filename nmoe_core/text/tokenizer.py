@@ -45,7 +45,8 @@ class Tokenizer:
 
     def __init__(self, reference: Reference, settings: TokenizerSettings) -> None:
         self._reference = reference
-        self.name, self.vocab_size = reference.name, reference.vocab_size
+        self.name = reference.name
+        self.vocab_size = reference.vocab_size
         self.fingerprint = reference.fingerprint
         can_lack = not settings.needs_eos and "eos" not in reference.own
         self.eos_token_id = 0 if can_lack else self._special("eos", settings.eos_token)
@@ -61,7 +62,9 @@ class Tokenizer:
             )
         if settings.engine != "auto":
             self._fast = _fastest(reference, settings.engine)  # which may refuse
-        self._since, self._spent, self._batches = time.process_time(), _LOAD_S, 0
+        self._since = time.process_time()
+        self._spent = _LOAD_S
+        self._batches = 0
 
     @functools.cached_property
     def _fast(self) -> Proven | None:
@@ -127,7 +130,8 @@ class Tokenizer:
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
         """The first `max_tokens` ids of a text of any length: uint32 `[length]`, by pieces if the
         tokenizer allows it."""
-        parts, num_tokens = [np.empty(0, np.uint32)], 0
+        parts = [np.empty(0, np.uint32)]
+        num_tokens = 0
         rule = self._cut_rule if len(text) > PIECE_CHARS else None
         for piece in safe_pieces(text, PIECE_CHARS, rule):
             parts.append(self.encode_batch([piece]).ids)

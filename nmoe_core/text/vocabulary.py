@@ -70,7 +70,8 @@ def ensure_vocabulary(name: str = "o200k_base") -> Path:
     """Directory that holds a vocabulary of `CARRIED` as tiktoken expects it, made if need be.
     Raises TokenizerError if the rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY)."""
     carried = CARRIED[name]
-    named, ours = os.environ.get(CACHE_VARIABLE), cache_dir() / "tiktoken"
+    named = os.environ.get(CACHE_VARIABLE)
+    ours = cache_dir() / "tiktoken"
     for directory in (*([Path(named)] if named else []), ours):
         path = directory / carried.file
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == carried.sha256:

@@ -13,7 +13,10 @@ from numba import njit
 
 _HASHES_PER_WORD = 4
 _HASHES_PER_PART = 4
-_ONE, _SIX, _12, _LOW = np.uint64(1), np.uint64(6), np.uint64(12), np.uint64(63)
+_ONE = np.uint64(1)
+_SIX = np.uint64(6)
+_12 = np.uint64(12)
+_LOW = np.uint64(63)
 
 
 def bloom(hashes: np.ndarray) -> tuple[np.ndarray, np.uint64]:
@@ -45,7 +48,8 @@ def parts(hashes: np.ndarray) -> Parts:
 def place(value, hashes, begins, shift):
     """The first position of a hash in `Parts`, or -1."""
     part = value >> shift
-    at, end = begins[part], begins[part + _ONE]
+    at = begins[part]
+    end = begins[part + _ONE]
     while at < end and hashes[at] < value:
         at += 1
     return at if at < end and hashes[at] == value else -1

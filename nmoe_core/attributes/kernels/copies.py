@@ -7,7 +7,8 @@ from nmoe_core.attributes.kernels.bloom import bits
 from nmoe_core.attributes.minhash import NUM_HASHES
 
 EXACT = NUM_HASHES + 1  # "bytes that are equal" if the texts are equal
-_THREE, _SEVEN = np.uint64(3), np.uint64(7)
+_THREE = np.uint64(3)
+_SEVEN = np.uint64(7)
 
 
 @njit(cache=True)
@@ -28,7 +29,8 @@ def mark(bands, exact, once, twice, shift):
 @njit(cache=True)
 def marked(bands, exact, twice, shift):
     """Keys whose bit is set in `twice`, and the row of each."""
-    keys, rows = [np.uint64(0) for _ in range(0)], [0 for _ in range(0)]
+    keys = [np.uint64(0) for _ in range(0)]
+    rows = [0 for _ in range(0)]
     for i in range(len(exact)):
         for band in range(bands.shape[1] + 1):
             key = bands[i, band] if band < bands.shape[1] else exact[i]
@@ -69,15 +71,18 @@ def decide(rows, groups, limits, is_settled, results):
                     continue
                 compared_with[other] = i
                 if _same(digests[i], digests[other]) == digests.shape[1]:
-                    found[i], best = other, EXACT
+                    found[i] = other
+                    best = EXACT
                     break
                 count = _same(sketches[i], sketches[other])
                 if count > best or (count == best and found[i] > other):
-                    found[i], best = other, count
+                    found[i] = other
+                    best = count
                 share = _containment(count, lengths[i], lengths[other])
                 is_first = share > containment[i] or container[i] > other
                 if share >= max(least_containment, containment[i]) and is_first:
-                    container[i], containment[i] = other, share
+                    container[i] = other
+                    containment[i] = share
             if best == EXACT:
                 break
         equal[i] = best

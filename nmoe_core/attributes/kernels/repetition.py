@@ -36,7 +36,8 @@ def slot_of(table, element, mask):
     while marks[place] == current[0] and hashes[place] != element:
         place = (place + 1) & mask
     is_known = marks[place] == current[0]
-    hashes[place], marks[place] = element, current[0]
+    hashes[place] = element
+    marks[place] = current[0]
     return place, is_known
 
 
@@ -54,7 +55,8 @@ def begin(table, size):
 def repeated(table, elements, lengths):
     """How many elements occurred before, and their characters."""
     mask = begin(table, len(elements))
-    count, chars = 0, 0
+    count = 0
+    chars = 0
     for i in range(len(elements)):
         _, is_known = slot_of(table, elements[i], mask)
         if is_known:
@@ -97,13 +99,17 @@ def ngram_chars(table, elements, ends):
 
 @njit(cache=True)
 def _top(table, window, mask, ends, n):
-    best, best_first = 0, 0
+    best = 0
+    best_first = 0
     for i in range(len(window)):
         place, is_known = slot_of(table, window[i], mask)
         if not is_known:
-            table[2][place], table[3][place] = 0, i
+            table[2][place] = 0
+            table[3][place] = i
         table[2][place] += 1
-        count, first = table[2][place], table[3][place]
+        count = table[2][place]
+        first = table[3][place]
         if count > best or (count == best and first < best_first):
-            best, best_first = count, first
+            best = count
+            best_first = first
     return best * (ends[best_first + n] - ends[best_first] + n - 1)

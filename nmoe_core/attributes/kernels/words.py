@@ -18,9 +18,12 @@ from numba import njit
 WORD, ALONE, UNSPACED, SPACE, ALPHA, UPPER, DIGIT = (1 << bit for bit in range(7))
 CODE_BITS = 21
 CODE_MASK = (1 << CODE_BITS) - 1
-_WORD, _ALONE = WORD << CODE_BITS, ALONE << CODE_BITS
-SEED, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
-_MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_WORD = WORD << CODE_BITS
+_ALONE = ALONE << CODE_BITS
+SEED = np.uint64(0xCBF29CE484222325)
+PRIME = np.uint64(0x100000001B3)
+_MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
+_MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 _HALF = np.uint64(33)
 
 
@@ -89,8 +92,10 @@ def _hash_words(payload, offsets, table, hashes, bounds):
     """FNV-1a over lower-case code points, mixed at the end of each word."""
     count = 0
     for text in range(len(offsets) - 1):
-        i, end = offsets[text], offsets[text + 1]
-        h, is_open = SEED, False
+        i = offsets[text]
+        end = offsets[text + 1]
+        h = SEED
+        is_open = False
         while i < end:
             code, i = decode(payload, i)
             entry = table[code]
@@ -106,7 +111,8 @@ def _hash_words(payload, offsets, table, hashes, bounds):
             if is_open:
                 hashes[count] = mix(h)
                 count += 1
-                h, is_open = SEED, False
+                h = SEED
+                is_open = False
         if is_open:
             hashes[count] = mix(h)
             count += 1

@@ -27,7 +27,9 @@ def print_script(
     except ImportError as error:
         do = "pip install shtab"
         raise ConfigError("shtab is not installed", do=do, code="E-CONFIG-EXTRA") from error
-    hidden, verbs.help = verbs.help, None  # `--help` lists them by group; shtab needs to see them
+    # `--help` lists them by group; shtab needs to see them.
+    hidden = verbs.help
+    verbs.help = None
     print(shtab.complete(parser, arguments.shell))
     verbs.help = hidden
     return 0

@@ -79,7 +79,8 @@ def _question(near: Sequence[str]) -> str:
 def _add_shown(add: Callable[..., argparse.Action], *args: Any, **kwargs: Any) -> argparse.Action:
     """Add an argument whose help shows its default, completed by file names if it is a path."""
     action = add(*args, **kwargs)
-    text, default = action.help or "", action.default
+    text = action.help or ""
+    default = action.default
     has_default = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
     if has_default and default not in ("", argparse.SUPPRESS) and "default" not in text:
         action.help = f"{text} (default {default})".strip().replace("%", "%%")

@@ -102,7 +102,8 @@ def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
         array = map_npy(path)
         found = f"{array.dtype} {array.shape}"
     except (ValueError, FileNotFoundError) as error:
-        array, found = np.empty(()), str(error)
+        array = np.empty(())
+        found = str(error)
     fits = [wanted in (None, size) for wanted, size in zip(shape, array.shape)]
     if array.dtype.kind not in kinds or array.ndim != len(shape) or not all(fits):
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
@@ -135,7 +136,8 @@ def neighbour_overlap(first: np.ndarray, second: np.ndarray) -> float:
     count = min(NEIGHBOURS, len(first) - 1)
     if count < 1:
         return 1.0
-    ours, theirs = _neighbours(first, count), _neighbours(second, count)
+    ours = _neighbours(first, count)
+    theirs = _neighbours(second, count)
     shared = [len(np.intersect1d(a, b, assume_unique=True)) for a, b in zip(ours, theirs)]
     return float(np.mean(shared) / count)
 

@@ -70,7 +70,8 @@ def measure(
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):
         return None
-    clusters, tokens = clusters[order], tokens[order]
+    clusters = clusters[order]
+    tokens = tokens[order]
     windows = cut_windows(clusters, tokens, seq_len, loader)
     counts = windows.num_topics()
     full = counts[: max(1, windows.num_full())]
@@ -176,7 +177,8 @@ def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
 
     It is greatest right after a document of the topic, or right before one.
     """
-    documents, sizes = by_cluster(clusters), np.bincount(clusters)
+    documents = by_cluster(clusters)
+    sizes = np.bincount(clusters)
     held = np.cumsum(tokens[documents])
     totals = np.bincount(clusters, weights=tokens)
     before_topic = np.repeat(np.cumsum(totals) - totals, sizes)

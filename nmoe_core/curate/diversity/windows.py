@@ -75,7 +75,8 @@ def checked_documents(
     clusters: np.ndarray, tokens: np.ndarray, seq_len: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Topics and lengths as int64; raises as `cut_windows`."""
-    clusters, tokens = np.asarray(clusters, np.int64), np.asarray(tokens, np.int64)
+    clusters = np.asarray(clusters, np.int64)
+    tokens = np.asarray(tokens, np.int64)
     if seq_len < 1 or clusters.shape != tokens.shape or (len(tokens) and tokens.min() < 1):
         raise CurationError(
             "windows cannot be filled",
@@ -88,7 +89,8 @@ def checked_documents(
 
 def _concat(tokens: np.ndarray, seq_len: int, offset: int) -> tuple[np.ndarray, np.ndarray, int]:
     ends = np.cumsum(tokens) + offset
-    first, last = (ends - tokens) // seq_len, (ends - 1) // seq_len
+    first = (ends - tokens) // seq_len
+    last = (ends - 1) // seq_len
     return first, last, int(ends[-1] - last[-1] * seq_len)
 
 
@@ -105,10 +107,12 @@ def _flush(tokens: np.ndarray, seq_len: int, offset: int) -> tuple[np.ndarray, n
         if stop == len(tokens):
             return first, last, used + int(ends[-1]) - start
         window += 1 if stop > i or used else 0
-        i, used = stop, 0
+        i = stop
+        used = 0
         if tokens[i] >= seq_len:
             full, used = divmod(int(tokens[i]), seq_len)
-            first[i], last[i] = window, window + full - (used == 0)
+            first[i] = window
+            last[i] = window + full - (used == 0)
             window += full
             i += 1
     return first, last, used or seq_len

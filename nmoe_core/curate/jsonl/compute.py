@@ -126,7 +126,8 @@ def embed_jsonl(
     row, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
-    path, table = paths.embeddings, None
+    path = paths.embeddings
+    table = None
     if path is None:
         table = EmbeddingTable.open(paths.model, settings.max_width)
     found = embed_records(
@@ -148,7 +149,8 @@ def embed_jsonl(
             code="E-CURATION-EMBEDDING",
         )
     rows[is_bad] = 0
-    identity, num_nan = f"width {rows.shape[1]}", int(is_bad.sum())
+    identity = f"width {rows.shape[1]}"
+    num_nan = int(is_bad.sum())
     return Embedded(records, found.tokens, rows, "loaded", identity, num_nan=num_nan)
 
 
@@ -163,7 +165,8 @@ def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings)
     labels, distance = clusters.assign(rows)
     drift = clusters.drift(labels, distance)
     if drift.is_large:
-        clusters, is_frozen = _fit(embedded, settings, clusters), False
+        clusters = _fit(embedded, settings, clusters)
+        is_frozen = False
         rows = clusters.project(embedded.rows)
         labels, _ = clusters.assign(rows)
     name, order = _ordered(settings, labels.astype(np.int64), embedded.lengths, rows)

@@ -47,7 +47,8 @@ METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
 # The limit of tokens in one pass is multiplied by these: after a batch that did not fit, and after
 # one that did.
-SHRINK, GROW = 0.6, 1.1
+SHRINK = 0.6
+GROW = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,14 @@ def embed_deep(
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)
     records = scan_jsonl(input_path, settings.text_field, settings.on_error)
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    devices, dtype = settings.devices or gpus or ("cpu",), settings.dtype
+    devices = settings.devices or gpus or ("cpu",)
+    dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if devices[0].startswith("cuda") else "float32"
     with open_checkpoint(model_dir) as checkpoint:  # reads no weight
         config = checkpoint.config
-    most_tokens, width = config.max_position_embeddings, config.hidden_size
+    most_tokens = config.max_position_embeddings
+    width = config.hidden_size
     max_tokens = min(settings.max_tokens or most_tokens, most_tokens)
     model = sha256_json([METHOD, checkpoint_digest(model_dir), dtype, tokenizer.fingerprint])
     paths = JsonlPaths(input_path, output.with_suffix(""), model_dir)
@@ -160,7 +163,8 @@ def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> I
     """Runs of at most `batch_size` documents and `batch_tokens` padded tokens."""
     start = 0
     while start < len(todo):
-        stop, longest = start, 0
+        stop = start
+        longest = 0
         while stop < len(todo) and stop - start < settings.batch_size:
             longest = max(longest, int(lengths[todo[stop]]))
             if stop > start and longest * (stop - start + 1) > settings.batch_tokens:
@@ -223,7 +227,8 @@ class DeepEmbedder:
     """
 
     def __init__(self, model: Any, device: str) -> None:
-        self._model, self._device = model, device
+        self._model = model
+        self._device = device
         self._most_tokens = float("inf")  # padding included
 
     def __call__(self, texts: list[np.ndarray]) -> np.ndarray:
@@ -262,7 +267,8 @@ class DeepEmbedder:
         try:
             with torch.inference_mode():
                 last = self._model.config.num_hidden_layers
-                ids, lengths = ids.to(self._device), lengths.to(self._device)
+                ids = ids.to(self._device)
+                lengths = lengths.to(self._device)
                 _, states = self._model(
                     ids, lengths=lengths, return_hidden_states=(last,), no_logits=True
                 )

@@ -21,7 +21,9 @@ from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import CurationError
 
 CACHE_FORMAT = "embedding-cache/1"
-HEADER_NAME, KEYS_NAME, ROWS_NAME = "cache.json", "keys.bin", "rows.f32"
+HEADER_NAME = "cache.json"
+KEYS_NAME = "keys.bin"
+ROWS_NAME = "rows.f32"
 KEY = np.dtype([("sha256", "S32"), ("tokens", "<i8")])
 
 
@@ -35,7 +37,10 @@ class EmbeddingCache:
     """
 
     def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
-        self.directory, self.model, self.width, self.is_kept = directory, model, width, is_kept
+        self.directory = directory
+        self.model = model
+        self.width = width
+        self.is_kept = is_kept
         self._load()
 
     @contextmanager
@@ -80,7 +85,8 @@ class EmbeddingCache:
     def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
         """Commit rows of new and distinct keys; call inside `writer()`."""
         records = np.empty(len(keys), KEY)
-        records["sha256"], records["tokens"] = keys, tokens
+        records["sha256"] = keys
+        records["tokens"] = tokens
         rows = np.ascontiguousarray(embeddings, np.float32)
         self._keys = np.concatenate([self._keys, records])
         if not self.is_kept:

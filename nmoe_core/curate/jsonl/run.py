@@ -111,7 +111,8 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     from nmoe_core.curate.topics.clusters import flat_projection
     from nmoe_core.plots import cloud_plot
 
-    labels, lengths = curated.labels.astype(np.int64), curated.embedded.lengths
+    labels = curated.labels.astype(np.int64)
+    lengths = curated.embedded.lengths
     orders = {
         "original": np.arange(len(labels)),
         "shuffle": arrange("shuffle", labels, lengths),  # the one that was measured
@@ -127,8 +128,12 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
 
 def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:
     """All metadata of a curated file, ready for JSON."""
-    embedded, clusters, name = curated.embedded, curated.clusters, curated.order_name
-    records, lengths, order = embedded.records, embedded.lengths, curated.order
+    embedded = curated.embedded
+    clusters = curated.clusters
+    name = curated.order_name
+    records = embedded.records
+    lengths = embedded.lengths
+    order = curated.order
     sizes = np.bincount(curated.labels, minlength=settings.n_clusters)
     pca = {
         "n_components": len(clusters.axes),

@@ -74,7 +74,8 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     for what in ("seed", "epoch"):
         if not 0 <= options.get(what, 0) < _MAX_SEED:
             raise refusal(f"{what} is out of range", options[what], f"0 to {_MAX_SEED - 1}")
-    clusters, tokens = np.asarray(doc_clusters), np.asarray(doc_tokens)
+    clusters = np.asarray(doc_clusters)
+    tokens = np.asarray(doc_tokens)
     if clusters.ndim != 1 or clusters.shape != tokens.shape:
         raise refusal("arrays differ", (clusters.shape, tokens.shape), "two of shape [N]")
     for what, values in (("topics", clusters), ("lengths", tokens)):

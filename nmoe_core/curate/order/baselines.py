@@ -64,7 +64,8 @@ def stratified(
     # Only clusters that have documents: the score of an empty one would stay at zero.
     members = [documents for _, documents in members_by_topic(doc_clusters)]
     sizes = np.array([len(documents) for documents in members], np.int64)
-    num_documents, shift = len(doc_clusters), turn_of(epoch=epoch)
+    num_documents = len(doc_clusters)
+    shift = turn_of(epoch=epoch)
     heads = (np.cumsum(sizes) - sizes).tolist()
     grouped = [row for rows in members for row in np.roll(rows, -int(shift * len(rows))).tolist()]
     order = np.empty(num_documents, np.int64)
@@ -93,7 +94,8 @@ def bin_packing(
     if seq_len < 1:
         raise refusal("seq_len is out of range", seq_len, "1 or more")
     is_short = doc_tokens <= seq_len
-    order, num_short = np.flatnonzero(~is_short).tolist(), int(is_short.sum())
+    order = np.flatnonzero(~is_short).tolist()
+    num_short = int(is_short.sum())
     # Documents of each topic, shortest first; of equal ones the lower id comes last.
     pools: list[list[int]] = [[] for _ in range(int(doc_clusters.max(initial=-1)) + 1)]
     for cluster, members in members_by_topic(doc_clusters):
@@ -102,11 +104,13 @@ def bin_packing(
     lengths = [doc_tokens[pool].tolist() for pool in pools]
     left = np.array([len(pool) for pool in pools], np.int64)
     shortest = np.array([pool[0] if pool else _NEVER for pool in lengths], np.int64)
-    in_window, room = np.zeros(len(pools), np.int64), seq_len
+    in_window = np.zeros(len(pools), np.int64)
+    room = seq_len
     while len(order) < len(doc_clusters):
         fits = shortest <= room
         if not fits.any():
-            in_window[:], room = 0, seq_len
+            in_window[:] = 0
+            room = seq_len
             continue
         # One integer for (tokens in the window, documents left downwards): the first wins ties.
         rank = in_window * (num_short + 1) - left

@@ -85,8 +85,10 @@ class _Windows(FilledWindows):
         offset: int,
         margin: float,
     ) -> None:
-        self.clusters, self.seq_len = doc_clusters, seq_len
-        self.loader, self.offset = loader, offset
+        self.clusters = doc_clusters
+        self.seq_len = seq_len
+        self.loader = loader
+        self.offset = offset
         self.load = doc_tokens % seq_len
         self.is_giant = doc_tokens >= seq_len
         self.num_clusters = int(doc_clusters.max()) + 1
@@ -194,7 +196,8 @@ class _Windows(FilledWindows):
         few windows have room, the room kept for other topics is used, and then also windows that
         have more of this topic.
         """
-        count, fill = reserve.counts[cluster], self.fill
+        count = reserve.counts[cluster]
+        fill = self.fill
         is_poor = count <= int(count.min()) + 1
         room = self.seq_len - fill - self.load[batch[-1]]
         for allowed in (is_poor & (room >= reserve.needed), is_poor & (room >= 0), room >= 0):

@@ -108,7 +108,8 @@ def level(
     float `[D]`, are the sums of the windows before and after.
     """
     size = min(_LOOKAHEAD, len(windows))
-    ids, rows = windows[:size].copy(), surplus[windows[:size]]
+    ids = windows[:size].copy()
+    rows = surplus[windows[:size]]
     norms = np.square(rows).sum(axis=1)
     sums = [front.astype(np.float32), back.astype(np.float32)]
     ends: list[list[int]] = [[], []]
@@ -139,7 +140,8 @@ def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarr
     for i, value in enumerate(error.tolist()):
         rows.setdefault(value, deque()).append(i)
     signs = [deque(np.flatnonzero(error < 0).tolist()), deque(np.flatnonzero(error > 0).tolist())]
-    either, used = deque(range(len(windows))), bytearray(len(windows))
+    either = deque(range(len(windows)))
+    used = bytearray(len(windows))
     order = np.empty(len(windows), np.int64)
     for position in range(len(windows)):
         wanted = (rows.get(-balance), signs[balance < 0]) if balance else ()

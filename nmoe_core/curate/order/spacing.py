@@ -48,7 +48,8 @@ def golden(
     if groups is not None:
         groups = _column("groups", groups, len(doc_clusters))
     num_clusters = int(doc_clusters.max(initial=-1)) + 1
-    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
+    key = np.empty(len(doc_clusters))
+    shift = turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
         ranked = _ranked(members, column, groups)
         rank = np.arange(len(members))
@@ -74,7 +75,8 @@ def count_stride(
         descending: Let it fall instead.
     """
     column = None if by is None else _column("by", by, len(doc_clusters))
-    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
+    key = np.empty(len(doc_clusters))
+    shift = turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
         phase = (cluster * GOLDEN + shift) % 1.0
         key[_sorted(members, column, descending)] = (np.arange(len(members)) + phase) / len(members)
@@ -90,7 +92,8 @@ def balance_tokens(
     topics than with `golden`. Lengths are dealt out as with `golden`; the place of a document is
     the middle of its tokens. A greedy on the deficit of tokens arrives at this order too.
     """
-    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
+    key = np.empty(len(doc_clusters))
+    shift = turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
         place = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + shift) % 1.0
         dealt = _ranked(members, doc_tokens, None)[np.argsort(place, kind="stable")]
@@ -108,7 +111,8 @@ def insert_only(
     not alter; the key of a document is its place in the epoch. Less even than `golden`. Keep
     seed and epoch, and the topics of old documents, while documents are appended.
     """
-    key, shift = np.empty(len(doc_clusters)), turn_of(**turn)
+    key = np.empty(len(doc_clusters))
+    shift = turn_of(**turn)
     for cluster, members in members_by_topic(doc_clusters):
         key[members] = (np.arange(len(members)) * GOLDEN + cluster * PLASTIC + shift) % 1.0
     return np.argsort(key, kind="stable")
@@ -164,7 +168,8 @@ def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) 
     """Members by group, members without one last, then by falling `column`, then by number."""
     if groups is None:
         return _sorted(members, column, descending=True)
-    group, value = groups[members], _falling(column[members])
+    group = groups[members]
+    value = _falling(column[members])
     return members[np.lexsort((value, group, group < 0))]
 
 

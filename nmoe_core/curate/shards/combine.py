@@ -35,7 +35,8 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
             (E-MANIFEST-MIXED).
     """
     shards = tree.shards(source, num_shards)
-    parent, path = load_manifest(tree.manifest(source)), tree.curated_manifest(source)
+    parent = load_manifest(tree.manifest(source))
+    path = tree.curated_manifest(source)
     made = [_checked(shard) for shard in shards]
     manifest = combined_manifest(tree, source, num_shards)
     diversity = compare_orders(*arranged_documents(shards), settings.seq_len)

@@ -99,7 +99,8 @@ def kept_tokens_before(shard: ShardPaths, include: Iterable[str], where: str | N
         CurationError: One of them is not graded or selected yet (E-CURATION-MISSING).
         FormatError: One of them is missing or broken.
     """
-    earlier, names = shard.tree.shards(shard.source, shard.bucket), tuple(include)
+    earlier = shard.tree.shards(shard.source, shard.bucket)
+    names = tuple(include)
     return sum(_kept_tokens(before, names, where, _stamps(before)) for before in earlier)
 
 
@@ -115,7 +116,8 @@ def _kept_tokens(
         "quality": quality.checksum,
         "include": ",".join(include),
     }
-    selection, takedown = None, load_takedown(shard, manifest)
+    selection = None
+    takedown = load_takedown(shard, manifest)
     if where is not None:
         selection = load_selection(shard, manifest, where)
         made_from["selection"] = selection.digest

@@ -63,7 +63,8 @@ class CurrentInputs:
     def stale(self) -> list[str]:
         """Why the shard would be curated again; empty when it is current."""
         summary = self.shard.curation
-        before, wanted = recorded(summary), self.fingerprints
+        before = recorded(summary)
+        wanted = self.fingerprints
         if before is None:
             return ["not curated yet"]
         if before != wanted:
@@ -184,7 +185,9 @@ class _ShardCuration:
     """Selects, orders and writes the documents of one shard."""
 
     def __init__(self, inputs: CurrentInputs) -> None:
-        self.inputs, self.settings, self.prefix = inputs, inputs.settings, inputs.prefix
+        self.inputs = inputs
+        self.settings = inputs.settings
+        self.prefix = inputs.prefix
         self.files = shard_files(inputs.shard.tree.data, inputs.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
         keep = may_keep(inputs.selection, inputs.takedown)
@@ -223,21 +226,25 @@ class _ShardCuration:
         """The group of copies of each of these documents, -1 for a document in no group."""
         if self.inputs.copies is None:
             return None
-        source, survivors = self.inputs.shard.source, self.inputs.copies.survivors
+        source = self.inputs.shard.source
+        survivors = self.inputs.copies.survivors
         names = [survivors[i] or f"{source}//{self.ids[i][0]}" for i in numbers.tolist()]
         _, groups, counts = np.unique(np.array(names, str), return_inverse=True, return_counts=True)
         return np.where(counts[groups] > 1, groups, -1)
 
     def write(self) -> None:
         require_undamaged(self.inputs.manifest)
-        shard, manifest, settings = self.inputs.shard, self.inputs.manifest, self.settings
+        shard = self.inputs.shard
+        manifest = self.inputs.manifest
+        settings = self.settings
         writer = ShardWriter(shard.curated, shard_format(manifest), settings.tokens_per_shard)
         try:
             written = []
             for tokens, ingest_id, text_sha256 in self._documents():
                 writer.add_document(tokens, ingest_id, text_sha256)
                 written.append((len(tokens), text_sha256))
-            columns, numbers = {}, self.chosen.indices[self.fresh[self.new_order]]
+            columns = {}
+            numbers = self.chosen.indices[self.fresh[self.new_order]]
             for path in column_files(manifest):
                 columns = add_columns(writer, shard, path, numbers, written)
             checksum = writer.add_file(LINEAGE_NAME, self._lineage())
@@ -279,7 +286,9 @@ class _ShardCuration:
             yield lineage_line(self.chosen.rows[kept], int(self.chosen.indices[kept]), topics[i])
 
     def _facts(self) -> dict[str, Any]:
-        shard, manifest, seq_len = self.inputs.shard, self.inputs.manifest, self.settings.seq_len
+        shard = self.inputs.shard
+        manifest = self.inputs.manifest
+        seq_len = self.settings.seq_len
         fills = self.settings.fills_windows()
         return seal_summary(
             {

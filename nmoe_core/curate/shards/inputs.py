@@ -82,7 +82,8 @@ def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
     (E-CURATION-MISSING), or they are of other documents or damaged (E-CURATION-MISMATCH)."""
     path = _summary_beside(shard.topics, "assign topics to this shard first")
     summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
-    made_from, checksum = summary["fingerprints"], sha256_file(shard.topics)
+    made_from = summary["fingerprints"]
+    checksum = sha256_file(shard.topics)
     _check(path.parent, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(path.parent, "checksum", checksum, summary["topics_checksum"])
     topics = np.load(shard.topics, allow_pickle=False)
@@ -131,7 +132,8 @@ def load_copies(
     """The copies among the documents of the shard that `manifest` describes; None if the selection
     keeps no copy. Raises CurationError: duplicates were not searched yet (E-CURATION-MISSING), or
     among other documents (E-CURATION-MISMATCH)."""
-    path, do = shard.attribute("duplicates"), "look for copies first, with nmoe attributes"
+    path = shard.attribute("duplicates")
+    do = "look for copies first, with nmoe attributes"
     footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
     exact, near = rows.columns
     is_copy = _flags(exact.is_valid()) | _flags(near.is_valid())

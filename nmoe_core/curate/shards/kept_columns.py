@@ -35,7 +35,8 @@ def add_columns(
     from nmoe_core.config.attributes import KEYS
 
     rows = read_attribute(parent).drop_columns(list(KEYS))
-    count, before = len(documents) - len(numbers), rows.schema.empty_table()
+    count = len(documents) - len(numbers)
+    before = rows.schema.empty_table()
     if count:
         path = shard.curated / COLUMNS_NAME
         known = read_attribute(path).drop_columns(list(KEYS)) if path.is_file() else None
@@ -44,9 +45,11 @@ def add_columns(
         if known is not None and known.schema.equals(rows.schema):
             before = known.slice(0, count)
     table = pa.concat_tables([before, rows.take(pa.array(numbers, pa.int64()))])
-    doc_ids, lengths = [], iter(documents)
+    doc_ids = []
+    lengths = iter(documents)
     for name, num_documents in writer.files:
-        rel, start = f"{shard.source}/train/{shard.name}/{name}", 0
+        rel = f"{shard.source}/train/{shard.name}/{name}"
+        start = 0
         for _ in range(num_documents):
             end = start + next(lengths)[0]
             doc_ids.append(str(DocId(shard.source, rel, start, end)))

@@ -71,7 +71,9 @@ def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.nda
         CurationError: As `read_lineage`.
     """
     empty = np.empty(0, np.int64)
-    topics, tokens, order = [empty], [empty], [empty]
+    topics = [empty]
+    tokens = [empty]
+    order = [empty]
     num_documents = 0
     for shard in shards:
         manifest = load_manifest(shard.curated_manifest)
@@ -101,7 +103,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
             missing (E-CURATION-VERIFY); or scores or lineage are missing or foreign.
         FormatError: A shard is missing or broken.
     """
-    parent, curated = load_manifest(shard.manifest), load_manifest(shard.curated_manifest)
+    parent = load_manifest(shard.manifest)
+    curated = load_manifest(shard.curated_manifest)
     quality = load_quality(shard, parent)
     originals = {
         doc_id: (tokens, ids)
@@ -109,7 +112,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
         for doc_id, tokens, ids in file.documents()
     }
     info = curated.extra["source_info"]
-    include, num_frozen = info["include"], info["frozen_documents"]
+    include = info["include"]
+    num_frozen = info["frozen_documents"]
     names = list(originals)
     where = info.get("where")
     selection = None if where is None else load_selection(shard, parent, where)

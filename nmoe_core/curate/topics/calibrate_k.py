@@ -67,7 +67,8 @@ def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: in
         sizes = np.bincount(labels, minlength=k)
         ceiling = diversity_ceiling(labels, doc_tokens, seq_len, "concat")
         spread = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
-        found, separation = labels[sample], 0.0
+        found = labels[sample]
+        separation = 0.0
         if len(np.unique(found)) > 1:  # else no silhouette is defined
             separation = float(silhouette_score(distances, found, metric="precomputed"))
         results.append(KResult(k, separation, *spread, reachable=ceiling / k))

@@ -33,11 +33,14 @@ Method = Literal["umap", "pca"]
 CLUSTERS_FORMAT = "clusters/1"
 MAX_SHARE_DRIFT = 0.1
 MAX_DISTANCE_GROWTH = 1.1
-_PCA_ROWS, _UMAP_ROWS = 50_000, 50_000
+_PCA_ROWS = 50_000
+_UMAP_ROWS = 50_000
 _UMAP_WIDTH = 50
 _BLOCK_ROWS = 65_536
 MAX_NAMED = 20_000  # records whose words are counted
-_MAX_CHARS, _MAX_SHARE, _NUM_TERMS = 20_000, 0.2, 4
+_MAX_CHARS = 20_000
+_MAX_SHARE = 0.2
+_NUM_TERMS = 4
 _WORD = re.compile(r"[^\W\d_]{3,24}")
 
 

@@ -23,7 +23,8 @@ from nmoe_core.text.models import ModelIds
 if TYPE_CHECKING:
     import torch
 
-EMBEDDING, PROJECTION = "shallow-mean-l2", "sign-projection/1"
+EMBEDDING = "shallow-mean-l2"
+PROJECTION = "sign-projection/1"
 DEFAULT_WIDTH = 256
 BLOCK_TOKENS = 2**20
 BLOCK_DOCUMENTS = 4096
@@ -62,7 +63,8 @@ class EmbeddingTable:
         max_width: int = 0,
         model: ModelIds | None = None,
     ) -> None:
-        self.backbone, self.model = backbone, model
+        self.backbone = backbone
+        self.model = model
         self.method = f"{EMBEDDING}/{PROJECTION}-{max_width}" if max_width else EMBEDDING
         if model is not None:
             self.method += f"/{model.model.name}"

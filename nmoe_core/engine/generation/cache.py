@@ -57,7 +57,8 @@ class PagedCache:
         page_size: int,
         like: Tensor,
     ) -> None:
-        self.page_size, self.num_pages = page_size, num_pages
+        self.page_size = page_size
+        self.num_pages = num_pages
         self.max_pages = -(-max_seq_len // page_size)
         self.windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
         self.window = config.sliding_window

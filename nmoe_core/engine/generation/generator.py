@@ -96,8 +96,11 @@ class BatchedGenerator:
         check_size("num_pages", num_pages, max_pages)
         if isinstance(checkpoint, str | Path):
             checkpoint = Transformer.from_checkpoint(checkpoint, None, device or "cpu", dtype)
-        self.model, self.max_seq_len, self.max_batch = checkpoint, max_seq_len, max_batch
-        config, embedding = checkpoint.config, checkpoint.embedding
+        self.model = checkpoint
+        self.max_seq_len = max_seq_len
+        self.max_batch = max_batch
+        config = checkpoint.config
+        embedding = checkpoint.embedding
         if max_seq_len > config.max_position_embeddings:
             expected = f"at most the model's {config.max_position_embeddings}"
             raise refused("max_seq_len is out of range", max_seq_len, expected)
@@ -190,7 +193,8 @@ class BatchedGenerator:
         Prompt i is sampled at `temperature`, or as `sampling` says, with seed `sampling.seed + i`.
         All prompts are checked before any is begun. Raises as `complete`.
         """
-        base, stops = sampling or Sampling(temperature), frozenset(stop_ids)
+        base = sampling or Sampling(temperature)
+        stops = frozenset(stop_ids)
         requests = [
             Request(prompt, max_tokens, replace(base, seed=base.seed + i), stops)
             for i, prompt in enumerate(prompts)
@@ -216,7 +220,8 @@ class BatchedGenerator:
         """
         if not self.idle:
             raise refused("other sequences are under way", len(self._scheduler.sequences), "none")
-        source, taken = enumerate(requests), Taken()
+        source = enumerate(requests)
+        taken = Taken()
         try:
             while True:
                 for index, request in itertools.islice(source, 2 * self.max_batch - len(taken)):
@@ -253,11 +258,13 @@ class BatchedGenerator:
 
     def _advance(self, taken: Taken) -> list[Completion]:
         """One pass of the running requests; requests that end leave `taken`."""
-        before, made = self._launched, self._next_pass()
+        before = self._launched
+        made = self._next_pass()
         assert before is not None or made is not None
         launched = None if made is None else self._choose(*made, taken)
         if not self.launches_ahead:
-            before, launched = launched, None
+            before = launched
+            launched = None
         self._launched = launched
         return [] if before is None else self._read(before, taken)
 

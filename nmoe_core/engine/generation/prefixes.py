@@ -37,13 +37,15 @@ class PrefixTree:
     """Beginnings of prompts; `kept` has the cached ones, least recently used first."""
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
-        self._cache, self._max_kept = cache, max_kept
+        self._cache = cache
+        self._max_kept = max_kept
         self.root = Node(np.empty(0, np.int64), 0, None)
         self.kept: dict[Node, Prefix] = {}
 
     def add(self, prompt: Sequence[int]) -> Node:
         """Enter a prompt; returns the node that `remove` takes."""
-        node, rest = self.root, np.asarray(prompt[:-1], np.int64)
+        node = self.root
+        rest = np.asarray(prompt[:-1], np.int64)
         while len(rest):
             child = node.children.get(int(rest[0]))
             if child is None:
@@ -54,7 +56,8 @@ class PrefixTree:
             shared = int(differs[0]) if len(differs) else size
             if shared < len(child.tokens):
                 child = _split(child, shared)
-            node, rest = child, rest[shared:]
+            node = child
+            rest = rest[shared:]
         node.ends += 1
         return node
 
@@ -76,9 +79,11 @@ class PrefixTree:
         """Beginnings of a prompt that are worth keeping, longer than `beyond`, shortest first."""
         if self._max_kept == 0:
             return []
-        wanted, last = [], 0
+        wanted = []
+        last = 0
         for node in reversed(list(_upwards(end))):
-            is_kept, is_parting = node in self.kept, len(node.children) + node.ends > 1
+            is_kept = node in self.kept
+            is_parting = len(node.children) + node.ends > 1
             if is_kept or (is_parting and node.length >= last + MIN_SHARED_TOKENS):
                 last = node.length
                 if not is_kept and node.length > beyond:
@@ -124,6 +129,7 @@ def _split(node: Node, shared: int) -> Node:
     assert node.parent is not None
     upper = Node(node.tokens[:shared], node.length - len(node.tokens) + shared, node.parent)
     node.parent.children[int(node.tokens[0])] = upper
-    node.tokens, node.parent = node.tokens[shared:], upper
+    node.tokens = node.tokens[shared:]
+    node.parent = upper
     upper.children[int(node.tokens[0])] = node
     return upper

@@ -86,7 +86,8 @@ def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
 
 def kept_probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """float64 [B, vocab]: probabilities of what top-k and top-p keep, not normalised, else zero."""
-    device, size = logits.device, logits.shape[1]
+    device = logits.device
+    size = logits.shape[1]
 
     def column(values: list[float]) -> Tensor:
         return on_device(np.array(values), device)[:, None]

@@ -64,7 +64,9 @@ class Scheduler:
     """Waiting and running sequences over one cache."""
 
     def __init__(self, cache: PagedCache, prefixes: PrefixTree, max_step_tokens: int) -> None:
-        self.cache, self.prefixes, self.max_step_tokens = cache, prefixes, max_step_tokens
+        self.cache = cache
+        self.prefixes = prefixes
+        self.max_step_tokens = max_step_tokens
         self.sequences: dict[int, Sequence] = {}
         self.counts = Counts()
         self._waiting: list[Sequence] = []
@@ -76,7 +78,8 @@ class Scheduler:
 
     def add(self, prompt: list[int], max_tokens: int) -> int:
         """Queue a prompt; returns the id of its sequence."""
-        end, seq_id = self.prefixes.add(prompt), next(self._next_id)
+        end = self.prefixes.add(prompt)
+        seq_id = next(self._next_id)
         sequence = Sequence(seq_id, prompt, len(prompt), max_tokens, end)
         self.sequences[seq_id] = sequence
         self._waiting.append(sequence)
@@ -101,7 +104,8 @@ class Scheduler:
     def plan(self) -> list[Planned]:
         """Parts of the next pass, single tokens first; empty if no sequence can continue."""
         self._admit()
-        budget, planned = self.max_step_tokens, []
+        budget = self.max_step_tokens
+        planned = []
         for sequence in list(self._running):
             if sequence.slot < 0 or not sequence.is_answered:
                 continue
@@ -115,7 +119,8 @@ class Scheduler:
         """Note that a pass was made."""
         self.counts.passes += 1
         for part in planned:
-            sequence, count = part.sequence, part.chunk.count
+            sequence = part.sequence
+            count = part.chunk.count
             is_prompt = sequence.num_cached < sequence.num_prompt
             self.counts.prefilled += count if is_prompt else 0
             self.counts.decoded += 0 if is_prompt else count
@@ -165,7 +170,8 @@ class Scheduler:
                 return False
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=lambda other: other.seq_id)
-        sequence.slot, sequence.num_cached = slot, 0 if kept is None else kept.length
+        sequence.slot = slot
+        sequence.num_cached = 0 if kept is None else kept.length
         self.counts.reused += sequence.num_cached
         return True
 
@@ -176,12 +182,14 @@ class Scheduler:
 
     def _part(self, sequence: Sequence, budget: int) -> Planned | None:
         """Next work of a running sequence; None when it must wait."""
-        count, makes = sequence.num_missing, None
+        count = sequence.num_missing
+        makes = None
         if count > 1:
             count = min(count, budget)
             stops = self._to_make(sequence)
             if stops and stops[0].length - sequence.num_cached <= count:
-                count, makes = stops[0].length - sequence.num_cached, stops[0]
+                count = stops[0].length - sequence.num_cached
+                makes = stops[0]
         if count == 0 or not self._reserve(sequence, sequence.num_cached + count):
             return None
         return Planned(sequence, Chunk(sequence.slot, sequence.num_cached, count), makes)
@@ -212,7 +220,8 @@ class Scheduler:
 
 def wanted_rows(planned: list[Planned]) -> list[tuple[int, Sequence]]:
     """Rows of a pass whose logits choose a token, with their sequences."""
-    wanted, row = [], -1
+    wanted = []
+    row = -1
     for part in planned:
         row += part.chunk.count
         if part.chunk.stop == len(part.sequence.tokens):

@@ -60,7 +60,8 @@ class StepBatch:
     def __init__(
         self, cache: PagedCache, chunks: Sequence[Chunk], batch_invariant: bool = False
     ) -> None:
-        self.cache, self.batch_invariant = cache, batch_invariant
+        self.cache = cache
+        self.batch_invariant = batch_invariant
         self._device = cache.keys[0].device
         self.min_rows = MIN_ROWS if batch_invariant else 1
         singles = [] if batch_invariant else [chunk for chunk in chunks if chunk.count == 1]
@@ -72,7 +73,8 @@ class StepBatch:
         ]
         positions = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
         slots = np.repeat([chunk.slot for chunk in chunks], [chunk.count for chunk in chunks])
-        flat, size = np.concatenate(positions), cache.ring_size
+        flat = np.concatenate(positions)
+        size = cache.ring_size
         self.positions = self._tensor(flat)
         past = [
             self._rows(self._page_rows(np.asarray(chunk.slot), np.arange(chunk.start)))
@@ -95,7 +97,8 @@ class StepBatch:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """As `attention.Context.attend`; also writes the rows' keys and values."""
         window = self.cache.windows[layer]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys = self.cache.keys[layer]
+        values = self.cache.values[layer]
         # Copies, made before the write: a ring's new rows replace old ones that are still seen.
         seen = [
             [torch.cat(pair).transpose(0, 1)[None] for pair in self._seen(pages, new, window)]
@@ -134,7 +137,8 @@ class StepBatch:
 
     def _seen(self, pages: Tensor, new: Tensor, window: int | None) -> list[tuple[Tensor, Tensor]]:
         """Rows that each longer chunk sees: the cached ones, then its own."""
-        cached, history = pages.flatten(0, 1), self._places(window).history
+        cached = pages.flatten(0, 1)
+        history = self._places(window).history
         return [(_taken(cached, past), new[rows]) for past, rows in zip(history, self._longer_rows)]
 
     def _write(self, pages: Tensor, new: Tensor, window: int | None) -> None:
@@ -147,7 +151,8 @@ class StepBatch:
         places = self._places(window)
         assert places.taken is not None
         assert places.mask is not None
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys = self.cache.keys[layer]
+        values = self.cache.values[layer]
         shape = (len(q), -1, *keys.shape[-2:])
         if window is not None:
             keys = keys.unflatten(0, (-1, self.cache.ring_pages))

@@ -58,7 +58,8 @@ class FusedExperts:
         batch_invariant: one tile shape and no splits for every batch, so that a token's bits do not
         depend on the number of others; large batches are slower, and so are the smallest.
         """
-        num_rows, num_experts = chosen.experts.numel(), len(self.down.bias)
+        num_rows = chosen.experts.numel()
+        num_experts = len(self.down.bias)
         shape = tile_for(0 if batch_invariant else num_rows, num_experts, x.dtype)
         routing = sort_choices(*chosen, num_experts, shape.rows)
         swiglu = self.swiglu_limit, self.swiglu_alpha
@@ -124,7 +125,8 @@ class KernelBlock(nn.Module):
         self.experts_per_token = config.experts_per_token
         self.router_weight = frozen(_router_weight(tensors))
         self.router_bias = frozen(tensors.router_bias)
-        self.experts, self._product = way.prepare(config, tensors), way.product
+        self.experts = way.prepare(config, tensors)
+        self._product = way.product
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
         """As `Block.forward`."""
@@ -139,7 +141,8 @@ class KernelBlock(nn.Module):
         return self._product(self.experts, normalised, chosen, x, context)
 
     def _router_logits(self, x: Tensor) -> Tensor:
-        weight, bias = self.router_weight, self.router_bias
+        weight = self.router_weight
+        bias = self.router_bias
         if weight.dtype == torch.float32:
             return F.linear(x.float(), weight, bias)
         return torch.addmm(bias, x, weight.T, out_dtype=torch.float32)

@@ -107,7 +107,8 @@ class KernelStep(StepBatch):
         if self.is_decode:
             return self.singles.attend_rows(layer, qkv, rotation, sinks)
         window = self.cache.windows[layer]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys = self.cache.keys[layer]
+        values = self.cache.values[layer]
         q, k, v = _rotated(qkv, rotation, self._rows, keys.shape[2:])
         # Copies, made before the write: a ring's new rows replace old ones that are still seen.
         seen_keys, seen_values = (
@@ -116,7 +117,8 @@ class KernelStep(StepBatch):
         )
         self._write(keys, k, window)
         self._write(values, v, window)
-        single, longer = q[: self._num_singles], q[self._num_singles :]
+        single = q[: self._num_singles]
+        longer = q[self._num_singles :]
         blocks = self._blocks if window is None else self._ring_blocks
         mixed = prefill_attention(longer, seen_keys, seen_values, sinks, blocks, window)
         if not self._num_singles:

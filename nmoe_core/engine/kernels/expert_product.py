@@ -33,7 +33,8 @@ TILE_K = 2 * GROUP_SIZE
 WORDS = TILE_K // CODES
 # 2^(s - 1), which undoes the 2^-126 of unpacked codes, must itself be a bfloat16: of exponent
 # s + 126.
-LARGEST_SCALE, EXPONENT_OFFSET = 128, 126
+LARGEST_SCALE = 128
+EXPONENT_OFFSET = 126
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,12 @@ class TileShape:
 # From few rows per expert, where reading and decoding the weights is most of the work, to many: on
 # an H100 the fastest of about forty shapes from 4 rows on (docs/kernels.md).
 TILES = tuple(TileShape(rows, columns=256, num_warps=4, num_stages=3) for rows in (16, 32, 64))
-DECODE, PREFILL = TILES[0], TILES[-1]
+DECODE = TILES[0]
+PREFILL = TILES[-1]
 # Up to 408 programs (eight tokens) splits of a product saved a quarter to a half of its time there,
 # and from 432 on they cost a few per cent. Splits of fewer tiles of inputs were not measured.
-MOST_SPLIT_PROGRAMS, LEAST_K_TILES = 420, 8
+MOST_SPLIT_PROGRAMS = 420
+LEAST_K_TILES = 8
 # Scalar instructions multiply float32, with a tile's inputs in registers: a larger one spills them.
 FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
@@ -130,7 +133,8 @@ def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
 def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> int:
     """Splits of a product's inputs: more than one only for the smallest tile, in batches with few
     programs."""
-    num_tiles, num_outputs = len(routing.tile_experts), weights.bias.shape[1]
+    num_tiles = len(routing.tile_experts)
+    num_outputs = weights.bias.shape[1]
     programs = num_tiles * triton.cdiv(num_outputs, shape.columns)
     if shape.rows > DECODE.rows or programs > MOST_SPLIT_PROGRAMS:
         return 1
@@ -163,9 +167,12 @@ def grouped_product(
     """
     if x.shape[1] != weights.in_features or shape.rows != routing.tile_rows:
         raise ValueError(f"{x.shape[1]=} and {shape.rows=} do not fit the weights and the routing")
-    is_packed, is_first = isinstance(weights, TiledExperts), swiglu is not None
-    num_outputs, num_tiles = weights.bias.shape[1], len(routing.tile_experts)
-    num_rows, num_k_tiles = routing.experts.numel(), triton.cdiv(x.shape[1], TILE_K)
+    is_packed = isinstance(weights, TiledExperts)
+    is_first = swiglu is not None
+    num_outputs = weights.bias.shape[1]
+    num_tiles = len(routing.tile_experts)
+    num_rows = routing.experts.numel()
+    num_k_tiles = triton.cdiv(x.shape[1], TILE_K)
     if is_first:
         out = x.new_empty(num_rows, num_outputs // 2)
     else:
@@ -211,7 +218,8 @@ def _product_kernel(
     x_rows = x_ptr + rows.to(tl.int64)[:, None] * num_inputs
     num_k_tiles = tl.cdiv(num_inputs, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    first_tile, end_tile = 0, num_k_tiles
+    first_tile = 0
+    end_tile = num_k_tiles
     if IS_SPLIT:
         first_tile = tl.program_id(1) * split_tiles
         end_tile = tl.minimum(first_tile + split_tiles, num_k_tiles)

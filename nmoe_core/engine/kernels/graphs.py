@@ -44,7 +44,9 @@ class StaticStep:
 
     def fill(self, ids: Tensor, step: KernelStep) -> None:
         """Take the rows of a step of single tokens; the places after them become empty."""
-        own, new, count = self.singles, step.singles, len(ids)
+        own = self.singles
+        new = step.singles
+        count = len(ids)
         for buffer, values, empty in (
             (self.ids, ids, 0),
             (self.positions, step.positions, 0),
@@ -62,7 +64,9 @@ class DecodeGraphs:
     """Recorded decoding steps of a forward pass over a cache; `rotation` is of every position."""
 
     def __init__(self, forward: Forward, rotation: Tensor, cache: PagedCache) -> None:
-        self._forward, self._rotation, self.cache = forward, rotation, cache
+        self._forward = forward
+        self._rotation = rotation
+        self.cache = cache
         self._recorded: dict[tuple[int, int], tuple[StaticStep, Callable[[], Tensor]]] = {}
         with current(rotation.device):
             self._pool = torch.cuda.graph_pool_handle() if rotation.is_cuda else None

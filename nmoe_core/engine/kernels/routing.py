@@ -59,7 +59,8 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
 @on_its_device
 def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: int) -> Routing:
     """Sort the choices [T, k] by expert and cut each expert's rows into tiles."""
-    device, num_choices = experts.device, experts.numel()
+    device = experts.device
+    num_choices = experts.numel()
     num_blocks = max(1, triton.cdiv(num_choices, _SORT_BLOCK))
     max_tiles = min(num_experts, num_choices) + num_choices // tile_rows
     padded = triton.next_power_of_2(num_experts)

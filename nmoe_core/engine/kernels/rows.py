@@ -93,8 +93,10 @@ def _rotate_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     # Both values of a pair in one load and one store: single ones took seven times the time.
-    values, pairs = tl.arange(0, 2 * PADDED_HALF), tl.arange(0, PADDED_HALF)
-    head_dim, is_pair = 2 * HALF_DIM, pairs < HALF_DIM
+    values = tl.arange(0, 2 * PADDED_HALF)
+    pairs = tl.arange(0, PADDED_HALF)
+    head_dim = 2 * HALF_DIM
+    is_pair = pairs < HALF_DIM
     is_there = (head < heads + 2 * kv_heads)[:, None] & (values < head_dim)[None, :]
     source = (row * (heads + 2 * kv_heads) + head)[:, None] * head_dim + values[None, :]
     x = tl.load(qkv_ptr + source, mask=is_there, other=0.0)

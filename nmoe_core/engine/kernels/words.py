@@ -34,7 +34,8 @@ lop3.b32 $3, high, 0x00400040, low, 0xEA;
 
 def words_of(codes: Tensor) -> Tensor:
     """int16 [...] of codes uint8 [4, ...]."""
-    signs, magnitudes = codes.int() >> 3, codes.int() & 7
+    signs = codes.int() >> 3
+    magnitudes = codes.int() & 7
     words = (signs[0] << 15) | (magnitudes[0] << 6)
     words |= (signs[1] << 12) | (magnitudes[1] << 3)
     words |= (signs[2] << 9) | magnitudes[2]

@@ -72,8 +72,10 @@ class ModelConfig:
         names += ("rms_norm_eps", "swiglu_alpha")
         names += () if self.swiglu_limit is None else ("swiglu_limit",)
         grouped = ("hidden_size", "intermediate_size") if self.quant_method == MXFP4 else ()
-        heads, divisor = self.num_attention_heads, max(1, self.num_key_value_heads)
-        experts, layers = self.num_experts, self.num_hidden_layers
+        heads = self.num_attention_heads
+        divisor = max(1, self.num_key_value_heads)
+        experts = self.num_experts
+        layers = self.num_hidden_layers
         are_kinds = all(kind in (SLIDING, FULL) for kind in self.layer_types)
         conditions = [
             *[(name, getattr(self, name) > 0, "above 0") for name in names],
@@ -119,7 +121,8 @@ class ModelConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """The Hugging Face `config.json` of this model, keys in alphabetical order."""
-        family, scaling = self.family, self.rope_scaling
+        family = self.family
+        scaling = self.rope_scaling
         raw: dict[str, Any] = {
             **{name: getattr(self, name) for name in (*SAME_INTEGERS, *_SAME_IN_HF)},
             "architectures": [family.architecture],
@@ -152,5 +155,6 @@ class ModelConfig:
         else:
             if isinstance(scaling, YarnScaling):
                 raw["initial_context_length"] = scaling.original_max_position
-            raw["rope_theta"], raw["rope_scaling"] = self.rope_theta, write_rope(scaling)
+            raw["rope_theta"] = self.rope_theta
+            raw["rope_scaling"] = write_rope(scaling)
         return dict(sorted(raw.items()))

@@ -62,10 +62,12 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
     if family is not QWEN3:  # its heads are 128 wide by default, and in every published file
         raw = {"head_dim": hidden // max(1, heads)} | raw
     same = ("num_hidden_layers", "vocab_size", "head_dim", "num_key_value_heads")
-    inner, windows = "moe_intermediate_size" if family.has_router else "intermediate_size", 1
+    inner = "moe_intermediate_size" if family.has_router else "intermediate_size"
+    windows = 1
     kinds = (FULL,) * _depth(raw)
     if raw.get("use_sliding_window"):
-        windows, kinds = take(raw, int, "sliding_window"), _window_kinds(raw, family)
+        windows = take(raw, int, "sliding_window")
+        kinds = _window_kinds(raw, family)
     theta, scaling = read_rope(raw, _DEFAULTS)
     fields: dict[str, Any] = {name: take(raw, int, name) for name in same}
     fields |= {"num_experts": 1, "experts_per_token": 1}

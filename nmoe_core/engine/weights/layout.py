@@ -142,9 +142,13 @@ def layouts(config: ModelConfig) -> tuple[Layout, ...]:
 
 def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every part of a block as the engine uses it: matrices are [.., outputs, inputs]."""
-    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
-    query_size, qkv_size = config.qkv_sizes[0], sum(config.qkv_sizes)
-    family, has_biases = config.family, config.family.has_feed_forward_biases
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    experts = config.num_experts
+    query_size = config.qkv_sizes[0]
+    qkv_size = sum(config.qkv_sizes)
+    family = config.family
+    has_biases = config.family.has_feed_forward_biases
     shapes = {
         "attn_norm": (True, (hidden,)),
         "qkv_weight": (True, (qkv_size, hidden)),

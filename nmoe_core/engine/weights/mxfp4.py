@@ -73,13 +73,15 @@ def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
         raise ValueError(f"{tuple(blocks.shape)=} does not match {tuple(scales.shape)=}")
     pairs, powers = _tables(values.dtype, values.device)
     groups = scales.shape[-1]
-    all_blocks, all_scales = blocks.flatten(0, -3), scales.flatten(0, -2)
+    all_blocks = blocks.flatten(0, -3)
+    all_scales = scales.flatten(0, -2)
     all_values = values.view(-1, groups, GROUP_SIZE)
     is_cpu = values.device.type == "cpu"
     num_rows = max(1, _PIECE_BYTES // (groups * GROUP_SIZE // 2)) if is_cpu else len(all_values)
     for start in range(0, len(all_values), num_rows):
         piece = slice(start, start + num_rows)
-        codes, exponents = all_blocks[piece].int().flatten(), all_scales[piece].int()
+        codes = all_blocks[piece].int().flatten()
+        exponents = all_scales[piece].int()
         decoded = pairs.index_select(0, codes).view(values.dtype).view(*exponents.shape, -1)
         power = powers.index_select(0, exponents.flatten()).view(*exponents.shape, 1)
         torch.mul(decoded, power, out=all_values[piece])
@@ -119,7 +121,8 @@ def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     integers = {torch.float32: torch.int64, torch.bfloat16: torch.int32}
     if dtype not in integers:
         raise ValueError(f"{dtype} is neither torch.float32 nor torch.bfloat16")
-    positive, byte = torch.tensor(_MAGNITUDES), torch.arange(256)
+    positive = torch.tensor(_MAGNITUDES)
+    byte = torch.arange(256)
     codes = torch.cat([positive, -positive])
     pairs = torch.stack([codes[byte & 15], codes[byte >> 4]], dim=-1).to(dtype)
     powers = torch.exp2(byte.double() - SCALE_BIAS).float().to(dtype)

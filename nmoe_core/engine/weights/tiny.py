@@ -126,8 +126,10 @@ def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor
 
 def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every stored tensor, by its Hugging Face name."""
-    layout, shapes = layouts(config)[0], part_shapes(config)
-    table, hidden = (config.vocab_size, config.hidden_size), (config.hidden_size,)
+    layout = layouts(config)[0]
+    shapes = part_shapes(config)
+    table = (config.vocab_size, config.hidden_size)
+    hidden = (config.hidden_size,)
     yield layout.embedding, _draw(seed, layout.embedding, table, "embedding").bfloat16()
     for layer in range(config.num_hidden_layers):
         for name, part, shape in block_tensors(config, layout, layer):

@@ -33,7 +33,8 @@ def tiny_config(family: str, seed: int, num_layers: int, **sizes: int) -> dict[s
 
 def tiny_model(family: Family, num_layers: int, sizes: dict[str, int]) -> ModelConfig:
     """The model of a tiny checkpoint; raises as `make_tiny_checkpoint`."""
-    vocab_size, kinds = sizes["vocab_size"], (FULL,) * num_layers
+    vocab_size = sizes["vocab_size"]
+    kinds = (FULL,) * num_layers
     is_published = vocab_size == PUBLISHED_VOCAB_SIZE
     own: dict[str, Any] = {"rope_scaling": None, "attention_bias": False, "swiglu_limit": None}
     if family is GPT_OSS:

@@ -106,7 +106,8 @@ def weight_files(place: Path) -> list[Path]:
     others = {path.name for path in indexes[1:]}
     others |= {name for name in _OWN_WEIGHTS if name not in files and (place / name).is_file()}
     if others:
-        found, expected = f"{', '.join(sorted(others))} beside it", "the weights of one model"
+        found = f"{', '.join(sorted(others))} beside it"
+        expected = "the weights of one model"
         raise _bad_file(indexes[0], found, expected, "move the files of the other model away")
     return [place / name for name in files]
 

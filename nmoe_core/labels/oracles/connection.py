@@ -37,7 +37,8 @@ class Address:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         is_secure = parts.scheme == "https"
-        self.host, self.port = parts.hostname or "", parts.port or (443 if is_secure else 80)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if is_secure else 80)
         self.ssl = ssl.create_default_context() if is_secure else None
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc}"]
@@ -53,7 +54,8 @@ class Connection:
     """Posts to one address; `timeout_s` holds for one request, connecting included."""
 
     def __init__(self, address: Address, timeout_s: float, max_reply_bytes: int) -> None:
-        self._address, self.timeout_s = address, timeout_s
+        self._address = address
+        self.timeout_s = timeout_s
         self._max_reply_bytes = max_reply_bytes
         self._wire: _Wire | None = None
 
@@ -77,7 +79,8 @@ class Connection:
                     if self._wire.num_received:
                         raise
             self.close()
-            where, loop = self._address, asyncio.get_running_loop()
+            where = self._address
+            loop = asyncio.get_running_loop()
             try:
                 _, self._wire = await loop.create_connection(
                     lambda: _Wire(self._max_reply_bytes), where.host, where.port, ssl=where.ssl
@@ -122,7 +125,8 @@ class _Wire(asyncio.Protocol):
         return not self.transport.is_closing() and not self._poll.poll(0)
 
     async def exchange(self, request: bytes) -> Response:
-        self._answer, self.num_received = asyncio.get_running_loop().create_future(), 0
+        self._answer = asyncio.get_running_loop().create_future()
+        self.num_received = 0
         self.transport.write(request)
         try:
             return await self._answer
@@ -162,7 +166,9 @@ class _Wire(asyncio.Protocol):
         """A response is whole; one of 1xx only announces the response."""
         if self._parser.get_status_code() >= 200:
             self._end(None, keeps_alive=self._parser.should_keep_alive())
-        self._headers, self._parts, self._has_head = {}, [], False
+        self._headers = {}
+        self._parts = []
+        self._has_head = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The server closed; that ends a body of no stated length, and breaks off any other."""

@@ -56,7 +56,9 @@ class Dialect:
     path: str
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        self._table, self._salvage, self._scale = table, salvage, Scale.of(rubric)
+        self._table = table
+        self._salvage = salvage
+        self._scale = Scale.of(rubric)
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
         self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
@@ -179,9 +181,11 @@ def final_text(text: str) -> str | None:
     A final channel that is only spelled inside another message is a quotation, so an answer whose
     control tokens do not delimit whole messages has none. Two final messages are one text.
     """
-    finals, at = [], 0
+    finals = []
+    at = 0
     while (message := _MESSAGE.match(text, at)) is not None:
-        channel, at = message["channel"], message.end()
+        channel = message["channel"]
+        at = message.end()
         if channel == "final":
             finals.append(message["text"])
         if _REST.match(text, at):

@@ -78,7 +78,9 @@ class EngineOracle(MeasuredOracle):
         from nmoe_core.engine.weights.checkpoint import open_checkpoint
         from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
-        self._checkpoint, self._table, self._salvage = checkpoint, table, salvage
+        self._checkpoint = checkpoint
+        self._table = table
+        self._salvage = salvage
         self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
@@ -115,7 +117,8 @@ class EngineOracle(MeasuredOracle):
         # Reasoning that would leave no room for an answer is cut there; `none` never reasons.
         room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
         final_from = -1 if self._table.reasoning == "none" else room
-        source, running = enumerate(questions), dict[int, _Answer]()
+        source = enumerate(questions)
+        running = dict[int, _Answer]()
         try:
             while True:
                 # Twice the batch: a place that gets free is filled in the same step.
@@ -141,7 +144,8 @@ class EngineOracle(MeasuredOracle):
         logits, seq_ids = stepped
         likeliest = logits.argmax(-1).tolist()
         for row, seq_id in enumerate(seq_ids):
-            answer, token = running[seq_id], likeliest[row]
+            answer = running[seq_id]
+            token = likeliest[row]
             if answer.question.is_drawn:
                 sampling = Sampling(RETRY_TEMPERATURE, seed=answer.question.seed())
                 token = sample(logits[row], sampling, len(answer.tokens))
@@ -150,7 +154,8 @@ class EngineOracle(MeasuredOracle):
             generator.update(seq_id, token, finished=is_last)
             if is_last:
                 del running[seq_id]
-                has_stopped, is_opened = token in STOP_IDS, self._table.reasoning == "none"
+                has_stopped = token in STOP_IDS
+                is_opened = self._table.reasoning == "none"
                 tokens = answer.tokens[:-1] if has_stopped else answer.tokens
                 result = read_answer(tokens, has_stopped, is_opened, self._salvage, self.scale)
                 yield answer.index, replace(result, is_truncated=answer.is_truncated)

@@ -66,7 +66,8 @@ class JudgePrompt:
         # The empty user message ends with its `<|message|>`; the document goes behind it.
         cut = len(ids) - ids[::-1].index(MESSAGE)
         opening = OPEN_FINAL if reasoning == "none" else ()
-        self.prefix, self.suffix = ids[:cut], [*ids[cut:], *opening]
+        self.prefix = ids[:cut]
+        self.suffix = [*ids[cut:], *opening]
         fixed = len(self.prefix) + len(self.suffix) + sum(map(len, self._fence("")))
         self.max_document_tokens = max_tokens - fixed
         if self.max_document_tokens < 1:
@@ -122,7 +123,8 @@ def read_answer(
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
         reason = "final_stop" if is_answer else "stop_outside_final"
-    scores, is_salvaged = None, False
+    scores = None
+    is_salvaged = False
     if is_answer or salvage:
         scores, is_salvaged = read_scores(final, salvage, scale)
     if salvage and not is_answer:

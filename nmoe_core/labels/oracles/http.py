@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 # Documents that fail one after another, none answered between them: it is the server's fault.
 MAX_FAILED_IN_A_ROW = 16
-RAW_CHARS, REASON_CHARS = 16_000, 64
+RAW_CHARS = 16_000
+REASON_CHARS = 64
 Result = tuple[int, OracleResult]
 # The result for a text; if the server failed on it, the error if it answers no other document.
 Outcome = tuple[OracleResult, LabelError | None]
@@ -49,7 +50,8 @@ class HttpOracle(MeasuredOracle):
         api_key: str | None = None,
         salvage: bool = False,
     ) -> None:
-        self._table, self._dialect = table, DIALECTS[table.api](table, rubric, salvage)
+        self._table = table
+        self._dialect = DIALECTS[table.api](table, rubric, salvage)
         self._clean = Redactor(api_key).clean
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -96,7 +98,8 @@ class HttpOracle(MeasuredOracle):
             raise ConfigError(
                 "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
             ) from error
-        address, table = Address(self._url, self._headers), self._table
+        address = Address(self._url, self._headers)
+        table = self._table
         limits = table.timeout_s, table.max_reply_bytes
         return [Connection(address, *limits) for _ in range(table.concurrency)]
 
@@ -163,7 +166,8 @@ class HttpOracle(MeasuredOracle):
         return down(self._url, found, expected, do)
 
     def _check_model(self, value: dict[str, Any]) -> None:
-        named, asked = value.get("model"), self._table.model
+        named = value.get("model")
+        asked = self._table.model
         # A dated snapshot of the requested model counts as that model.
         if named in (None, asked, *self._table.accept_model) or re.fullmatch(
             re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}", str(named)
@@ -204,7 +208,10 @@ class _Requests:
         connections: list[Connection],
         questions: Iterator[tuple[int, Question]],
     ) -> None:
-        self._ask, self._flow, self._idle, self._questions = ask, flow, connections, questions
+        self._ask = ask
+        self._flow = flow
+        self._idle = connections
+        self._questions = questions
         self._workers: set[asyncio.Task[None]] = set()
         self._results: list[Result] = []
         self._failed: list[Result] = []
@@ -232,8 +239,10 @@ class _Requests:
                 self._error = self._error or self._refusal
             if self._error is not None:
                 raise self._error
-            self._results, self._failed = self._failed, []
-        results, self._results = self._results, []
+            self._results = self._failed
+            self._failed = []
+        results = self._results
+        self._results = []
         return results
 
     async def _drain(self) -> None:

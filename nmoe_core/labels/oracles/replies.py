@@ -100,7 +100,8 @@ def retry_after_s(value: str, date: str = "") -> float:
         return min(max(0.0, float(value)), 1e9)
     except ValueError:
         pass
-    when, now = _moment(value), _moment(date) or datetime.now(UTC)
+    when = _moment(value)
+    now = _moment(date) or datetime.now(UTC)
     return 0.0 if when is None else max(0.0, (when - now).total_seconds())
 
 
@@ -123,7 +124,8 @@ class Flow:
 
     def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
         self._limit = self._concurrency = concurrency
-        self._max_outage_s, self._rng = max_outage_s, rng
+        self._max_outage_s = max_outage_s
+        self._rng = rng
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._open_at = 0.0
         self._down_since: float | None = None

@@ -37,9 +37,13 @@ class Appender:
         columns: KeptColumns,
         known: KnownDocuments,
     ) -> None:
-        self._writers, self._lines, self._columns = writers, lines, columns
-        self._known, self._waiting = known, dict[int, _Waiting]()
-        self._new, self._new_bytes = dict[int, list[Run]](), 0
+        self._writers = writers
+        self._lines = lines
+        self._columns = columns
+        self._known = known
+        self._waiting = dict[int, _Waiting]()
+        self._new = dict[int, list[Run]]()
+        self._new_bytes = 0
         there = [file for writer in writers.values() for file in writer.state]
         self.num_documents = sum(num_documents for _, num_documents, _ in there)
         """Documents in the shards, including waiting ones."""
@@ -48,11 +52,14 @@ class Appender:
 
     def add(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records of a block."""
-        columns, ids = block.columns, memoryview(block.ids)
+        columns = block.columns
+        ids = memoryview(block.ids)
         stored = np.flatnonzero(columns.id_bytes)
         stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
-        num_tokens, id_bytes = columns.num_tokens[stored], columns.id_bytes[stored]
-        numbers, buckets = columns.numbers[stored], columns.buckets[stored]
+        num_tokens = columns.num_tokens[stored]
+        id_bytes = columns.id_bytes[stored]
+        numbers = columns.numbers[stored]
+        buckets = columns.buckets[stored]
         is_new = numbers < 0
         all_ends, new_ends, token_ends, id_ends = (
             [0, *np.cumsum(sizes).tolist()]

@@ -80,9 +80,11 @@ class KnownDocuments:
         documents = self._documents[:, number - file : number - file + count]
         starts, ends, id_starts, id_ends = documents[7:11].astype(np.int64)
         lines = np.empty(count, LINE_ROW)
-        lines["key"], lines["text_bytes"] = documents[KEY].T, documents[6]
+        lines["key"] = documents[KEY].T
+        lines["text_bytes"] = documents[6]
         tokens, ids = self._mapped(file)
-        tokens, ids = tokens[starts[0] : ends[-1]], ids[id_starts[0] : id_ends[-1]]
+        tokens = tokens[starts[0] : ends[-1]]
+        ids = ids[id_starts[0] : id_ends[-1]]
         return Run(tokens, ends - starts, ids, id_ends - id_starts, lines)
 
     @cached_property

@@ -35,7 +35,8 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
     has_columns = bool(block.reading.kept)  # which are taken from parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known)
-    records, match = list(block.records()), None
+    records = list(block.records())
+    match = None
     kept = block.kept(records) if has_columns else None
     if rows != Rows():
         wanted = [i for i, record in enumerate(records) if record.row in rows]
@@ -47,14 +48,16 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         new = np.delete(np.arange(len(keys)), match.lines)
         row_numbers = np.array([record.row for record in records], np.int64)
         match = match._replace(lines=row_numbers[match.lines] - block.start.row)
-        records, keys = [records[i] for i in new.tolist()], keys[new]
+        records = [records[i] for i in new.tolist()]
+        keys = keys[new]
     return BlockRecords(RecordColumns.of(records), keys, kept, match)
 
 
 def _read_lines(
     block: LinesBlock, lines: list[bytes], rows: Rows, known: KnownDocuments | None
 ) -> BlockRecords:
-    keys, match = line_keys(lines), None
+    keys = line_keys(lines)
+    match = None
     wanted = np.ones(len(lines), np.bool_)
     if rows != Rows():
         wanted[:] = [block.start.row + i in rows for i in range(len(lines))]

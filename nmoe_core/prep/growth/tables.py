@@ -23,11 +23,15 @@ from nmoe_core.shards.manifest import ShardFormat, entry_row, shard_dirs
 from nmoe_core.sources.records import Reading
 
 KNOWN_NAME = "known"
-DOCUMENTS, BY_TEXT, BY_LINE, FILES = "documents.npy", "by_text.npy", "by_line.npy", "files.json"
+DOCUMENTS = "documents.npy"
+BY_TEXT = "by_text.npy"
+BY_LINE = "by_line.npy"
+FILES = "files.json"
 # Rows of a table, uint64 `[12, documents]`: four words of the text's SHA-256, two of the line's
 # key, bytes of the text, first token and end, first byte and end of its line of ids, file.
 NUM_ROWS = 12
-TEXT, KEY = slice(0, 4), slice(4, 6)
+TEXT = slice(0, 4)
+KEY = slice(4, 6)
 _LOG = logging.getLogger(__name__)
 
 
@@ -83,7 +87,9 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     manifest = shard.manifest
     lines = None if shard.reading is None else read_lines(manifest, shard.reading)
     lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
-    files, parts, first = [], [np.empty((NUM_ROWS, 0), np.uint64)], 0
+    files = []
+    parts = [np.empty((NUM_ROWS, 0), np.uint64)]
+    first = 0
     for entry in manifest.shards:
         last = first + entry.num_documents
         try:
@@ -120,11 +126,14 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
     # A line of ids ends with the 64 digits of the hash, a quotation mark, a brace and its LF.
     digests = payload[ends[:, None] + np.arange(-67, -3)].tobytes().decode()
     rows[TEXT] = np.frombuffer(bytes.fromhex(digests), ">u8").reshape(-1, 4).T
-    rows[4:6], rows[6] = lines["key"].T, lines["text_bytes"]
+    rows[4:6] = lines["key"].T
+    rows[6] = lines["text_bytes"]
     rows[7:9] = file.spans.T
-    rows[9, 1:], rows[10] = ends[:-1], ends
+    rows[9, 1:] = ends[:-1]
+    rows[10] = ends
     has_bos = manifest.extra.get("bos_token_id") is not None
-    bucket, npy = int(directory.name.removeprefix("shard_")), manifest.shard_path(entry)
+    bucket = int(directory.name.removeprefix("shard_"))
+    npy = manifest.shard_path(entry)
     facts = str(npy), str(paths["ids"]), bucket, manifest.dtype, has_bos, len(file.spans)
     return OldFile(*facts), rows
 

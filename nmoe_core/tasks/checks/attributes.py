@@ -53,7 +53,8 @@ def _check(run: Run, name: str, shards: list[ShardPaths]) -> Verdicts:
 def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
     from nmoe_core.attributes.files import numbers, read_attribute
 
-    known, given = attribute_names(run), run.config.checks.ranges
+    known = attribute_names(run)
+    given = run.config.checks.ranges
     if unknown := [label for label in given if label.partition(".")[0] not in known]:
         raise ConfigError(
             "no such attribute",
@@ -62,7 +63,8 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
             expected=f"attribute.column, of {', '.join(known)}",
         )
     left = {label for label in given if label.partition(".")[0] == name}
-    problems, count = [], 0
+    problems = []
+    count = 0
     for shard in shards:
         for column, values in numbers(read_attribute(shard.attribute(name))).items():
             label = f"{name}.{column}"
@@ -99,6 +101,7 @@ def _drift(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
     if not moved:
         return Verdict(True, "no earlier version with other rows", {"drift": 0.0})
     column, total = max(moved.items(), key=lambda item: item[1])
-    share, limit = total / documents, run.config.checks.max_drift
+    share = total / documents
+    limit = run.config.checks.max_drift
     found = f"{share:.1%} of {column} moved, at most {limit:.1%} allowed"
     return Verdict(share <= limit, found, {"drift": share, "column": column})

@@ -28,7 +28,8 @@ def check_slices(run: Run, source: str) -> Verdicts:
     """`split_rule`: each id is in the split that its MD5 says, and all documents are there."""
     from nmoe_core.labels.slices import SPLITS, read_slice
 
-    directory, count = run.tree.source_slices(source), 0
+    directory = run.tree.source_slices(source)
+    count = 0
     for split in SPLITS:
         for doc_id, _ in read_slice(directory / f"docids_{split}.jsonl"):
             if split_of(doc_id) != split:
@@ -65,7 +66,8 @@ def check_labels(run: Run) -> Verdicts:
     from nmoe_core.labels.files import SUMMARY_NAME, read_summary
     from nmoe_core.labels.slices import LABEL_SHARDS, read_slice
 
-    summaries, uncovered = [], []
+    summaries = []
+    uncovered = []
     for split, i in LABEL_SHARDS:
         path = run.tree.label_shard(split, i) / SUMMARY_NAME
         if path.is_file():
@@ -115,8 +117,10 @@ def check_head(run: Run, kind: str) -> Verdicts:
     if interval is None:
         none = Verdict(False, "no interval of the agreement: val has no spread, or too few labels")
         return {"promotion": none, "baselines": none}
-    table, (low, high) = run.config.checks, interval
-    num_scored, num_failed = metrics["n"], metrics.get("num_failed", 0)
+    table = run.config.checks
+    low, high = interval
+    num_scored = metrics["n"]
+    num_failed = metrics.get("num_failed", 0)
     is_promoted = (
         num_scored >= table.min_val_documents
         and num_failed / (num_scored + num_failed) <= table.max_nonfinite_share
@@ -150,8 +154,10 @@ def check_calibration(run: Run) -> Verdicts:
     from nmoe_core.labels.agreement import Z95
 
     summary = read_calibration(run.tree.calibration_summary)
-    drop, keep = summary["tau_drop"], summary["tau_keep"]
-    count, target = summary.get("count_report", summary["count"]), summary["target_keep"]
+    drop = summary["tau_drop"]
+    keep = summary["tau_keep"]
+    count = summary.get("count_report", summary["count"])
+    target = summary["target_keep"]
     found: Verdicts = {
         "thresholds": Verdict(
             0 <= drop <= keep <= 1,
@@ -163,7 +169,8 @@ def check_calibration(run: Run) -> Verdicts:
     if "achieved_keep" not in summary:
         none = Verdict(False, "the share kept was not measured: this is the published rule")
         return found | {"calibrated_keep_rate": none}
-    achieved, target = summary["achieved_keep"], summary.get("target_keep_of_all", target)
+    achieved = summary["achieved_keep"]
+    target = summary.get("target_keep_of_all", target)
     margin = sampling_margin(run, target, summary.get("documents_report", count))
     if summary.get("target_unit") == "tokens":
         achieved, interval = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
@@ -190,7 +197,8 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
     if "max_false_drop" not in summary:
         return Verdict(False, "nothing bounds false drops: this is the published rule")
-    most, rate = summary["max_false_drop"], summary["false_drop_rate"]
+    most = summary["max_false_drop"]
+    rate = summary["false_drop_rate"]
     usual = round(summary["count_report"] * summary["achieved_drop"])
     dropped = int(summary.get("num_dropped", usual))
     wrong = int(summary.get("num_false_drops", round((rate or 0.0) * dropped)))
@@ -213,7 +221,9 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     `keep_rate`; and `score_drift`: scores are close to the scores of the source's val documents."""
     from nmoe_core.calibration.graded import read_graded
 
-    wrong, kept, total = [], 0, 0
+    wrong = []
+    kept = 0
+    total = 0
     graded: dict[str, Graded] = {}
     for bucket in buckets:
         shard = run.tree.shard(source, bucket)
@@ -222,14 +232,17 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         except NmoeError as error:
             wrong.append(error.line())
             continue
-        summary, manifest = found.summary, load_manifest(shard.manifest)
+        summary = found.summary
+        manifest = load_manifest(shard.manifest)
         decided = summary["kept"] + summary["band"] + summary["dropped"]
         if not decided == summary["total"] == manifest.total_documents:
             wrong.append(f"{shard.name}: {decided} decisions, {manifest.total_documents} documents")
         elif summary["fingerprints"]["shard"] != documents_digest(manifest):
             wrong.append(f"{shard.name}: grades are of other content")
-        kept, total = kept + summary["kept"], total + summary["total"]
-    table, found = run.config.checks, "; ".join(wrong) or f"{total} documents, a decision each"
+        kept = kept + summary["kept"]
+        total = total + summary["total"]
+    table = run.config.checks
+    found = "; ".join(wrong) or f"{total} documents, a decision each"
     counts = {"counts": Verdict(not wrong, found, {"documents": total, "kept": kept})}
     if grade_checks(run) == (*counts,):
         return counts

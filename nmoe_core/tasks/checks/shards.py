@@ -63,7 +63,8 @@ def check_topic_model(run: Run) -> Verdicts:
     from nmoe_core.curate.topics.model import load_topic_model
 
     centroids = load_topic_model(run.tree.topic_model).centroids
-    distinct, count = len(np.unique(centroids, axis=0)), len(centroids)
+    distinct = len(np.unique(centroids, axis=0))
+    count = len(centroids)
     if distinct != count:
         raise CurationError(
             "two topics have one centroid",
@@ -80,7 +81,8 @@ def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     from nmoe_core.curate.shards.inputs import load_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
-    num_topics, count = len(load_topic_model(run.tree.topic_model).centroids), 0
+    num_topics = len(load_topic_model(run.tree.topic_model).centroids)
+    count = 0
     for shard in (run.tree.shard(source, bucket) for bucket in buckets):
         topics = load_topics(shard, load_manifest(shard.manifest)).topics
         if len(topics) and (largest := int(topics.max())) >= num_topics:
@@ -104,7 +106,8 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     from nmoe_core.seen.suffixes import is_in_order
     from nmoe_core.text.tokenizer import load_tokenizer
 
-    tokenizer, count = load_tokenizer(run.tokenizer), 0
+    tokenizer = load_tokenizer(run.tokenizer)
+    count = 0
     for shard in (run.tree.shard(source, bucket) for bucket in buckets):
         for part in open_index(shard, tokenizer):
             if not is_in_order(np.asarray(part.tokens), np.asarray(part.suffixes)):
@@ -147,8 +150,10 @@ def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) ->
         none = Verdict(True, "no documents were kept")
         return {"diversity": none, "boundary": none}
     limits = run.config.checks
-    share, share_of_shuffle = order["percent_of_ceiling"], shuffle["percent_of_ceiling"]
-    seam, seam_of_shuffle = order["wrap_tv_8"], shuffle["wrap_tv_8"]
+    share = order["percent_of_ceiling"]
+    share_of_shuffle = shuffle["percent_of_ceiling"]
+    seam = order["wrap_tv_8"]
+    seam_of_shuffle = shuffle["wrap_tv_8"]
     return {
         "diversity": Verdict(
             share >= min(limits.min_percent_of_ceiling, share_of_shuffle),
@@ -200,7 +205,8 @@ def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
             summary = read_grading_summary(shard.graded)
-            kept, total = kept + summary["kept"], total + summary["total"]
+            kept = kept + summary["kept"]
+            total = total + summary["total"]
     calibrated = read_calibration(run.tree.calibration_summary)
     expected = calibrated["achieved_keep"]
     margin = sampling_margin(run, expected, calibrated.get("count_report", calibrated["count"]))

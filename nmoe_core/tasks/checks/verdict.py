@@ -96,6 +96,7 @@ def sampling_margin(run: Run, share: float, count: int) -> float:
 
 def share_within(value: float, low: float, high: float) -> Verdict:
     """Whether a share kept is in an interval."""
-    low, high = max(low, 0.0), min(high, 1.0)
+    low = max(low, 0.0)
+    high = min(high, 1.0)
     found = f"{value:.4f} kept, allowed {low:.4f} to {high:.4f}"
     return Verdict(low <= value <= high, found, {"keep_rate": value, "low": low, "high": high})

@@ -55,7 +55,8 @@ class CurationLooks:
         from nmoe_core.curate.topics.assign import SUMMARY_NAME, assign_fingerprints
 
         summary = shard.with_topics / SUMMARY_NAME
-        then, damage = recorded(summary), ""
+        then = recorded(summary)
+        damage = ""
         if then is not None:
             checksum = read_json_object(summary).get("topics_checksum")
             is_whole = shard.topics.is_file() and sha256_file(shard.topics) == checksum
@@ -70,12 +71,14 @@ class CurationLooks:
         from nmoe_core.tasks.selection.expression import opened, required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints
 
-        run, expression = self._run, required_where(self._run)
+        run = self._run
+        expression = required_where(self._run)
         where = opened(run, shard.source, expression)
         footer = find_footer(shard.selection)
         then = None if footer is None else footer.fingerprints
         now = selection_fingerprints(run, shard, expression, where)
-        old, new = made_with.selection(shard), {"curation.where": expression}
+        old = made_with.selection(shard)
+        new = {"curation.where": expression}
         read = f"what `where` reads of {shard.source}"
         inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
         return Look(then, now, old, new, inputs)

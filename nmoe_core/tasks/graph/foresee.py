@@ -154,7 +154,8 @@ def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int |
     from nmoe_core.shards.documents import shard_files
     from nmoe_core.takedown.record import load_takedown
 
-    run, number = graph.run, f"{shard.bucket:04d}"
+    run = graph.run
+    number = f"{shard.bucket:04d}"
     if run.config.curation.resume_from_token:
         return None
     read = graph.of(f"{shard.source}/shards", number)

@@ -36,12 +36,14 @@ def backbone(run: Run) -> Look:
     from nmoe_core.engine.weights.weight_files import read_checkpoint_json
     from nmoe_core.tasks.backbone import tiny_recipe
 
-    path, now = run.tree.checkpoint / "config.json", {"checkpoint": "there"}
+    path = run.tree.checkpoint / "config.json"
+    now = {"checkpoint": "there"}
     if not path.is_file():
         return Look(None, now)
     if run.config.backbone.kind != "tiny":
         return Look(now, now)
-    there, wanted = read_checkpoint_json(path), tiny_recipe(run)
+    there = read_checkpoint_json(path)
+    wanted = tiny_recipe(run)
     then, now = ({"recipe": str(sorted(one.items()))} for one in (there, wanted))
     return Look(then, now, made_with.backbone(there), made_with.backbone(wanted))
 
@@ -56,7 +58,8 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
     for job in planned_jobs(run):
         looks = []
         for documents, directory, oracle in label_parts(run, job, oracles):
-            summary, now = directory / SUMMARY_NAME, label_fingerprints(documents, oracle)
+            summary = directory / SUMMARY_NAME
+            now = label_fingerprints(documents, oracle)
             then = recorded(summary)
             former = now | {"data": documents.former_data or ""}
             if recorded(directory / STARTED_NAME) == former:
@@ -109,7 +112,8 @@ class ModelLooks:
         from nmoe_core.labels.files import is_merged
         from nmoe_core.tasks.hydra import labelled_splits
 
-        tree, splits = self.run.tree, labelled_splits(self.run)
+        tree = self.run.tree
+        splits = labelled_splits(self.run)
         for split in splits:
             if not is_merged(tree, split):
                 raise FormatError("labels are to be merged", where=tree.merged_labels(split))
@@ -130,7 +134,8 @@ class ModelLooks:
         from nmoe_core.tasks.hydra import student_corpus
         from nmoe_core.text.tokenizer import load_tokenizer
 
-        run, path = self.run, self.run.tree.student
+        run = self.run
+        path = self.run.tree.student
         header, damage = _header(path)
         corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
         now = student_fingerprints(self.labelled, corpus, load_tokenizer(run.tokenizer))
@@ -143,7 +148,8 @@ class ModelLooks:
         from nmoe_core.heads.train import HeadTraining
         from nmoe_core.tasks.hydra import head_corpus, labelled_splits
 
-        run, tree = self.run, self.run.tree
+        run = self.run
+        tree = self.run.tree
         header, damage = _header(tree.probe if kind == "probe" else tree.judge)
         paths = {split: tree.merged_labels(split) for split in labelled_splits(run)}
         assert self.labelled  # merged, and enough
@@ -176,8 +182,10 @@ class ModelLooks:
 
     def calibration(self) -> Look:
         """At the thresholds."""
-        run, path = self.run, self.run.tree.calibration_summary
-        then, now = recorded(path), self._fit.fingerprints
+        run = self.run
+        path = self.run.tree.calibration_summary
+        then = recorded(path)
+        now = self._fit.fingerprints
         old = made_with.calibration(run.tree)
         inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
         inputs |= {"data": "shards", "backbone": "hydra/backbone", "probe": "hydra/probe_head"}
@@ -198,7 +206,8 @@ class ModelLooks:
         from nmoe_core.calibration.calibrate import refit
         from nmoe_core.calibration.files import calibration_of
 
-        tree, fit = self.run.tree, self._fit
+        tree = self.run.tree
+        fit = self._fit
         made = refit(tree.calibration, *fit)
         if made is None:
             return None
@@ -210,7 +219,8 @@ class ModelLooks:
         from nmoe_core.heads.files import read_header
         from nmoe_core.tasks.hydra import head_corpus
 
-        run, asked = self.run, self.run.config.grading.grader
+        run = self.run
+        asked = self.run.config.grading.grader
         student = {"student": sha256_file(run.tree.student)} if run.tree.student.is_file() else {}
         if asked != "student":
             probe = read_header(run.tree.probe)
@@ -241,8 +251,10 @@ class GradeLooks:
         from nmoe_core.heads.files import heads_digest, read_header
         from nmoe_core.tasks.hydra import ids_for_grader
 
-        self._run, self.calibration = run, calibration
-        table, asked = run.config.grading, run.config.grading.grader
+        self._run = run
+        self.calibration = calibration
+        table = run.config.grading
+        asked = run.config.grading.grader
         self.kind: GraderKind = calibration.grader if asked == "auto" else asked  # pyright: ignore
         if self.kind == "student":
             path = run.tree.student

@@ -29,7 +29,9 @@ class SplitLooks:
     since prep read them."""
 
     def __init__(self, run: Run, source: SourcePlan, split: str) -> None:
-        self._run, self._source, self._split = run, source, split
+        self._run = run
+        self._source = source
+        self._split = split
         self._settings = prep_settings(run, source, split)
         recall_digests(run.tree.source_digests(source.name, split))
         revision = open_reader(source.spec, run.base, split).revision()
@@ -39,7 +41,8 @@ class SplitLooks:
     def shard(self, bucket: int) -> Look:
         """At one shard."""
         paths = self._run.tree.shard(self._source.name, bucket, self._split)
-        then, source = recorded(paths.manifest), self._source.name
+        then = recorded(paths.manifest)
+        source = self._source.name
         is_whole = then is None or is_shard_current(paths.directory, then)
         return Look(
             then,
@@ -94,7 +97,8 @@ class AttributeLooks:
     """Looks at the shards of one attribute other than `duplicates`."""
 
     def __init__(self, run: Run, name: str) -> None:
-        self._run, self._name = run, name
+        self._run = run
+        self._name = name
         self._now: Fingerprints = {"code": CODES.get(name, CODES["join"])}
         if name in run.config.attributes.files:
             self._now["files"] = user_files(run, name).digest
@@ -127,7 +131,8 @@ def duplicates(run: Run, sources: list[str]) -> Look:
     summary = run.tree.attributes / "duplicates.json"
     corpus, fixed = duplicates_inputs(run, sources)
     now = {"inputs": sha256_json(list(corpus.inputs.items())), **fixed}
-    known, then = read_sealed(summary) or {}, recorded(summary)
+    known = read_sealed(summary) or {}
+    then = recorded(summary)
     made = settings.attribute(run, "duplicates").settings
     footers = [find_footer(shard.attribute("duplicates")) for shard in corpus.shards]
     places = list(corpus.inputs)

@@ -169,7 +169,8 @@ def _state(
 
 def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
     """Look at every output of a run. Raises ConfigError as `prep_settings`."""
-    graph, names = Graph(run), [source.name for source in sources]
+    graph = Graph(run)
+    names = [source.name for source in sources]
     _sources(graph, sources)
     is_off = run.config.grading.is_off
     if not is_off:
@@ -218,7 +219,8 @@ def _split(graph: Graph, source: SourcePlan, split: str) -> None:
 
 def _models(graph: Graph, names: Sequence[str]) -> None:
     """Backbone, labels, student, heads and thresholds."""
-    run, looks = graph.run, graph.models
+    run = graph.run
+    looks = graph.models
     has_heads = run.config.grading.grader in ("hydra", "auto")
     labelled = [f"{name}/{kind}" for name in names for kind in ("docid_slices", "shards")]
     _labels(graph, labelled)
@@ -288,13 +290,15 @@ def _attributes(
         looks = prepared.AttributeLooks(run, attribute)
         for name in names:
             for shard in run.tree.shards(name, run.config.prep.num_shards):
-                key, number = f"{name}/attributes/{attribute}", f"{shard.bucket:04d}"
+                key = f"{name}/attributes/{attribute}"
+                number = f"{shard.bucket:04d}"
                 graph.add(key, task, [f"{name}/shards"], partial(looks.shard, shard), number)
 
 
 def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     """Topics, selection, curated shards and the plan over them."""
-    run, names = graph.run, [source.name for source in sources]
+    run = graph.run
+    names = [source.name for source in sources]
     add = partial(graph.add, task="curate")
     inputs = [f"{name}/manifest" for name in names] + ["hydra/backbone"]
     add("curation/topic_model", inputs=inputs, look=partial(curated.topic_model, run, names))

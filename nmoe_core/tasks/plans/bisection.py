@@ -76,7 +76,9 @@ def find_causes(
     (E-BISECT)."""
     again = again or is_gone
     causes: list[int] = []
-    high, was_gone, was_there = num_suspects, False, False
+    high = num_suspects
+    was_gone = False
+    was_there = False
     while not causes or not is_gone(causes):
         if causes:  # after a wrong answer the search would visit document after document
             _require_agreement(not again([*range(high), *causes[1:]]))
@@ -85,9 +87,11 @@ def find_causes(
         while high - low > 1:
             middle = (low + high) // 2
             if is_gone([*range(middle), *causes]):
-                high, was_gone = middle, True
+                high = middle
+                was_gone = True
             else:
-                low, was_there = middle, True
+                low = middle
+                was_there = True
         if not was_gone and not is_gone([*range(num_suspects)]):
             raise PlanError(
                 "the symptom stays where all suspects are masked",
@@ -125,7 +129,9 @@ class Replays:
     threshold."""
 
     def __init__(self, command: str, directory: Path, repeat: int = 1) -> None:
-        self._command, self._directory, self._repeat = command, directory, repeat
+        self._command = command
+        self._directory = directory
+        self._repeat = repeat
         if repeat % 2 == 0:
             raise ConfigError("no majority", where="--repeat", found=repeat, expected="odd")
         if "{plan}" not in command:

@@ -56,7 +56,8 @@ def write_remix(
         if name not in in_force:
             raise unknown_name("source", name, in_force, "--remove")
     for name in sorted(in_force):
-        is_weighted, is_removed = name in edit.weights, name in edit.removed
+        is_weighted = name in edit.weights
+        is_removed = name in edit.removed
         if is_weighted == is_removed:
             raise ConfigError(
                 "weighted and removed" if is_weighted else "neither weighted nor removed",
@@ -96,8 +97,10 @@ def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, st
                 do="restore them, or remove the remixes to plan the run anew",
                 code="E-REMIX-CHAIN",
             )
-        plan, facts = certificate.after, shares(certificate)
-        old, new = facts["before"], facts["after"][0]["percent"]
+        plan = certificate.after
+        facts = shares(certificate)
+        old = facts["before"]
+        new = facts["after"][0]["percent"]
         changes = (f"{x} {old.get(x, 0):g} -> {new.get(x, 0):g} %" for x in {**old, **new})
         said[path.stem] = f"from step {certificate.step}: {', '.join(changes)}"
     return plan, said
@@ -106,7 +109,9 @@ def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, st
 def shares(certificate: Certificate) -> dict[str, Any]:
     """The share of each source before the step and in each stage after it, and its windows before
     and after."""
-    before, after, step = certificate.before, certificate.after, certificate.step
+    before = certificate.before
+    after = certificate.after
+    step = certificate.step
     in_force, ended = _around(before, step)
     _, stages = _around(after, step)
     known = {stage.name for stage in after.stages}
@@ -128,7 +133,9 @@ def shares(certificate: Certificate) -> dict[str, Any]:
 
 def _around(plan: LoaderPlan, step: int) -> tuple[PlanStage, list[PlanStage]]:
     """The stage that was read before a step, and the stages that are read from it."""
-    before, rest, stop = plan.stages[0], [], 0
+    before = plan.stages[0]
+    rest = []
+    stop = 0
     for stage in plan.stages:
         if stop < step * plan.batch_size:
             before = stage

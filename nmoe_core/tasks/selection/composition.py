@@ -74,7 +74,8 @@ def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:
         langs = read_attribute(shard.attribute("language"), ["lang"]).column("lang")
         found["language"] = np.array(langs.to_pylist(), str)
     if shard.topics.is_file():
-        topics, path = load_topics(shard, manifest).topics, run.tree.topic_terms
+        topics = load_topics(shard, manifest).topics
+        path = run.tree.topic_terms
         terms = read_json_object(path)["terms"] if path.is_file() else []
         names = [f"{i}: {', '.join(words[:3])}" for i, words in enumerate(terms)]
         names += [str(i) for i in range(len(names), int(topics.max(initial=0)) + 1)]

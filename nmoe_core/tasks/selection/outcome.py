@@ -51,7 +51,8 @@ def _ruled(run: Run, shard: ShardPaths) -> Outcome:
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
         return Outcome(codes, [*map(in_words, clauses_of(shard))])
-    included, decisions = set(run.config.curation.include), ["drop", "band", "keep"]
+    included = set(run.config.curation.include)
+    decisions = ["drop", "band", "keep"]
     numbers = {name: 0 if name in included else i for i, name in enumerate(decisions, 1)}
     codes = [numbers[row["decision"]] for row in read_graded(shard.graded).rows()]
     return Outcome(np.array(codes, np.uint8), [f"judged {name}" for name in decisions])
@@ -85,10 +86,12 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
     and the document's values that caused it. Raises as `outcome_of`."""
     codes, reasons = outcome_of(run, shard)
     dropped = [i for i in numbers if codes[i]]
-    copies, values = copies_of(run, shard, dropped), _values(run, shard, dropped, codes)
+    copies = copies_of(run, shard, dropped)
+    values = _values(run, shard, dropped, codes)
     found = {}
     for i in dropped:
-        reason, copy = reasons[codes[i] - 1], copies.get(i, "")
+        reason = reasons[codes[i] - 1]
+        copy = copies.get(i, "")
         of_clause = values.get(i, {})
         shown = ", ".join(
             str(value)
@@ -126,7 +129,8 @@ def _values(
         return {}
     from nmoe_core.tasks.selection.view import read_columns, run_schema
 
-    clauses, schema = clauses_of(shard), run_schema(run, shard.source)
+    clauses = clauses_of(shard)
+    schema = run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
     named.append([])  # a takedown is about no column
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})

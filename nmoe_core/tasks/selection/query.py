@@ -106,7 +106,8 @@ def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
     """The question with each `attribute.column` by its name in the view."""
     ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
     try:
-        parsed, changed = json_value(text, MAX_DEPTH), False
+        parsed = json_value(text, MAX_DEPTH)
+        changed = False
     except ValueError:  # too deep to be looked through
         return sql
     if parsed["error"] or len(parsed["statements"]) != 1:
@@ -114,7 +115,8 @@ def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
     for node in _column_references(parsed):
         name = names.get(".".join(node["column_names"]))
         if name is not None and node["column_names"] != [name]:
-            node["column_names"], changed = [name], True
+            node["column_names"] = [name]
+            changed = True
     if not changed:
         return sql
     asked = "select json_deserialize_sql(?::json)"

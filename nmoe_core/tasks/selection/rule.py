@@ -88,11 +88,13 @@ def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
 
 
 def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Result:
-    path, changed = shard.selection, False
+    path = shard.selection
+    changed = False
     with replacing(path):
         made_from = selection_fingerprints(run, shard, expression, where)
         if not is_attribute_current(path, made_from):
-            changed, found = True, where.evaluate(_columns(run, shard, where))
+            changed = True
+            found = where.evaluate(_columns(run, shard, where))
             reasons = first_failures(found)
             clauses = {"clauses": json.dumps(where.clauses)}
             schema = pa.schema(
@@ -135,12 +137,15 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
     """
     where = opened(run, source, expression)
     language = next((name for name in where.schema if name == "language.lang"), None)
-    found, lengths, languages = [], [], []
+    found = []
+    lengths = []
+    languages = []
     edge: list[_Edge] = []
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         labels = where.columns if language is None else [*{*where.columns, language}]
         table = read_columns(run, shard, where.schema, labels)
-        clauses, documents = where.evaluate(table), open_shard_documents(shard)
+        clauses = where.evaluate(table)
+        documents = open_shard_documents(shard)
         found.append(clauses)
         lengths += [file.lengths() for file in documents.files]
         if language is not None:
@@ -155,7 +160,8 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
     lengths = np.concatenate([np.empty(0, np.int64), *lengths])
     fails = ~clauses
     keep = np.logical_and.reduce(clauses, axis=0)
-    first, num_fails = first_failures(clauses), fails.sum(axis=0)
+    first = first_failures(clauses)
+    num_fails = fails.sum(axis=0)
     of_language = Counter(languages), Counter(compress(languages, keep.tolist()))
     return Kept(
         source=source,
@@ -192,7 +198,8 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
         for table in [part.read(list(part.schema))]
         for column in part.schema
     }
-    verdict, path = None, shard.selection
+    verdict = None
+    path = shard.selection
     if path.is_file() and read_footer(path).fingerprints["where"] == run.config.curation.where:
         row = read_attribute(path).slice(number, 1).to_pylist()[0]
         dropped = None if row["keep"] else clauses_of(shard)[row["reason"] - 1]

@@ -126,7 +126,8 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
     for label in labels:
         attribute, _, column = label.partition(".")
         by_attribute.setdefault(attribute, []).append(column)
-    parts, num_rows = shard_parts(run, shard, by_attribute), load_manifest(shard.manifest)
+    parts = shard_parts(run, shard, by_attribute)
+    num_rows = load_manifest(shard.manifest)
     found: dict[str, pa.ChunkedArray | pa.Array] = {}
     hashes = None
     for attribute, columns in by_attribute.items():
@@ -190,7 +191,8 @@ def _scores_schema(run: Run) -> Schema:
 
 
 def _scores(run: Run, shard: ShardPaths, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
-    rows, schema = [], _scores_schema(run)
+    rows = []
+    schema = _scores_schema(run)
     with open(load_quality(shard, manifest).path, "rb") as file:
         for line in file:
             row = orjson.loads(line)

@@ -39,7 +39,8 @@ _MEANINGS = {
 }
 _NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
 _NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "other than"}
-_NUMBER, _TEXT = r"-?\d+(?:\.\d+)?", r"'(?:[^']|'')*'"
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_TEXT = r"'(?:[^']|'')*'"
 _COMPARED = re.compile(rf'\("?(\w+)"? (>=|>|<=|<|=) ({_NUMBER}|{_TEXT})\)')
 _LISTED = re.compile(rf'\("?(\w+)"? IN \(((?:{_NUMBER}|{_TEXT})(?:, (?:{_NUMBER}|{_TEXT}))*)\)\)')
 _EXCLUDED = re.compile(rf"\(NOT {_LISTED.pattern}\)")
@@ -71,7 +72,9 @@ def _alternatives(clause: str) -> list[str]:
     """The parts of which one must be true; only the clause itself if it is not an OR."""
     inner = clause[1:-1]
     without_texts = re.sub(_TEXT, lambda text: "_" * len(text[0]), inner)
-    parts, depth, begin = list[str](), 0, 0
+    parts = list[str]()
+    depth = 0
+    begin = 0
     for found in re.finditer(r"[()]| OR ", without_texts):
         depth += {"(": 1, ")": -1}.get(found[0], 0)
         if depth == 0 and found[0] == " OR ":

@@ -33,8 +33,10 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
     starts = np.array([bases[files[one.path]] + one.start for one in known], np.int64)
     ends = np.array([bases[files[one.path]] + one.end for one in known], np.int64)
     order = np.argsort(starts)
-    starts, ends = starts[order], ends[order]
-    lasts, counts = np.full(len(known), -1, np.int64), np.zeros(len(known), np.int64)
+    starts = starts[order]
+    ends = ends[order]
+    lasts = np.full(len(known), -1, np.int64)
+    counts = np.zeros(len(known), np.int64)
     firsts = np.full(len(known), stream.num_sequences, np.int64)
     for sequences, positions, lengths in _pieces(stream, seq_len) if known else ():
         low = np.searchsorted(ends, positions, side="right")

@@ -127,7 +127,8 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     Raises as `find_documents` and `loader.mask`, and ConfigError if the plan reads no file with one
     of them."""
     _, found = find_documents(run, path)
-    plan, output = resolve_plan(plan_path), output.absolute()
+    plan = resolve_plan(plan_path)
+    output = output.absolute()
     with closing(Stream(plan, "train")) as stream:
         files = set(stream.files.paths())
     tokens = [one.place for one in found if one.path in files]
@@ -146,7 +147,8 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
 
 def _copies(run: Run, *, scans_data: bool = True) -> Facts:
     """The places that no step searches, the store of the run, and the plan to send there."""
-    url, tree = run.config.publish.url, run.tree
+    url = run.config.publish.url
+    tree = run.tree
     store = without_credentials(url) if url else None
     places = [] if scans_data else [f"data shards and their kept versions ({tree.data})"]
     places += ["input files", f"texts in labels, looked up by hash and id alone ({tree.labels})"]
@@ -243,8 +245,10 @@ def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
     record finds them when no shard has the document any more; also by id, since a label's hash
     covers the text that the oracle was shown, which may be cut."""
     known = [*found, *rows]
-    texts, doc_ids = {one.text_sha256 for one in known}, {one.doc_id for one in known}
-    root, counts = run.tree.labels, {}
+    texts = {one.text_sha256 for one in known}
+    doc_ids = {one.doc_id for one in known}
+    root = run.tree.labels
+    counts = {}
     merged = {run.tree.merged_labels(split) for split in SPLITS}
     for path in files_below(root) if root.exists() else ():
         if path in merged or path.name in (SCORES_NAME, KNOWN_NAME):
@@ -272,7 +276,8 @@ def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
             name = f"{source}/train/{shard.name}"
             if name in hold["data"] or name in hold["curated"]:
-                curate[name], behind = None, fills
+                curate[name] = None
+                behind = fills
             elif behind:
                 later[name] = None
     return {**hold, "curate": list(curate), "later": list(later), "plan": bool(curate)}
