@@ -1,6 +1,7 @@
 """What `nmoe plan` foretells is what `nmoe run`, a job of Dagster and automation then make."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from tests.assets.small_project import append, execute, failures, opened
+from tests.assets.small_project import execute, failures, opened
 from tests.assets.test_automation import Daemon
 from tests.core.graph.world import marks, not_current
 
@@ -23,20 +24,22 @@ BY_HAND += ("oracle_labels", "backbone", "topic_model")
 
 
 def setting(line: str) -> Edit:
-    """A setting at the end of the run's TOML, in its table."""
+    """A setting of the run's TOML, in its table, instead of one that is there."""
     table, _, assignment = line.rpartition(":")
+    key = assignment.partition(" ")[0]
 
     def edit(project: Path) -> None:
         config = project / "run.toml"
-        text, header = config.read_text(), f"[{table}]\n"
-        if table and header in text:
-            config.write_text(text.replace(header, f"{header}{assignment}\n"))
-        elif table:
-            append(project, f"\n{header}{assignment}\n")
-        else:
-            key = assignment.partition(" ")[0]
-            lines = [one for one in text.splitlines() if not one.startswith(f"{key} ")]
-            config.write_text("\n".join([assignment, *lines, ""]))
+        tables = re.split(r"^(?=\[)", config.read_text(), flags=re.MULTILINE)
+        header = f"[{table}]\n" if table else ""
+        place = next((i for i, one in enumerate(tables) if header and one.startswith(header)), 0)
+        if header and not tables[place].startswith(header):
+            tables.append(header)
+            place = len(tables) - 1
+        others = tables[place].removeprefix(header).splitlines(keepends=True)
+        others = [one for one in others if not one.startswith(f"{key} ")]
+        tables[place] = "".join([header, f"{assignment}\n", *others])
+        config.write_text("".join(tables))
 
     return edit
 
