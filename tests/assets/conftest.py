@@ -49,6 +49,15 @@ def defs(run: Run) -> dg.Definitions:
     return build_definitions(run)
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Verbs of a run set variables for the processes that they start: no later test sees them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose pipeline has run once, by one of the processes that share the tests.

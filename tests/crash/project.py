@@ -12,7 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loader.plan.file import load_plan
 from nmoe_core.cli import main
+from nmoe_core.tasks.account import commit_account
 from nmoe_core.tasks.curate import make_plan
 from tests.project import Project, json_lines, jsonl_source, write_project
 
@@ -57,7 +59,9 @@ def nmoe(words: str, *more: object) -> int:
 def run_task(project: Path, task: str) -> int:
     """The exit status of a task of the run in `project`; the loader plan has no verb of its own."""
     if task == "loader plan":
-        make_plan(Project(project).run, ["web"], ["web"])
+        run = Project(project).run
+        make_plan(run, ["web"], ["web"])
+        commit_account(run, load_plan(run.tree.plan))
         return 0
     words = [str(project / word) if word.endswith(".html") else word for word in task.split()]
     return nmoe(" ".join(words), "--config", project / "run.toml")

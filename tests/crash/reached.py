@@ -71,7 +71,7 @@ _BY_WRITER = {
         "nmoe_core.curate.topics.assign:assign_topics",
         "nmoe_core.tasks.selection.rule:_select",
     ),
-    "loader plan": ("nmoe_core.tasks.curate:make_plan",),
+    "loader plan": ("nmoe_core.tasks.curate:make_plan", "nmoe_core.tasks.account:commit_account"),
     "export megatron": ("nmoe_core.export.raw:write_megatron", "nmoe_core.export.run:export"),
     "export olmo": ("nmoe_core.export.raw:write_olmo",),
     "export mds": ("nmoe_core.export.mds:write",),

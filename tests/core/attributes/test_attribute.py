@@ -103,7 +103,11 @@ def test_only_new_and_changed_texts_are_looked_at_and_rows_are_those_of_a_fresh_
 def test_texts_are_those_of_the_tokens_also_where_a_document_was_cut(tmp_path: Path) -> None:
     long = {"id": "a", "text": "東京" * 40 + "👩‍👩‍👧" * 40}
     source = jsonl_source("web", [long, *_rows(3)])
-    project = write_project(tmp_path, [source], {"prep": {"max_doc_tokens": 100, "num_shards": 1}})
+    project = write_project(
+        tmp_path,
+        [source],
+        {"prep": {"max_doc_tokens": 100, "long_documents": "cut", "num_shards": 1}},
+    )
     assert main(["prep-mixture", "--config", str(project.config)]) == 0
     seen.clear()
     _made(project.run)
@@ -123,6 +127,7 @@ def test_rows_of_documents_that_are_cut_elsewhere_now_are_made_again(tmp_path: P
     for most, computed in ((12, 60), (10**6, 60)):
         for one in (run, fresh):
             options = ("--force", "--set", f"prep.max_doc_tokens={most}")
+            options += ("--set", "prep.long_documents=cut")
             assert main(["prep-mixture", "--config", str(one.path), *options]) == 0
         assert sum(result.facts["computed"] for result in _made(run)) == computed
         shutil.rmtree(fresh.tree.attributes, ignore_errors=True)

@@ -31,7 +31,10 @@ FAULTS: dict[str, list[Edit]] = {
         ("weights/checkpoint", "[bias[:, 0::2], bias[:, 1::2]]", "[bias]"),
     ],
     "gate and up swapped": [("experts", "gate, up = product(", "up, gate = product(")],
-    "no limit": [("experts", "clamp(max=limit), up.clamp(-limit, limit)", "clone(), up.clone()")],
+    "no limit": [
+        ("experts", "gate.clamp(max=limit)", "gate.clone()"),
+        ("experts", "up.clamp(-limit, limit)", "up.clone()"),
+    ],
     "alpha 1": [("experts", "torch.mul(gate, alpha)", "torch.mul(gate, 1.0)")],
     "no +1": [("experts", "up.add_(1).mul_(", "up.mul_(")],
     "softmax over all experts": [
