@@ -12,7 +12,7 @@ from typing import Any
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
 from loader.plan.build import num_windows
 from loader.plan.records import LoaderPlan
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.config.run import Run
 from nmoe_core.plots import flow_plot, kept_picture, png_markdown
 from nmoe_core.prep.mixture import SourcePlan, run_sources
@@ -59,8 +59,9 @@ def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
     `run_account`."""
     account = run_account(run, plan)
     path = run.tree.account
-    if not path.is_file() or read_json_object(path) != account:
-        write_json(path, account)
+    with replacing(path):  # also removes what a killed run left
+        if not path.is_file() or read_json_object(path) != account:
+            write_json(path, account)
     return account
 
 
