@@ -96,6 +96,8 @@ class FilledWindows:
         return ties[first]
 
 
+# All values are finite, but a matrix product may set the flag for lanes that it does not use.
+@np.errstate(invalid="ignore")
 def level(
     windows: np.ndarray, surplus: np.ndarray, front: np.ndarray, back: np.ndarray
 ) -> np.ndarray:
