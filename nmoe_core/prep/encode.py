@@ -52,35 +52,31 @@ class Encoder(NamedTuple):
         documents = []
         for place, (text, payload) in enumerate(zip(texts, payloads)):
             ids = known[place] if place in known else next(found)
-            documents.append(self._of_text(text, digests[place], len(payload), ids))
+            whole = _document(digests[place], len(payload), ids)
+            documents.append(self._of_record(text, whole))
         return documents, len(known)
 
-    def _of_text(self, text: str, sha256: str, size: int, ids: memoryview | str) -> list[Encoded]:
-        if isinstance(ids, str):
-            return [Encoded(sha256, size, memoryview(b""), failure=ids)]
-        whole = Encoded(sha256, size, ids)
-        if len(ids) <= self.settings.max_doc_tokens or self.settings.long_documents == "cut":
+    def _of_record(self, text: str, whole: Encoded) -> list[Encoded]:
+        if self.settings.long_documents == "cut":
             return [whole]
-        parts = self._parts(text, ids)
+        parts = self._parts(text, whole)
         if len(parts) == 1 or any(part.failure for part in parts):
-            return [whole]  # it cannot be split
+            return [whole]  # it is short enough, or cannot be split
         return [part._replace(part=number) for number, part in enumerate(parts, 1)]
 
-    def _parts(self, text: str, ids: memoryview | str) -> list[Encoded]:
+    def _parts(self, text: str, whole: Encoded) -> list[Encoded]:
         """A text by parts within the limit, as far as it can be split."""
-        payload = text.encode()
-        sha256 = hashlib.sha256(payload).hexdigest()
-        if isinstance(ids, str):
-            return [Encoded(sha256, len(payload), memoryview(b""), failure=ids)]
         most = self.settings.max_doc_tokens
-        texts = []
-        if len(ids) > most:
-            texts = split_text(text, int(_SLACK * len(ids) / most) + 1)
+        if len(whole.ids) <= most:
+            return [whole]
+        texts = split_text(text, int(_SLACK * len(whole.ids) / most) + 1)
         if len(texts) < 2:
-            return [Encoded(sha256, len(payload), ids)]
+            return [whole]
         parts = []
         for part in texts:
-            [found] = self._encode([part], [part.encode()])
+            payload = part.encode()
+            [ids] = self._encode([part], [payload])
+            found = _document(hashlib.sha256(payload).hexdigest(), len(payload), ids)
             parts += self._parts(part, found)
         return parts
 
@@ -114,3 +110,10 @@ class Encoder(NamedTuple):
         ids, offsets = self.tokenizer.encode_batch(texts, payloads)
         together = ids.astype(self.integers, copy=False).data
         return [together[start:stop] for start, stop in pairwise(offsets.tolist())]
+
+
+def _document(sha256: str, text_bytes: int, ids: memoryview | str) -> Encoded:
+    """A document of these ids, or one without any and the reason."""
+    if isinstance(ids, str):
+        return Encoded(sha256, text_bytes, memoryview(b""), failure=ids)
+    return Encoded(sha256, text_bytes, ids)
