@@ -117,13 +117,16 @@ def shard_dirs(directory: Path) -> list[Path]:
     return sorted(path for path in found if SHARD_DIR.fullmatch(path.name))
 
 
+def source_infos(split_dir: Path) -> list[dict[str, Any]]:
+    """The `source_info` of each shard of a split that has a manifest, by number."""
+    manifests = [load_manifest(shard / MANIFEST_NAME) for shard in shard_dirs(split_dir)]
+    return [manifest.extra.get("source_info", {}) for manifest in manifests]
+
+
 def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
     """Documents of a split that prep left out: empty and short ones, with their share of all that
     it read; how many it cut, and how many records it split; empty if its shards do not say it."""
-    infos = [
-        load_manifest(path / MANIFEST_NAME).extra.get("source_info", {})
-        for path in shard_dirs(split_dir)
-    ]
+    infos = source_infos(split_dir)
     if not infos or not all("filtered_documents" in info for info in infos):
         return {}
     num_left_out = sum(info["filtered_documents"] + info["empty_documents"] for info in infos)

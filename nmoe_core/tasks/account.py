@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, read_json_object
+from loader.files.format import Manifest, load_manifest, read_json_object
 from loader.plan.build import num_windows
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.config.run import Run
 from nmoe_core.plots import flow_plot, kept_picture, png_markdown
 from nmoe_core.prep.mixture import SourcePlan, run_sources
-from nmoe_core.shards.manifest import shard_dirs
+from nmoe_core.shards.manifest import source_infos
 from nmoe_core.tasks.selection.outcome import left_out
 
 FORMAT = "nmoe-account-v1"
@@ -140,9 +140,7 @@ class _Read:
 
     @classmethod
     def of(cls, run: Run, name: str, split: str) -> "_Read":
-        shards = shard_dirs(run.tree.split(name, split))
-        manifests = [load_manifest(shard / MANIFEST_NAME) for shard in shards]
-        return cls([manifest.extra.get("source_info", {}) for manifest in manifests])
+        return cls(source_infos(run.tree.split(name, split)))
 
     def of_shards(self, key: str) -> int | None:
         """A count that each shard has of its own."""
