@@ -119,7 +119,7 @@ class Asset:
             code_version=self.version,
             partitions_def=self.partitions,
             backfill_policy=dg.BackfillPolicy(most if self.partitions else None),
-            automation_condition=automation(run, self.key, [dep.asset_key for dep in deps]),
+            automation_condition=automation(run, self.key, deps),
             freshness_policy=dg.FreshnessPolicy.time_window(age) if age else None,
             group_name=named(run, self.group),
             pool=self.pool,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import dagster as dg
 
-from nmoe_assets.assets.asset import Asset
+from nmoe_assets.assets.asset import Asset, Deps
 from nmoe_assets.assets.attributes import DUPLICATES, selection_names
 from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.events import shown_picture
@@ -13,11 +13,10 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, curate, publish
-from nmoe_core.tasks.curate_settings import spreads_copies
+from nmoe_core.tasks.curate_settings import curate_settings, spreads_copies
 from nmoe_core.tasks.graph import settings
 
 GROUP = "curation"
-_CURATED_FROM = ("shards", "quality_scores", "topics")
 
 
 def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
@@ -73,13 +72,29 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         f"({table.order}). The columns are those of lineage.jsonl.",
         facts=ORDER_FACTS,
         version=settings.curated(run, name).version,
-        deps=[[name, part] for part in (*_CURATED_FROM, *selection_names(run))]
-        + [DUPLICATES] * spreads_copies(run),
+        deps=[*_curated_from(run, name), *([DUPLICATES] if spreads_copies(run) else [])],
         leads_to=[[name, key] for key in ("curated_manifest", *seen_names(run))],
         rows=LINEAGE_ROWS,
         checks=("integrity",),
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
     ).sharded("curate", name, lambda key, result: {"order": shown_picture(result.picture)})
+
+
+def _curated_from(run: Run, source: str) -> Deps:
+    """The inputs of curated shards.
+
+    Where a shard begins within a window, and what training has consumed, follows from what earlier
+    shards keep. Such a shard depends on these inputs of all shards: Dagster has no mapping to a
+    partition and the ones before it that costs less than their square.
+    """
+    kept_from = ["shards", "quality_scores", *selection_names(run)]
+    table = curate_settings(run, source)
+    if table.fills_windows() or table.resume_from_token:
+        whole = dg.AllPartitionMapping()
+        deps = [dg.AssetDep([source, part], partition_mapping=whole) for part in kept_from]
+    else:
+        deps = [[source, part] for part in kept_from]
+    return [*deps, [source, "topics"]]
 
 
 def _rule(run: Run) -> str:

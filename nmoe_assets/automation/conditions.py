@@ -51,7 +51,7 @@ _unusable = (
 _damaged = _AC.any_checks_match(_AC.check_failed(), blocking_only=True)
 
 
-def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> Condition | None:
+def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) -> Condition | None:
     """The condition that requests the asset of a key (without the mixture's prefix); None for
     never.
 
@@ -64,10 +64,13 @@ def automation(run: Run, key: Sequence[str], deps: Collection[dg.AssetKey]) -> C
         return None
     holds_up = _in_progress if mode == "make" else _in_progress | _AC.missing()
     unread = _unread(run, asset_key(run, key))
-    for dep in deps:
+    deps = {one.asset_key: one.partition_mapping for one in inputs}
+    for dep, mapping in deps.items():
         is_followed = _mode(run, dep.path[-1]) != "off"
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
+            if is_followed and isinstance(mapping, dg.AllPartitionMapping):
+                state |= _not_made(_unread(run, dep))
             holds_up |= _AC.asset_matches(dep, state)
             if dep.path[-1] == "oracle_labels":
                 holds_up |= _AC.asset_matches(dep, _of_other_documents(run))
@@ -104,6 +107,14 @@ def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
     return _code_changed | changed.since(_AC.newly_updated())
 
 
+@functools.cache
+def _not_made(ignored: tuple[dg.AssetKey, ...]) -> Condition:
+    """True of an input that is new and will be made again. `_not_ready` does not see this of an
+    input that is read for all partitions: Dagster says of such an input never that it will be
+    requested, as no run makes it together with what reads it."""
+    return _AC.newly_updated() & _outdated(ignored)
+
+
 def _of_other_documents(run: Run) -> Condition:
     """True for labels until they are made from the current documents: heads and thresholds would
     refuse them, and a person starts the labels, which may cost money."""
@@ -131,6 +142,18 @@ def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:
     return found.ignore(dg.AssetSelection.assets(*ignored)) if ignored else found
 
 
+def _outdated(ignored: Collection[dg.AssetKey]) -> Condition:
+    """True for a new output that is not made from what its inputs are now."""
+    meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
+    # Dagster compares the times of the two where both are new.
+    after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
+    return (
+        meanwhile.with_label("an input changed while it was made")
+        | after.with_label("an input was made after it")
+        | _code_changed
+    )
+
+
 def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetKey]) -> Condition:
     """True from new code or new content of an input until the output is requested or made from it.
 
@@ -142,14 +165,7 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     if mode == "make":
         # An output that is made later is new content of an input.
         reason |= _AC.initial_evaluation() & _AC.missing()
-    meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
-    # Dagster compares the times of the two where both are new.
-    after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
-    made = _AC.newly_updated() & ~(
-        meanwhile.with_label("an input changed while it was made")
-        | after.with_label("an input was made after it")
-        | _code_changed
-    )
+    made = _AC.newly_updated() & ~_outdated(ignored)
     # A run that is only requested may begin before an input that changed in the same tick.
     requested = _AC.newly_requested() & ~changed
     return reason.since(requested | made)

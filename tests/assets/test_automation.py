@@ -148,7 +148,9 @@ REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
         {"hydra/oracle_labels val-03": STUDENT, "hydra/student": HEADS_AGAIN},
         {"docs/shards 0001": {"docs/quality_scores": ONE, "docs/topics": ONE} | REGRADE_PLAN},
         {
-            "docs/quality_scores 0001": {"docs/curated": ONE},
+            # Where shards begin within a window follows from what earlier ones keep.
+            "docs/quality_scores 0001": {"docs/curated": set(KEYS)},
+            "docs/curated 0000": {},
             "docs/curated 0001": {"docs/curated_manifest": {None}},
             "docs/curated_manifest": PLAN,
         },
@@ -387,14 +389,21 @@ def test_curated_shards_wait_for_scores_that_are_due_and_blocked(daemon: Daemon,
     assert daemon.tick() == {}
 
 
-def test_curated_shards_wait_for_stale_scores_that_were_requested_in_vain(daemon: Daemon) -> None:
+@pytest.mark.parametrize("order", ["auto", "shuffle"])
+def test_curated_shards_wait_for_stale_scores_that_were_requested_in_vain(
+    run: Run, in_memory: DagsterInstance, order: str
+) -> None:
+    """An order that fills windows needs the scores of all shards, a shuffle those of its own."""
+    daemon = Daemon(build_definitions(with_settings(run, "curation", order=order)), in_memory)
+    daemon.everything()
+    assert daemon.tick() == {}
     daemon.report("docs", "shards", version="2", partition="0001")
     assert daemon.tick()["docs/quality_scores"] == {"0001"}
     for key in KEYS:
         daemon.report("docs", "topics", version="2" + key, partition=key)
-    assert daemon.tick() == {"docs/curated": {"0000"}}
+    assert daemon.tick() == ({"docs/curated": {"0000"}} if order == "shuffle" else {})
     daemon.report("docs", "quality_scores", version="2", partition="0001")
-    assert daemon.tick() == {"docs/curated": {"0001"}}
+    assert daemon.tick() == {"docs/curated": {"0001"} if order == "shuffle" else set(KEYS)}
 
 
 def test_a_setting_that_changes_while_a_run_of_the_former_ends_is_not_forgotten(
