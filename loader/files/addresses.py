@@ -59,7 +59,9 @@ def local_path(
     do: str = "use a local or mounted directory; `nmoe publish` copies shards and plans to a store",
 ) -> Path:
     """The path, which must be on this machine; `where` names its key or file. Raises ConfigError if
-    it is a URL (E-PATH-URL)."""
+    it is a URL (E-PATH-URL) or holds a NUL."""
+    if "\0" in os.fspath(path):
+        raise ConfigError("no path holds a NUL character", where=where, found=repr(os.fspath(path)))
     if is_url(path):
         raise ConfigError(
             "object stores are not supported for this path yet",

@@ -284,6 +284,14 @@ def test_a_url_in_a_configuration_is_refused_with_its_key(
         Run(config)
 
 
+@pytest.mark.parametrize("key", ["root", "data_root", "backbone.checkpoint"])
+def test_a_path_with_a_nul_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('root = "out"\n' * (key != "root") + f'{key} = "a\\u0000b"\n')
+    with refused("E-CONFIG", naming=[key]):
+        Run(config)
+
+
 def test_a_url_is_refused_as_the_directory_of_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
