@@ -1,24 +1,34 @@
-"""Fixtures of the quality tests: a tiny backbone, shards of two sources, a rubric."""
+"""Fixtures of the quality tests: a tiny backbone, shards of two sources, a rubric.
+
+What needs torch is imported by the fixtures: other tests run without it too.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from nmoe_core.cli import main
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.engine import Transformer, make_tiny_checkpoint
-from tests.core.quality import RUBRIC, VOCAB, Grading, random_documents, write_source
-from tests.project import json_lines
+from tests.project import CONFIGS, json_lines
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+    from tests.core.quality import Grading
 
 
 @pytest.fixture
 def rubric() -> Rubric:
-    return Rubric.load(RUBRIC)
+    return Rubric.load(CONFIGS / "rubrics" / "quality_v1.toml")
 
 
 @pytest.fixture(scope="session")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> "Transformer":
+    import torch
+
+    from nmoe_core.engine import Transformer, make_tiny_checkpoint
+    from tests.core.quality import VOCAB
+
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("backbone")
     make_tiny_checkpoint(path, vocab_size=VOCAB, num_experts=4, hidden_size=32, head_dim=8)
@@ -28,6 +38,8 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources of 260 documents; do not write to it."""
+    from tests.core.quality import random_documents, write_source
+
     data_root = tmp_path_factory.mktemp("world") / "data"
     write_source(data_root, "web", random_documents(1, 200), num_shards=3)
     write_source(data_root, "books", random_documents(2, 60), num_shards=2)
@@ -37,6 +49,8 @@ def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data_root(tmp_path: Path) -> Path:
     """A small tree of its own."""
+    from tests.core.quality import random_documents, write_source
+
     write_source(tmp_path / "data", "web", random_documents(1, 40))
     write_source(tmp_path / "data", "books", random_documents(2, 20))
     return tmp_path / "data"
@@ -59,14 +73,16 @@ def prepared_data(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def own_once(
-    tmp_path_factory: pytest.TempPathFactory, shared_data: Path, backbone: Transformer
-) -> Grading:
+    tmp_path_factory: pytest.TempPathFactory, shared_data: Path, backbone: "Transformer"
+) -> "Grading":
+    from tests.core.quality import Grading
+
     made = Grading(tmp_path_factory.mktemp("own"), shared_data, backbone)
     made.calibrate()
     return made
 
 
 @pytest.fixture
-def own(tmp_path: Path, own_once: Grading) -> Grading:
+def own(tmp_path: Path, own_once: "Grading") -> "Grading":
     """Heads and their calibration, to grade with and to change."""
     return own_once.copied(tmp_path)
