@@ -1,6 +1,6 @@
-"""Writes docs/api.md, the Python interface of the packages, from docstrings and signatures.
+"""The page api.md of the site: what the packages export, from docstrings and signatures.
 
-`python docs/make_api.py` writes the page; a test compares it with the code.
+`make docs` puts it into the site; `python docs/make_api.py` prints it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 PACKAGES = ("loader", "nmoe_core")
@@ -19,7 +18,6 @@ WIDTH = 100
 HEAD = """# Python interface
 
 The names that `loader` and `nmoe_core` export, from their docstrings; other modules may change.
-`python docs/make_api.py` writes this page.
 """
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields|Example):", re.MULTILINE)
 
@@ -117,4 +115,4 @@ def _text(docstring: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("api.md").write_text(page(), encoding="utf-8")
+    print(page(), end="")

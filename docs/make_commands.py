@@ -1,18 +1,17 @@
-"""Writes docs/commands.md, every command with what its `--help` says.
+"""The page commands.md of the site: every command with what its `--help` says.
 
-`python docs/make_commands.py` writes the page; a test compares it with the code.
+`make docs` puts it into the site; `python docs/make_commands.py` prints it.
 """
 
 from __future__ import annotations
 
 import os
 import textwrap
-from pathlib import Path
 
 WIDTH = 112
 HEAD = """# Commands
 
-What `--help` says of each command. `python docs/make_commands.py` writes this page.
+What `--help` says of each command.
 """
 
 
@@ -31,4 +30,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("commands.md").write_text(page(), encoding="utf-8")
+    print(page(), end="")

@@ -1,6 +1,6 @@
-"""Writes docs/configuration.md, every key of a run's configuration, from the schema.
+"""The page configuration.md of the site: every key of a run's configuration, from the schema.
 
-`python docs/make_configuration.py` writes the page; a test compares it with the code.
+`make docs` puts it into the site; `python docs/make_configuration.py` prints it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -26,7 +25,6 @@ HEAD = """# Configuration
 Every key of a run's TOML: its default, its values in brackets, and what it decides. A key without a
 default is not set until a file sets it. `--set prep.workers=8` sets `workers` of `[prep]` for one
 command. [Formats](formats.md#run-toml) has the tables of sources, mixtures and flows.
-`python docs/make_configuration.py` writes this page.
 
 ## Top level
 
@@ -90,4 +88,4 @@ def _kind(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("configuration.md").write_text(page(), encoding="utf-8")
+    print(page(), end="")

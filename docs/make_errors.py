@@ -1,6 +1,6 @@
-"""Writes docs/errors.md, every error code with what it says, from the source code.
+"""The page errors.md of the site: every error code with what it says, from the source code.
 
-`python docs/make_errors.py` writes the page; a test compares it with the code.
+`make docs` puts it into the site; `python docs/make_errors.py` prints it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ A command that refuses something prints one line and exits with status 1:
 
 In Python it is an exception below `loader.errors.NmoeError` with the same `code`. Codes are stable,
 texts may change. `...` stands for a value. A code has its cause and remedy first, unless every
-message says both. `python docs/make_errors.py` writes this page from the code and error_codes.toml.
+message says both.
 """
 _CODE = re.compile(r"E-[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
 
@@ -115,4 +115,4 @@ def _text(node: ast.AST) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "errors.md").write_text(page(), encoding="utf-8")
+    print(page(), end="")

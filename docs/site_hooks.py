@@ -1,9 +1,22 @@
-"""Hooks of the documentation site: links to files outside `docs` become their paths."""
+"""Hooks of the documentation site: pages that are made from the code, and links that leave it."""
 
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
+HERE = Path(__file__).parent
+MADE_PAGES = ("api", "commands", "configuration", "errors")
 _LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)]+)\)")
+
+
+def on_files(files: Any, *, config: Any) -> None:
+    """Add the pages that are made from the code; they are no files of the repository."""
+    for name in MADE_PAGES:
+        made = runpy.run_path(str(HERE / f"make_{name}.py"))["page"]()
+        files.append(File.generated(config, f"{name}.md", content=made))
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

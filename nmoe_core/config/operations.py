@@ -1,6 +1,6 @@
 """Tables of the run for what Dagster does with it: checks, automation, publishing, retention.
 
-The text below a field is its help, in docs/configuration.md.
+The text below a field is its help, on the page of keys that `make docs` makes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tables of the run for prep, compute, curation and the index of what was seen.
 
-The text below a field is its help, in docs/configuration.md and where a verb has a flag for it.
+The text below a field is its help, on the page of keys that `make docs` makes, and where a
+verb has a flag for it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ _HEAD = """\
 #   nmoe run        makes everything that is not made yet, or was made from other inputs
 #   nmoe report     what came out of it
 #   nmoe ui         the same tasks in the browser
-# Every key: docs/configuration.md of nmoe-data. Any of them for one command: --set prep.workers=8
+# Every key: the page Configuration of the documentation of nmoe-data, which `make docs` builds.
+# Any of them for one command: --set prep.workers=8
 root = "{output}"             # everything that is made lies below
 flow_mode = {name}        # the section [flow.{bare}] below
 # Another tokenizer is a tokenizer.json, its directory or a hub id; then drop the next two keys.
