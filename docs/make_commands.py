@@ -12,6 +12,16 @@ WIDTH = 112
 HEAD = """# Commands
 
 What `--help` says of each command.
+
+Every verb that takes `--config`, except `ui`, also takes `--set KEY=VALUE` for any key of the file;
+flags and paths override the file too. `prep` and the verbs of the quality model also run from flags
+alone. If a file is expected, the name of one that comes with the package will do: `--config demo`
+or `moonlet`, `mixture_toml = "olmo3_1025"`, `flow_profiles_toml = "flow_profiles"`,
+`rubric = "quality_v1"`; a path is a file of yours.
+
+Exit status: 0 done, 1 refused or failed with one line on standard error, 2 wrong usage,
+130 interrupted, 143 terminated. [Errors](errors.md) has the form of the line and every code.
+`python -m loader --help` lists the verbs of the loader.
 """
 
 

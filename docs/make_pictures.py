@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation from a finished run, by default the demo's.
 
-`python docs/make_pictures.py [CONFIG]` writes docs/pictures. `nmoe report --html` shows the same of
-any corpus.
+`python docs/make_pictures.py [CONFIG]` writes docs/pictures; the README shows `account.png`.
+`nmoe report --html` shows the same of any corpus.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loader.files.format import load_manifest
+from loader.plan.file import load_plan
 from nmoe_core.calibration.files import read_calibration
 from nmoe_core.config.run import Run
 from nmoe_core.plots import calibration_plot
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.account import account_picture, run_account
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.curate import curate_settings
 from nmoe_core.tasks.curate_pictures import order_pictures
@@ -40,6 +42,7 @@ def _pictures(run: Run) -> Iterator[tuple[str, bytes]]:
     made = {name: load_manifest(run.tree.manifest(name)) for name in names}
     most = max(names, key=lambda name: made[name].total_documents)
     seq_len = curate_settings(run, most).seq_len
+    yield "account", _first(account_picture(run, run_account(run, load_plan(run.tree.plan))))
     yield "lengths", _first(manifest_picture(run, made[most], "train"))
     yield "copies", _first(copies_picture(copies_by_source(run, names)))
     yield "thresholds", calibration_plot(read_calibration(run.tree.calibration_summary))

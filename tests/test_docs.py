@@ -131,7 +131,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path)
 
 
 def test_the_readme_is_short_and_the_runs_that_it_names_come_with_the_package() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 120
     runs = set(re.findall(r"(?:--config |NMOE_CONFIG=)([a-z]\w+)", README))
     assert runs == set(packaged("nmoe_core", "configs"))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loader import resolve_plan
+from loader import DeterministicLoader, resolve_plan
 from loader.__main__ import main as loader_main
 from nmoe_core.cli import main as nmoe_main
 from tests.loader.conftest import Tree
@@ -50,3 +50,36 @@ def test_each_block_of_a_page_runs(page: Path, tree, tmp_path, monkeypatch) -> N
                 program, *arguments = shlex.split(line)
                 main = nmoe_main if program == "nmoe" else loader_main
                 assert main(arguments if program == "nmoe" else arguments[2:]) == 0, line
+
+
+def test_the_trainer_of_the_readme_trains_on_every_step_and_resumes(
+    tree, tmp_path, monkeypatch
+) -> None:
+    pytest.importorskip("torch")
+    tree.add("web", 20_000)
+    monkeypatch.chdir(tmp_path)
+    settings = {"datasets": tree.rows("web"), "batch_size": 4, "seq_len": 16, "steps": 40}
+    plan = resolve_plan(settings)
+    path = Path("build/demo/mixture/loader_plan.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(plan.placed_in(path.parent.absolute()).to_json())
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+
+    def steps_from(checkpoint: dict[str, Any] | None) -> list[bytes]:
+        read = []
+
+        def train_step(_model: None, inputs: Any, targets: Any) -> None:
+            assert inputs.shape == targets.shape == (4, 16)
+            read.append(inputs.numpy().tobytes())
+
+        names = {"checkpoint": checkpoint, "train_step": train_step, "model": None}
+        exec(compile(block, "README.md", "exec"), names)
+        return read
+
+    whole = steps_from(None)
+    assert len(whole) == 40
+    with DeterministicLoader(plan) as loader:
+        loader.seek_step(15)
+        state = loader.state_dict()
+    assert steps_from({"loader": state}) == whole[15:]
