@@ -137,6 +137,7 @@ def prep_shards(
     plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
         plan = replace(plan, known_stop=_recorded_stop(plan))
+    # A committed split stays readable: its new version is made beside it and swapped in.
     if plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
         plan = replace(plan, split_dir=directory_beside(split_dir))
     try:

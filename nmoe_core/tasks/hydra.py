@@ -55,7 +55,6 @@ def label_slices(
     outputs = {}
     require_budget(run, slice_jobs(run, sources, None if is_whole_budget else keys), oracles)
     for job in slice_jobs(run, sources, keys):
-        key, _, _, relabel = job
         made = label_documents(run, job, oracles)
         facts = {
             "documents": made.facts["total"],
@@ -65,9 +64,9 @@ def label_slices(
             "labels_reused": made.facts["num_reused"],
             "scorer": made.facts["scorer"],
         }
-        if relabel:
+        if job.relabel:
             facts["relabelled"] = made.facts["relabelled"]
-        outputs[key] = Result(made.digest, facts)
+        outputs[job.name] = Result(made.digest, facts)
     return outputs
 
 

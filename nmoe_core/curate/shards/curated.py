@@ -57,6 +57,8 @@ class CurrentInputs:
     """None if no two copies are kept, or the order does not spread them."""
     takedown: ShardTakedown | None
     prefix: ConsumedPrefix
+    """What comes before the documents that are ordered now: documents that training has read, and
+    the tokens of earlier shards if windows are filled across shards."""
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
 
