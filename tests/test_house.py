@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.project import REPOSITORY
 
-PACKAGES = ("loader", "nmoe_core", "nmoe_assets")
+PACKAGES = ("loader", "nmoe", "nmoe_core", "nmoe_assets")
 MODULES = [
     path
     for package in PACKAGES

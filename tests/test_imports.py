@@ -22,6 +22,7 @@ LABELS += "import nmoe_core.labels.oracles.heuristic"
     [
         ("import loader, loader.__main__", "torch dagster nmoe_core pydantic"),
         ("import nmoe_core", "numpy pyarrow datasets torch tiktoken pydantic"),
+        ("import nmoe.data", "numpy pyarrow datasets torch tiktoken pydantic nmoe_core"),
         ("from nmoe_core import HuggingFaceSource, ParallelPrepPipeline, IndexReader", TABULAR),
         (f"{HELP}import nmoe_core.prep.run, nmoe_core.prep.mixture", MANY),
         (LABELS, "torch"),

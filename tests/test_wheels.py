@@ -15,7 +15,7 @@ import pytest
 
 from tests.project import REPOSITORY, jsonl_source, write_project
 
-PACKAGES = ("loader", "nmoe_core", "nmoe_assets", "scripts")
+PACKAGES = ("loader", "nmoe", "nmoe_core", "nmoe_assets", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 SETTINGS = {
     "seq_len": 64,
@@ -26,7 +26,8 @@ SETTINGS = {
     "curation": {"num_topics": 4},
     "checks": {"min_spearman": -1.0, "min_val_documents": 3},
 }
-WHERE = "import nmoe_assets, nmoe_core as core; print(nmoe_assets.__file__, core.__file__)"
+WHERE = "import nmoe, nmoe_assets, nmoe_core as core\n"
+WHERE += "print(nmoe.__file__, nmoe_assets.__file__, core.__file__)"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -145,7 +146,7 @@ def test_a_new_project_runs_its_tasks_without_the_checkout(
     assert unknown.returncode == 1
     assert "expected prep, label" in unknown.stderr
     loaded = run("python", "-c", WHERE).stdout.split()
-    assert [path.startswith(str(environment)) for path in loaded] == [True] * 2
+    assert [path.startswith(str(environment)) for path in loaded] == [True] * 3
 
 
 def test_a_project_of_the_demo_finds_its_text(run: Command, project: Path) -> None:

@@ -1,0 +1,5 @@
+"""Defects of tokenisation in shards."""
+
+from nmoe_core.shards.inspect import inspect_shards
+
+__all__ = ["inspect_shards"]

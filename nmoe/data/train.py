@@ -1,0 +1,9 @@
+"""`python -m nmoe.data.train VERB ...`: what `nmoe train VERB ...` does."""
+
+import sys
+
+from nmoe_core.__main__ import main
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "train")
+    sys.exit(main())
