@@ -24,7 +24,7 @@ $(STAMP)-all: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH) -e '.[test-all]'
 	touch $@
 
-$(DAGSTER_HOME)/dagster.yaml: nmoe_core/configs/dagster/dagster.yaml
+$(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 	mkdir -p $(DAGSTER_HOME)
 	cp $< $@
 

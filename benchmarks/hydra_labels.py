@@ -45,7 +45,7 @@ CONCURRENCY, LATENCY_S = 64, 0.05
 CAPACITY = CONCURRENCY / LATENCY_S
 NUM_DOCUMENTS, NUM_TOKENS = 6400, 1000
 SCORES = {str(name): 3 for name in QUALITY.names}
-RUBRIC = Path(__file__).parents[1] / "nmoe_core" / "configs" / "rubrics" / "quality_v1.toml"
+RUBRIC = Path(__file__).parents[1] / "configs" / "rubrics" / "quality_v1.toml"
 
 
 class _Server(asyncio.Protocol):

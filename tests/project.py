@@ -23,7 +23,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CONFIGS = REPOSITORY / "nmoe_core" / "configs"
+CONFIGS = REPOSITORY / "configs"
 TOKENS_B = 0.00001  # of a mixture: ten thousand tokens
 
 

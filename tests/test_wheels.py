@@ -1,4 +1,4 @@
-"""The two wheels hold all that a run needs: it works in any directory, without the checkout."""
+"""Both packages, installed, hold all that a run needs: it works anywhere, without the checkout."""
 
 import json
 import os
@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.project import REPOSITORY, jsonl_source, write_project
+from tests.project import CONFIGS, REPOSITORY, contents, jsonl_source, write_project
 
-PACKAGES = ("loader", "nmoe", "nmoe_core", "nmoe_assets", "scripts")
+FOLDERS = ("configs", "loader", "nmoe", "nmoe_core", "nmoe_assets", "scripts")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 SETTINGS = {
     "seq_len": 64,
@@ -28,35 +28,69 @@ SETTINGS = {
 }
 WHERE = "import nmoe, nmoe_assets, nmoe_core as core\n"
 WHERE += "print(nmoe.__file__, nmoe_assets.__file__, core.__file__)"
+FIND = """
+import json
+from loader.plan.packaged import packaged
+folders = [("loader", "configs/mixtures"), ("loader", "configs"), ("nmoe_core", "configs")]
+print(json.dumps([list(packaged(*one)) for one in [*folders, ("nmoe_core", "configs/rubrics")]]))
+"""
+FOUND = [
+    ["demo", "olmo3_1025"],
+    ["flow_profiles"],
+    ["demo", "moonlet"],
+    ["education_v1", "properties_v1", "quality_v1"],
+]
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+OFFLINE = ("--no-deps", "--no-index", "--no-build-isolation")
+MAKE_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with both wheels; its other packages are those of the one that runs this."""
-    base = tmp_path_factory.mktemp("wheels")
-    source, wheels, env = base / "source", base / "wheels", base / "env"
+def copied_source(source: Path) -> Path:
+    """A copy of both packages as they are in the checkout."""
     unwanted = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
-    for name in PACKAGES:
+    for name in FOLDERS:
         shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=unwanted)
     for name in FILES:
         shutil.copy(REPOSITORY / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
-    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", wheels]
-    subprocess.run([*build, source / "loader", source], check=True)
+    return source
+
+
+def wheels(source: Path) -> list[Path]:
+    made = source.parent / "wheels"
+    subprocess.run([*PIP, "wheel", *OFFLINE, "-w", made, source / "loader", source], check=True)
+    return list(made.glob("*.whl"))
+
+
+def sdists(source: Path) -> list[Path]:
+    made = source.parent / "sdists"
+    for package in (source / "loader", source):
+        make = [sys.executable, "-c", MAKE_SDIST, made]
+        subprocess.run(make, cwd=package, check=True, capture_output=True)
+    return list(made.glob("*.tar.gz"))
+
+
+def environment_of(env: Path, what: Sequence[str | Path]) -> Path:
+    """An environment with what pip installs; its other packages are those of the one that runs
+    this."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
-    python = env / "bin" / "python"
-    install = [*pip, "--python", python, "install", *offline, *wheels.glob("*.whl")]
-    subprocess.run(install, check=True)
     # A directory named by a .pth file is searched, and .pth files in it are not read: the checkout,
     # which such a file of the outer environment may name, stays unseen.
     scheme = {"base": str(env), "platbase": str(env)}
     (Path(sysconfig.get_path("purelib", vars=scheme)) / "others.pth").write_text(
         sysconfig.get_path("purelib")
     )
+    install = [*PIP, "--python", env / "bin" / "python", "install", "--ignore-installed"]
+    subprocess.run([*install, *OFFLINE, *what], check=True)
     return env
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with both wheels."""
+    base = tmp_path_factory.mktemp("wheels")
+    return environment_of(base / "env", wheels(copied_source(base / "source")))
 
 
 @pytest.fixture
@@ -151,14 +185,46 @@ def test_a_new_project_runs_its_tasks_without_the_checkout(
 
 def test_a_project_of_the_demo_finds_its_text(run: Command, project: Path) -> None:
     (project / "pyproject.toml").unlink(missing_ok=True)
-    made = run("nmoe", "init", "--demo", "--configs")
+    made = run("nmoe", "init", "--demo")
     assert made.returncode == 0, made.stderr
-    assert (project / "configs" / "mixtures" / "demo.toml").is_file()
     rows = json.loads(run("nmoe", "prep-mixture", "--dry-run", "--json").stdout)
     # An environment of two wheels may hold no text files for package_docs.
     found = {row["source"]: row["problem"] for row in rows}
     assert list(found) == ["stdlib", "package_docs", "docstrings"]
     assert (found["stdlib"], found["docstrings"]) == (None, None)
+
+
+def find_configs(env: Path, directory: Path) -> Path:
+    """Every configuration is found in the environment; returns where its packages are."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def output(name: str, *arguments: str) -> str:
+        command = [env / "bin" / name, *arguments]
+        return subprocess.check_output(command, cwd=directory, env=clean, text=True)
+
+    output("nmoe", "init", "--configs", "configs")
+    assert contents(directory / "configs") == contents(CONFIGS)
+    assert json.loads(output("python", "-c", FIND)) == FOUND
+    return Path(output("python", "-c", WHERE).split()[0])
+
+
+def test_every_configuration_is_found_in_the_wheels(environment: Path, tmp_path: Path) -> None:
+    assert find_configs(environment, tmp_path).is_relative_to(environment)
+
+
+@pytest.mark.slow
+def test_every_configuration_is_found_in_packages_of_source_files(tmp_path: Path) -> None:
+    source = copied_source(tmp_path / "source")
+    env = environment_of(tmp_path / "env", sdists(source))
+    shutil.rmtree(source)
+    assert find_configs(env, tmp_path).is_relative_to(env)
+
+
+@pytest.mark.slow
+def test_every_configuration_is_found_in_an_editable_installation(tmp_path: Path) -> None:
+    source = copied_source(tmp_path / "source")
+    env = environment_of(tmp_path / "env", ["-e", source / "loader", "-e", source])
+    assert find_configs(env, tmp_path).is_relative_to(source)
 
 
 def _pins(name: str) -> dict[str, str]:

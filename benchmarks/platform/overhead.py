@@ -59,7 +59,7 @@ def write_large(
 def environment(home: Path, config: Path) -> dict[str, str]:
     """Environment of a Dagster process, as the make targets set it."""
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copy(REPOSITORY / "nmoe_core" / "configs" / "dagster" / "dagster.yaml", home)
+    shutil.copy(REPOSITORY / "configs" / "dagster" / "dagster.yaml", home)
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -146,7 +146,7 @@ def demo_seconds(directory: Path) -> dict[str, list[tuple[DemoSeconds, DemoSecon
 
 def _demo(root: Path, command: list[str]) -> Callable[[], DemoSeconds]:
     """A demo in a directory of its own, with its input there: a call runs it."""
-    shutil.copytree(REPOSITORY / "nmoe_core" / "configs", root / "configs")
+    shutil.copytree(REPOSITORY / "configs", root / "configs")
     (root / "workspace.yaml").touch()
     config = root / "configs" / "demo.toml"
     settings = environment(root / "home", config)

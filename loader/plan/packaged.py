@@ -10,9 +10,10 @@ FLOWS = "configs"
 
 
 def packaged(package: str, folder: str) -> dict[str, Path]:
-    """The configurations in a folder of an installed package, by name."""
+    """The configurations in a folder of a package, by name. In a checkout the package has links to
+    `configs/` at the top."""
     directory = Path(str(importlib.resources.files(package))) / folder
-    return {path.stem: path for path in sorted(directory.glob("*.toml"))}
+    return {path.stem: path.resolve() for path in sorted(directory.glob("*.toml"))}
 
 
 def find_config(named: str, folder: str, base: Path, package: str, where: object) -> Path:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib.resources
 import os
-import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
+from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
@@ -34,12 +34,13 @@ def register(verbs: Any) -> None:
     text = "directory, file or URL of documents, or a hub dataset, owner/name (default: here)"
     init.add_argument("source", nargs="?", metavar="SOURCE", help=text)
     init.add_argument("--subset", metavar="NAME", help="of a hub dataset that has several")
+    what = init.add_mutually_exclusive_group()
     text = "show what is new beside the sources of nmoe.toml, and add it; all else in it stays"
-    init.add_argument("--update", action="store_true", help=text)
+    what.add_argument("--update", action="store_true", help=text)
     text = "a project on text found on any machine, instead of SOURCE"
-    init.add_argument("--demo", action="store_true", help=text)
-    text = "copy the configurations that come with the packages to ./configs"
-    init.add_argument("--configs", action="store_true", help=text)
+    what.add_argument("--demo", action="store_true", help=text)
+    text = "copy the configurations that come with the packages to DIR, and do nothing else"
+    what.add_argument("--configs", type=Path, metavar="DIR", help=text)
     text = "bring the project's tasks up to date: all, or the named ones"
     run = add_verb(verbs, "run", run_tasks, text)
     text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
@@ -69,33 +70,41 @@ def register(verbs: Any) -> None:
 
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the project's file into the working directory; never replace an existing one."""
+    """Write the project's file into the working directory, or copy configurations; never replace an
+    existing file."""
     path = Path(PROJECT_FILE)
-    configs = Path("configs")
-    if arguments.update and (arguments.demo or arguments.configs):
-        raise ConfigError("--update goes with neither --demo nor --configs")
+    if (arguments.demo or arguments.configs) and (arguments.source or arguments.subset):
+        raise ConfigError("--demo and --configs take neither SOURCE nor --subset")
+    if arguments.configs:
+        return _copy_configs(arguments.configs.absolute())
     if arguments.update:
         return _update(arguments)
-    for made in (path, *[configs] * arguments.configs):
-        if made.exists():
-            do = "add to it with --update, or work in another directory"
-            raise ConfigError("this is there already", where=made.absolute(), do=do)
-    facts = _write_demo(path) if arguments.demo else _write_own(path, arguments)
-    if arguments.configs:
-        _copy_configs(configs)
-        facts["configs"] = str(configs.absolute())
-    return facts
+    if path.exists():
+        do = "add to it with --update, or work in another directory"
+        raise ConfigError("this is there already", where=path.absolute(), do=do)
+    return _write_demo(path) if arguments.demo else _write_own(path, arguments)
 
 
-def _copy_configs(directory: Path) -> None:
-    """Copy the bundled files of both packages into a directory that appears whole."""
-    with replacing(directory):
-        staged = directory.with_name(f".{directory.name}{TMP_MARK}new")
-        for package in ("loader", "nmoe_core"):
-            source = importlib.resources.files(package) / "configs"
-            with importlib.resources.as_file(source) as shipped:
-                shutil.copytree(shipped, staged, dirs_exist_ok=True)
-        os.rename(staged, directory)
+def _copy_configs(directory: Path) -> dict[str, Any]:
+    """Copy the configurations of both packages. Raises ConfigError, and copies nothing, if a file
+    in the directory differs from the one that would be copied to its place."""
+    payloads: dict[Path, bytes] = {}
+    for package in ("loader", "nmoe_core"):
+        folder = Path(str(importlib.resources.files(package))) / "configs"
+        for name in glob.glob("**/*.*", root_dir=folder, recursive=True):
+            payloads[directory / name] = (folder / name).read_bytes()
+    present = [path for path in payloads if path.exists()]
+    differing = [path for path in present if path.read_bytes() != payloads[path]]
+    if differing:
+        raise ConfigError(
+            "this directory holds other versions of the files, so none was copied",
+            where=directory,
+            found=", ".join(str(path.relative_to(directory)) for path in differing),
+            do="name another directory, or remove these files",
+        )
+    for path in sorted(payloads.keys() - present):
+        write_bytes(path, payloads[path])
+    return {"configs": str(directory), "files": len(payloads)}
 
 
 def _write_demo(path: Path) -> dict[str, Any]:
@@ -159,6 +168,9 @@ def _show_files(facts: dict[str, Any]) -> None:
 def _show_project(facts: dict[str, Any]) -> None:
     from nmoe_core.project.file import languages, unjudged
 
+    if "configs" in facts:
+        print(f"{facts['files']} configurations are in {facts['configs']}")
+        return
     good = [one for one in facts["sources"] if one["problem"] is None]
     if good:
         rows = [

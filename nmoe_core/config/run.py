@@ -101,7 +101,7 @@ class Run:
         if path is not None:
             found = find_config(os.fspath(path), "configs", self.base, "nmoe_core", "configuration")
             self.path = found.resolve()
-            is_packaged = found in packaged("nmoe_core", "configs").values()
+            is_packaged = self.path in packaged("nmoe_core", "configs").values()
             self.base = self.base if is_packaged else project_dir(self.path)
         table = {} if path is None else with_sections(read_toml(self.path), self.path)
         self.config, self.loader = self._checked(table, self.path)

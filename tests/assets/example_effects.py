@@ -70,6 +70,9 @@ EFFECTS = {
     ),
     "nmoe init corpus/": Effect("nmoe.toml is written", ("nmoe.toml",), at="fresh"),
     "nmoe init --update": Effect(r"sources are new and added to .+\.toml"),
+    "nmoe init --configs configs/": Effect(
+        "configurations are in .+/configs", ("configs/demo.toml", "configs/mixtures/demo.toml")
+    ),
     "nmoe run": Effect("all is current", (_PLAN,), is_slow=True),
     _RETRAIN: Effect("done|current", (_CALIBRATION, "out/quality/docs", _PLAN), is_slow=True),
     "nmoe make-tiny-checkpoint tiny --family llama": Effect(

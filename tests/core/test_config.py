@@ -121,7 +121,7 @@ def test_quotas_of_the_sources_add_up_to_the_budget_exactly() -> None:
 def test_temperature_makes_quotas_the_weight_to_the_power_of_its_inverse(
     tmp_path: Path, temperature: float
 ) -> None:
-    shipped = (REPOSITORY / "loader" / "configs" / "flow_profiles.toml").read_text()
+    shipped = (CONFIGS / "flow_profiles.toml").read_text()
     warm = shipped.replace("sample_temperature = 1.0", f"sample_temperature = {temperature}")
     (tmp_path / "flows.toml").write_text(warm)
     run = Run("moonlet")
@@ -210,7 +210,7 @@ def test_a_mixture_and_flows_go_by_name_or_path_and_a_copy_in_the_project_goes_b
         return found
 
     copy = f"{folder}/{name}.toml"
-    shipped = REPOSITORY / "loader" / copy
+    shipped = REPOSITORY / copy
     assert path(name) == path(copy) == shipped
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / copy).write_bytes(shipped.read_bytes())
@@ -226,6 +226,7 @@ def test_a_packaged_run_goes_by_name_and_its_files_lie_below_the_working_directo
     for named in ("demo", "configs/demo.toml"):
         run = Run(named)
         assert (run.path, run.tree.root) == (CONFIGS / "demo.toml", tmp_path / "build" / "demo")
+        assert Run(run.path).tree.root == run.tree.root  # as in a process that it starts
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('root = "mine"\n')
     assert Run("configs/demo.toml").tree.root == tmp_path / "configs" / "mine"

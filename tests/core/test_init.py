@@ -20,6 +20,7 @@ from nmoe_core.project.patterns import with_paths
 from nmoe_core.sources.discover import discover
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.project import CONFIGS, contents
 from tests.refusals import refused, refused_line
 
 TEXTS = [f"Note {i}: this is a short note about rivers and hills. " * 9 for i in range(90)]
@@ -177,3 +178,40 @@ def test_a_section_and_a_file_of_mixtures_are_refused_together(here: Path) -> No
     (here / "nmoe.toml").write_text(text)
     with pytest.raises(ConfigError, match="two places"):
         Run("nmoe.toml")
+
+
+def test_configs_copies_every_configuration_and_copies_again_what_is_missing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--configs", "own/configs"]) == 0
+    own = here / "own" / "configs"
+    shipped = contents(CONFIGS)
+    assert capsys.readouterr().out == f"{len(shipped)} configurations are in {own}\n"
+    assert contents(here) == {f"own/configs/{name}": payload for name, payload in shipped.items()}
+    (own / "demo.toml").unlink()
+    (own / "mine.toml").touch()
+    assert main(["init", "--configs", "own/configs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"configs": str(own), "files": len(shipped)}
+    assert contents(own) == shipped | {"mine.toml": b""}
+
+
+def test_configs_copies_nothing_into_a_directory_that_holds_other_versions(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = {"demo.toml": b"", "rubrics/quality_v1.toml": b"name = 5"}
+    (here / "rubrics").mkdir()
+    for name, payload in changed.items():
+        (here / name).write_bytes(payload)
+    line = refused_line(capsys, "init", "--configs", ".", code="E-CONFIG")
+    assert all(name in line for name in changed)
+    assert contents(here) == changed
+
+
+@pytest.mark.parametrize("flag", [["--demo"], ["--configs", "own"]])
+@pytest.mark.parametrize("more", [["corpus"], ["--subset", "en"]])
+def test_a_flag_of_init_that_reads_no_documents_is_refused_with_a_source(
+    here: Path, capsys: pytest.CaptureFixture[str], flag: list[str], more: list[str]
+) -> None:
+    line = refused_line(capsys, "init", *flag, *more, code="E-CONFIG")
+    assert "neither SOURCE nor --subset" in line
+    assert contents(here) == {}

@@ -5,6 +5,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe init": (
         "nmoe init corpus/",
         "nmoe init --update",
+        "nmoe init --configs configs/",
         "nmoe init HuggingFaceFW/fineweb --subset sample-10BT",
     ),
     "nmoe run": ("nmoe run", "nmoe run train_heads grade curate --set calibration.target_keep=0.3"),

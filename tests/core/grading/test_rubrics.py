@@ -19,7 +19,7 @@ from tests.project import Project, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused_line
 
 pytest.importorskip("torch")
-SHIPPED = Path("nmoe_core/configs/rubrics")
+SHIPPED = Path("configs/rubrics")
 TWO = """
 name = "two"
 version = "1"
