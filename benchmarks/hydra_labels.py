@@ -194,7 +194,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             documents = make_documents(Path(root))
             text, _ = documents.text(documents.rows[0][0])
-            body = ChatDialect(table, rubric, salvage=False).payload(Question(text))
+            body = ChatDialect(table, rubric, extract_embedded=False).payload(Question(text))
             found = alternate(
                 {
                     "bare": lambda: (asyncio.run(_run_bare(port, body)), 0.0),

@@ -98,7 +98,7 @@ def _measure_all(
         report.add("write_seconds", time.perf_counter() - started)
         started = time.perf_counter()
         model = Transformer.from_checkpoint(
-            path, device=device, dtype=torch.bfloat16, experts="packed"
+            path, device=device, dtype=torch.bfloat16, moe_backend="packed"
         )
         report.add("load_seconds", time.perf_counter() - started)
     report.add("model", "kernels" if model.runtime.record else "plain torch")

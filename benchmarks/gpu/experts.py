@@ -1,9 +1,9 @@
 """Ways of multiplying by experts at the shapes of a checkpoint, and the line that chooses one.
 
 `python -m benchmarks.gpu.experts CHECKPOINT --rows 16384 64 1` times the values of the setting
-`experts` over the checkpoint's first block: rows of a batch of documents, then batches of decoding.
-`hub` is skipped, with the reason, where triton_kernels is not installed or does not compute the
-model; `pip install kernels` installs it.
+`moe_backend` over the checkpoint's first block: rows of a batch of documents, then batches of
+decoding. `hub` is skipped, with the reason, where triton_kernels is not installed or does not
+compute the model; `pip install kernels` installs it.
 Each line has its distance from the first, so that no fast wrong answer is taken. At the end stands
 what to write into the configuration: the choice is a setting, so that every machine of a run makes
 the same numbers.
@@ -57,7 +57,7 @@ def by_setting(
 ) -> list[Figure]:
     """Time of one block's experts under each setting, for each number of rows.
 
-    The last setting is no value of `experts`: it is `packed` as `batch_invariant` runs it, for
+    The last setting is no value of `moe_backend`: it is `packed` as `batch_invariant` runs it, for
     small batches the same tile without splits.
     """
     device = next(layer.attn_norm.device for layer in layers.values())
@@ -111,7 +111,7 @@ def advice(figures: Sequence[Figure]) -> list[str]:
     for what in dict.fromkeys(figure["what"] for figure in timed):
         some = [f for f in timed if f["what"] == what]
         best = min(some, key=lambda figure: figure["milliseconds"])
-        lines.append(f'experts = "{best["route"]}"    # fastest for {what}')
+        lines.append(f'moe_backend = "{best["route"]}"    # fastest for {what}')
     return lines
 
 

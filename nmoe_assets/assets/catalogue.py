@@ -80,8 +80,8 @@ _MEANINGS = {
     "copies": "documents of each source, and how many are exact and near copies of others",
     "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that were a set of scores",
-    "salvaged": "parsed labels whose scores stood among other words; heads do not use them unless "
-    "told to",
+    "salvaged": "parsed labels that were extracted from an answer with other text; heads do "
+    "not use them unless told to",
     "labels_reused": "documents whose text the oracle had labelled before",
     "oracle_calls": "documents scored in this run; 0 where the slice was current",
     "n": "val documents it is measured on; it was not fitted on them",

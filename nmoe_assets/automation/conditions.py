@@ -179,7 +179,7 @@ def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
         named(run, "follow_changes"),
         target=target,
         default_status=sensor_status(run),
-        minimum_interval_seconds=run.config.automation.follow_every_s,
+        minimum_interval_seconds=run.config.automation.poll_interval_s,
         description="Requests what changed content or settings call for, by `[automation]`.",
     )
 

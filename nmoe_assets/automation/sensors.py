@@ -44,7 +44,7 @@ def source_watch(
     @dg.sensor(
         name=named(run, "source_watch"),
         jobs=[definitions[job.name] for job in prep],
-        minimum_interval_seconds=run.config.automation.watch_every_s,
+        minimum_interval_seconds=run.config.automation.source_poll_interval_s,
         default_status=sensor_status(run),
         description="New input files or a moved revision: prep of that source.",
     )

@@ -82,7 +82,7 @@ def device_errors() -> Iterator[None]:
             raise DeviceError(
                 "memory ran out",
                 found=one_line(error),
-                do="take a smaller batch or context (max_batch, batch_size, max_ctx), experts = "
+                do="take a smaller batch or context (batch_size, max_ctx), moe_backend = "
                 '"packed", or a larger device, and run again: what was committed is kept',
                 code="E-DEVICE-MEMORY",
             ) from error

@@ -22,6 +22,7 @@ THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 def expert_fingerprints(choice: str) -> dict[str, str]:
     """Fingerprints of the way experts are multiplied: none for the model's own ways, which differ
     in memory alone."""
+    # The first name of `moe_backend`, which outputs hold.
     return {"experts": choice} if choice in ("grouped", "hub") else {}
 
 

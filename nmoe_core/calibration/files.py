@@ -77,10 +77,11 @@ class Calibration:
     def _value(self, scores: Mapping[str, float]) -> float:
         return float(self.aggregate(np.asarray(self.scale.vector(scores))))
 
-    def require_heads(self, heads_digest: str, *, compat: bool = False) -> None:
-        """Refuse heads that this calibration was not fitted for; `compat` accepts a calibration
-        without heads. Raises CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
-        if heads_digest == self.heads_digest or (compat and not self.heads_digest):
+    def require_heads(self, heads_digest: str, *, allow_foreign: bool = False) -> None:
+        """Refuse heads that this calibration was not fitted for; `allow_foreign` accepts a
+        calibration without heads. Raises CalibrationError: the digests differ
+        (E-CALIBRATION-HEADS)."""
+        if heads_digest == self.heads_digest or (allow_foreign and not self.heads_digest):
             return
         if self.heads_digest:
             raise CalibrationError(
@@ -97,7 +98,8 @@ class Calibration:
             found=self.rule,
             expected=f"heads {heads_digest}",
             do="run nmoe hydra calibrate with --heads-dir; or decide by this one nevertheless: "
-            "nmoe hydra grade --compat, or [grading] compat = true",
+            "nmoe hydra grade --allow-foreign-calibration, or "
+            "[grading] allow_foreign_calibration = true",
             code="E-CALIBRATION-HEADS",
         )
 

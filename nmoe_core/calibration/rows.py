@@ -95,7 +95,7 @@ def rows_from_scorer(
         LabelError: The labels are on another scale than the scores (E-LABEL-MIXED).
     """
     _require_scale(scorer, labels)
-    size = scorer.max_batch * BUFFER_BATCHES
+    size = scorer.batch_size * BUFFER_BATCHES
     has_probe = scorer.kind == "hydra"
     contents = [np.empty(0, np.int64)]
     student, probe, judge = ([np.empty((0, len(labels.scale)))] for _ in range(3))

@@ -5,12 +5,14 @@ verb gets one checked `Run` from `run_of`.
 """
 
 import argparse
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loader.plan.tables import PROJECT_FILE as PROJECT_FILE
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
 
@@ -18,7 +20,7 @@ from nmoe_core.config.schema import Key, run_keys, setting
 _NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
-MODEL_KEYS = ("checkpoint", "device", "dtype", "experts")
+MODEL_KEYS = ("checkpoint", "device", "dtype", "moe_backend")
 _ROOTS = {
     "data": "directory of token shards",
     "slices": "directory of slices",
@@ -168,18 +170,48 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
             text = _lower(key.help)
             text = f"do not {text}" if key.default else text
             const = {"action": "store_const", "const": not key.default}
-            parser.add_argument(flag, dest=name, help=text, **const)
+            action = parser.add_argument(flag, dest=name, help=text, **const)
+            add_earlier_flags(parser, action, key.name)
             continue
         has_default = isinstance(key.default, (str, int, float)) and "default" not in key.help
         default = f" (default {key.default})" if has_default else ""
         several = {"nargs": "+", "action": "extend"} if key.is_list else {}
-        parser.add_argument(
+        action = parser.add_argument(
             flag_of(name),
             type=Path if key.is_path else _argument_of(key),
             choices=key.choices or None,
             metavar=None if key.choices else "PATH" if key.is_path else name.upper(),
             help=_lower(key.help) + default,
             **several,
+        )
+        add_earlier_flags(parser, action, key.name)
+
+
+class _EarlierFlag(argparse.Action):
+    """A flag under an earlier name: it warns, and does what the flag does."""
+
+    def __init__(self, *args: Any, of: argparse.Action, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._of = of
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, name: str | None = None) -> None:
+        text = f"{name} is now {self._of.option_strings[0]}; this release still takes it"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        self._of(parser, namespace, values, name)
+
+
+def add_earlier_flags(parser: Any, action: argparse.Action, key: str) -> None:
+    """Let a flag be given by the earlier names of its key too; the help does not show them."""
+    for old in (old for old, new in RENAMED.items() if new == key):
+        parser.add_argument(
+            flag_of(old.rpartition(".")[2]),
+            action=_EarlierFlag,
+            of=action,
+            dest=action.dest,
+            nargs=action.nargs,
+            type=action.type,
+            choices=action.choices,
+            help=argparse.SUPPRESS,
         )
 
 

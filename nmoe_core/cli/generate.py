@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import ExpertChoice
-from nmoe_core.cli.flags import default_dtype
+from nmoe_core.cli.flags import add_earlier_flags, default_dtype
 from nmoe_core.cli.output import add_verb
 from nmoe_core.tasks.generate import Prompts, Settings, complete_file
 
@@ -33,16 +33,18 @@ def register(verbs: Any) -> None:
         "--stop-ids", type=int, nargs="*", metavar="ID", help="default: all of the model's EOS"
     )
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
-    parser.add_argument("--max-batch", type=int, default=32)
+    size = parser.add_argument("--batch-size", type=int, default=32, help="sequences at once")
     parser.add_argument("--device", default="cpu", help="cuda: the device of the shard's number")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
-    parser.add_argument(
-        "--experts",
+    backend = parser.add_argument(
+        "--moe-backend",
         choices=get_args(ExpertChoice),
         default="auto",
         help="auto: packed on a GPU (less memory); grouped: decoded, multiplied by torch; "
         "hub: packed, multiplied by triton_kernels",
     )
+    add_earlier_flags(parser, size, "oracle.engine.batch_size")
+    add_earlier_flags(parser, backend, "oracle.engine.moe_backend")
     parser.add_argument("--threads", type=int, help="default: those torch chooses")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
@@ -88,10 +90,12 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
         arguments.checkpoint,
         device=device,
         dtype=getattr(torch, arguments.dtype or default_dtype(device.type)),
-        experts=arguments.experts,
+        moe_backend=arguments.moe_backend,
     )
     options = GeneratorOptions(batch_invariant=arguments.batch_invariant)
-    generator = BatchedGenerator(model, arguments.max_seq_len, arguments.max_batch, options=options)
+    generator = BatchedGenerator(
+        model, arguments.max_seq_len, arguments.batch_size, options=options
+    )
     stop_ids = arguments.stop_ids
     if stop_ids is None:
         stop_ids = end_ids(arguments.checkpoint, model.config)

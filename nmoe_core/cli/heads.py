@@ -16,7 +16,7 @@ from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 
 _MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
-_GRADER = ["grading.grader", "grading.max_batch"]
+_GRADER = ["grading.grader", "grading.batch_size"]
 _TARGET_KEYS = ("target_keep", "target_drop", "target_unit", "target_by", "max_false_drop")
 _TARGETS = [f"calibration.{name}" for name in _TARGET_KEYS]
 
@@ -39,7 +39,8 @@ def register(verbs: Any) -> None:
     score.add_argument("--source", help="only this source of the run")
     add_file_flags(score)
     score.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
-    keys = [*_MODEL, "tokenizer", *_GRADER, "grading.early_exit", "grading.compat"]
+    keys = [*_MODEL, "tokenizer", *_GRADER, "grading.early_exit"]
+    keys += ["grading.allow_foreign_calibration"]
     roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
     add_run_flags(score, keys, roots | {"out": "quality"})
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from nmoe_core.labels.jobs import LabelJob
 
 _EVERY = 50
-_ORACLE = ("max_doc_tokens", "retry_failed", "replace", "relabel", "salvage")
-_ENGINE = ("checkpoint", "device", "dtype", "experts", "max_ctx", "max_batch")
+_ORACLE = ("max_doc_tokens", "max_retries", "replace", "relabel", "extract_embedded")
+_ENGINE = ("checkpoint", "device", "dtype", "moe_backend", "max_ctx", "batch_size")
 _HTTP = ("base_url", "model", "accept_model", "api", "api_key_env", "concurrency")
 _HTTP += ("input_price", "output_price", "max_cost")
 Outputs = dict[str, Result]

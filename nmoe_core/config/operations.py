@@ -80,10 +80,10 @@ class AutomationTable(StrictModel):
     """Maximum partitions per run of a backfill; no limit if not set."""
     plan_max_age_days: int | None = Field(default=None, ge=1)
     """Days after which the loader plan is shown as overdue; never where it is not set."""
-    follow_every_s: int = Field(default=30, ge=5)
-    """Minimum seconds between two looks for changed content and settings."""
-    watch_every_s: int = Field(default=300, ge=5)
-    """Minimum seconds between two looks for changed files or revisions of sources."""
+    poll_interval_s: int = Field(default=30, ge=5)
+    """Polling interval in seconds for changed content and settings."""
+    source_poll_interval_s: int = Field(default=300, ge=5)
+    """Polling interval in seconds for changed files or revisions of sources."""
     label_retries: int = Field(default=3, ge=0)
     """Maximum times that a failed slice of oracle labels is tried again; 0: never."""
     verify_cron: str = Field(default="0 3 * * *", min_length=9)

@@ -26,10 +26,11 @@ class ModelTable(StrictModel):
     without a number is one GPU for each process: the one that the fewest processes have taken."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
-    experts: ExpertChoice = "auto"
-    """Format of MXFP4 experts in memory; auto packs them on a GPU, which takes less memory.
-    grouped: decoded, and multiplied by torch; hub: packed, and multiplied by triton_kernels. Both
-    round otherwise, so grades are made again."""
+    moe_backend: ExpertChoice = "auto"
+    """How mixture-of-experts layers are computed: `packed` keeps MXFP4 experts packed, `decoded`
+    decodes them, `auto` packs them on a GPU, which takes less memory. `grouped`: decoded, and
+    multiplied by torch; `hub`: packed, and multiplied by triton_kernels. Both round differently, so
+    grades are made again."""
 
 
 class EngineOracleTable(ModelTable):
@@ -39,8 +40,8 @@ class EngineOracleTable(ModelTable):
     """Maximum tokens of a prompt and its answer."""
     max_new: int = Field(default=2048, ge=1)
     """Maximum tokens of an answer."""
-    max_batch: int = Field(default=32, ge=1)
-    """Answers at once."""
+    batch_size: int = Field(default=32, ge=1)
+    """Sequences generated at once."""
     reasoning: Literal["low", "none"] = "low"
     """Reasoning effort."""
 
@@ -130,12 +131,12 @@ class OracleTable(StrictModel):
     replace: bool = False
     """Start over where another scorer's labels lie: a file can say so of heuristic labels alone,
     the command line of all."""
-    retry_failed: int = Field(default=0, ge=0)
+    max_retries: int = Field(default=0, ge=0)
     """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)
     """Documents of each val slice to label again, which measures the oracle's noise."""
-    salvage: bool = False
-    """Also take scores that stand among other words, and mark them."""
+    extract_embedded: bool = False
+    """Also extract scores from an answer that contains other text, and mark them as salvaged."""
     engine: EngineOracleTable = EngineOracleTable()
     http: HttpOracleTable | None = None
 
@@ -231,12 +232,13 @@ class GradingTable(StrictModel):
     grader: Literal["hydra", "student", "auto", "none"] = "hydra"
     """Who scores: probe and judge (hydra), the student, (auto) the better one on val, or none: no
     document is labelled or scored, and each has the decision keep."""
-    max_batch: int = Field(default=64, ge=1)
-    """Documents at once; with 1, only documents that changed are scored again."""
+    batch_size: int = Field(default=64, ge=1)
+    """Documents scored at once; with 1, only documents that changed are scored again."""
     early_exit: bool = True
     """Let the student, then the probe, drop documents that they are sure of."""
-    compat: bool = False
-    """Accept a calibration that was not made from scores of known heads."""
+    allow_foreign_calibration: bool = False
+    """Accept a calibration that was not made from scores of known heads: the published rule, or
+    files of other tools."""
 
     @property
     def is_off(self) -> bool:

@@ -33,6 +33,7 @@ from nmoe_core.config.quality import (
     HeadsTable,
     OracleTable,
 )
+from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import ComputeTable, CurationTable, PrepTable, SeenTable
 from nmoe_core.config.tree import Tree
@@ -103,15 +104,19 @@ class Run:
             self.path = found.resolve()
             is_packaged = self.path in packaged("nmoe_core", "configs").values()
             self.base = self.base if is_packaged else project_dir(self.path)
-        table = {} if path is None else with_sections(read_toml(self.path), self.path)
+        table: dict[str, Any] = {}
+        if path is not None:
+            table = with_current_names(with_sections(read_toml(self.path), self.path), self.path)
+        settings = {current_name(key): value for key, value in (settings or {}).items()}
         self.config, self.loader = self._checked(table, self.path)
         if settings:
             if isinstance(table.get("data"), Mapping):  # its keys would hide the settings
                 data = {k: v for k, v in table["data"].items() if k not in settings}
                 table = table | {"data": data}
-            table = with_settings(table, settings)
-            self.config, self.loader = self._checked(table, Path("command line"))
-        self._built_with = path, dict(settings or {}), dict(roots or {})
+            where = Path("command line")
+            table = with_current_names(with_settings(table, settings), where)
+            self.config, self.loader = self._checked(table, where)
+        self._built_with = path, settings, dict(roots or {})
         self.rubric = Rubric.load(find_rubric(self.config.oracle.rubric, self.base, self.path))
         for key in ("mixture_toml", "flow_profiles_toml"):
             named = getattr(self.loader, key)

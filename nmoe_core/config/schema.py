@@ -17,6 +17,7 @@ from loader.files.nested import toml_table
 from loader.plan.settings import KEYS, RunSettings
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import nested_model
+from nmoe_core.config.renamed import current_name
 from nmoe_core.config.run import LOADER_DEFAULTS, RunConfig
 from nmoe_core.config.tables import IS_LOCAL
 
@@ -80,6 +81,7 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError("not key=value", where="--set", found=repr(text))
     keys = run_keys()
+    name = current_name(name)
     if name in keys:
         return name, keys[name].typed(value)
     table = keys.get(name.rpartition(".")[0])  # an entry of a table with free names

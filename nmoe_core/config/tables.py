@@ -7,7 +7,6 @@ verb has a flag for it.
 from __future__ import annotations
 
 import re
-import warnings
 from decimal import Decimal
 from typing import Annotated, Literal
 
@@ -191,17 +190,6 @@ class CurationTable(StrictModel):
     """Topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
     """Maximum documents, over all sources, that the topic model is fitted on."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _packing_was_called_loader(cls, table: object) -> object:
-        if not isinstance(table, dict) or "loader" not in table:
-            return table
-        if "packing" in table:
-            raise ValueError("loader is the earlier name of packing: leave it out")
-        text = "curation.loader is now curation.packing; this release still reads it"
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return {"packing" if key == "loader" else key: value for key, value in table.items()}
 
     @property
     def can_spread_copies(self) -> bool:

@@ -133,10 +133,10 @@ def with_experts(
     if not is_taken:
         form = "MXFP4" if is_packed else "not MXFP4"
         raise ConfigError(
-            f'experts = "{choice}" does not compute this model here',
+            f'moe_backend = "{choice}" does not compute this model here',
             found=f"{config.family.model_type}, {form}, {dtype} on {device.type} ({capability}.x)",
             expected=expected,
-            do='set experts = "auto"',
+            do='set moe_backend = "auto"',
             code="E-CONFIG-EXPERTS",
         )
     if choice == "hub":
@@ -185,7 +185,7 @@ def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> 
         return
     forms: tuple[ExpertForm, ...] = ("decoded", "packed") if checkpoint.is_packed else ("decoded",)
     fitting = [
-        f'experts = "{other}", dtype = "{_name(kind)}" ({size / GB:.3g} GB)'
+        f'moe_backend = "{other}", dtype = "{_name(kind)}" ({size / GB:.3g} GB)'
         for kind in dict.fromkeys((dtype, torch.bfloat16))
         for other in forms
         if (size := weight_bytes(config, kind, other)) <= room
@@ -193,7 +193,7 @@ def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> 
     raise ConfigError(
         f"the weights do not fit the memory of {device}",
         where=checkpoint.directory,
-        found=f'{needed / GB:.3g} GB as experts = "{form}", dtype = "{_name(dtype)}"',
+        found=f'{needed / GB:.3g} GB as moe_backend = "{form}", dtype = "{_name(dtype)}"',
         expected=f"at most {room / GB:.3g} GB",
         do=f"set {' or '.join(fitting)}" if fitting else "take a larger device, or smaller weights",
         code="E-CONFIG-MEMORY",

@@ -60,7 +60,7 @@ class ExpertWay:
     prepare: Takes a block's weights, returns what it keeps of them. product: Takes this, normalised
     rows [N, hidden], their experts, the residual [N, hidden] and the batching; returns the residual
     plus the weighted sum of each row's experts. name: Name in fingerprints of a way that the
-    setting `experts` selects; empty for a runtime's own.
+    setting `moe_backend` selects; empty for a runtime's own.
     """
 
     prepare: Callable[[ModelConfig, LayerTensors], Any]

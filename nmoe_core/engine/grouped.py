@@ -1,4 +1,4 @@
-"""Experts in the model's type, multiplied by torch's grouped product (`experts = "grouped"`).
+"""Experts in the model's type, multiplied by torch's grouped product (`moe_backend = "grouped"`).
 
 MXFP4 experts are decoded once, at load. Two calls of the library multiply copies of the rows,
 sorted by expert; no data go to the host, so that decoding steps can be recorded. Sums are the

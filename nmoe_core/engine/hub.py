@@ -1,4 +1,4 @@
-"""MXFP4 experts multiplied by OpenAI's triton_kernels (`experts = "hub"`).
+"""MXFP4 experts multiplied by OpenAI's triton_kernels (`moe_backend = "hub"`).
 
 The library reads packed weights in a layout of its own, made once at load, a block at a time; gates
 and ups alternate in it, as they do in the files. Sums are the library's: results differ from the
@@ -44,7 +44,7 @@ def library() -> Any:
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             "triton_kernels cannot be loaded",
-            where='experts = "hub"',
+            where='moe_backend = "hub"',
             found=error,
             do="pip install kernels, which takes it from the hub or its cache",
             code="E-CONFIG-EXTRA",
@@ -90,8 +90,8 @@ def _product(
     if batching.batch_invariant:
         raise ConfigError(
             "sums of triton_kernels may depend on the number of rows",
-            found='experts = "hub" and batch_invariant',
-            do='set experts = "auto", or leave out batch_invariant',
+            found='moe_backend = "hub" and batch_invariant',
+            do='set moe_backend = "auto", or leave out batch_invariant',
             code="E-CONFIG-EXPERTS",
         )
     if not len(x):

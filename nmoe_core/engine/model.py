@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         config: ModelConfig | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        experts: ExpertChoice = "auto",
+        moe_backend: ExpertChoice = "auto",
         use_kernels: bool | None = None,
     ) -> Transformer:
         """Load a checkpoint, expert by expert.
@@ -75,11 +75,11 @@ class Transformer(nn.Module):
             config: Replaces the checkpoint's own.
             device: Device of the weights and of the computation.
             dtype: torch.float32 or torch.bfloat16.
-            experts: "packed" keeps MXFP4 experts as stored and decodes the ones that a batch needs:
-                the same numbers in a third of the memory of bfloat16, for more time. "decoded"
-                decodes them once. "auto" keeps them packed on a GPU and decodes them on a CPU.
-                "grouped" decodes them once and leaves their products to torch (`grouped.py`). "hub"
-                keeps them packed and leaves their products to triton_kernels (`hub.py`).
+            moe_backend: "packed" keeps MXFP4 experts as stored and decodes the ones that a batch
+                needs: the same numbers in a third of the memory of bfloat16, for more time.
+                "decoded" decodes them once. "auto" keeps them packed on a GPU and decodes them on a
+                CPU. "grouped" decodes them once and leaves their products to torch (`grouped.py`).
+                "hub" keeps them packed and leaves their products to triton_kernels (`hub.py`).
             use_kernels: None to use them if the device has them (`backend.has_kernels`).
 
         Raises:
@@ -101,10 +101,12 @@ class Transformer(nn.Module):
         device = backend.usable_device(device)
         with open_checkpoint(path, config, device) as checkpoint:
             config = checkpoint.config
-            form = checkpoint.expert_form(experts)
+            form = checkpoint.expert_form(moe_backend)
             backend.check_fits(checkpoint, dtype, form)
             runtime = choose_runtime(config, device, use_kernels)
-            runtime = with_experts(runtime, experts, config, device, dtype, checkpoint.is_packed)
+            runtime = with_experts(
+                runtime, moe_backend, config, device, dtype, checkpoint.is_packed
+            )
             # The tables are read first: what is read of a mapping counts as memory, and they are
             # the largest tensors.
             tables = checkpoint.tables(dtype)

@@ -5,7 +5,7 @@ input and a killed grading resumes at the last whole buffer, with the same bytes
 current output is left as it is.
 
 The documents that run together decide the last digits of their scores. So scores of an earlier
-grading are reused only for whole batches (single documents if `max_batch` is 1): the same texts in
+grading are reused only for whole batches (single documents if `batch_size` is 1): the same texts in
 the same order, scored by the same backbone and heads. A note beside the rows names each batch by
 the SHA-256 of its tokens.
 """
@@ -71,12 +71,12 @@ class Grader:
         calibration: Calibration,
         early_exit: bool = True,
         *,
-        compat: bool = False,
+        allow_foreign: bool = False,
     ) -> Grader:
-        """A scorer with the calibration that was fitted for it; `compat` accepts a calibration that
-        names no scorer. Raises CalibrationError: fitted for another scorer (E-CALIBRATION-HEADS).
-        """
-        calibration.require_heads(scorer.digest, compat=compat)
+        """A scorer with the calibration that was fitted for it; `allow_foreign` accepts a
+        calibration that names no scorer. Raises CalibrationError: fitted for another scorer
+        (E-CALIBRATION-HEADS)."""
+        calibration.require_heads(scorer.digest, allow_foreign=allow_foreign)
         if early_exit:
             calibration.require_student(scorer.student_digest)
         return cls(scorer, calibration, early_exit and scorer.kind != "student")
@@ -86,7 +86,7 @@ class Grader:
     ) -> Iterator[tuple[list[Row], HeadScores]]:
         """Rows of documents, in order, and their scores, one buffer after the other."""
         source = iter(documents)
-        while buffer := list(islice(source, self.scorer.max_batch * BUFFER_BATCHES)):
+        while buffer := list(islice(source, self.scorer.batch_size * BUFFER_BATCHES)):
             seen = DocumentTokens([d.doc_id for d in buffer], [d.tokens for d in buffer])
             groups = self._groups(buffer)
             exits = self.calibration.exits(groups) if self.early_exit else None
@@ -186,8 +186,9 @@ def grade_documents(
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current
     tokens_before = scorer.tokens_processed
-    # Batches decide the last digits, so a partial file of another batch size is not used.
-    made_from = {**fingerprints, "max_batch": str(scorer.max_batch)}
+    # Batches decide the last digits, so a partial file of another batch size is not used. Files
+    # hold the key under its first name.
+    made_from = {**fingerprints, "max_batch": str(scorer.batch_size)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known = _known_scores(out_dir, scorer)
         batches = dict[str, list[int]]()

@@ -54,7 +54,7 @@ class Batch:
 
 def batches(
     documents: DocumentTokens,
-    max_batch: int,
+    batch_size: int,
     device: torch.device,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
@@ -62,8 +62,8 @@ def batches(
     keep their order."""
     asked = range(len(documents)) if rows is None else rows
     order = sorted(asked, key=lambda i: len(documents.tokens[i]))
-    for start in range(0, len(order), max_batch):
-        yield collate(documents, order[start : start + max_batch], device)
+    for start in range(0, len(order), batch_size):
+        yield collate(documents, order[start : start + batch_size], device)
 
 
 def collate(documents: DocumentTokens, rows: list[int], device: torch.device) -> Batch:

@@ -160,7 +160,7 @@ class Scorer(Protocol):
     def kind(self) -> GraderKind: ...
 
     @property
-    def max_batch(self) -> int:
+    def batch_size(self) -> int:
         """Documents that run together."""
         ...
 

@@ -86,14 +86,14 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class HeadScorer:
-    """The backbone and both heads; `max_batch` documents run together.
+    """The backbone and both heads; `batch_size` documents run together.
 
     A `student` that was fitted on the same labels scores first; it reads the same ids.
     """
 
     model: Transformer
     heads: Heads
-    max_batch: int = 32
+    batch_size: int = 32
     student: Scorer | None = None
 
     @property
@@ -162,7 +162,7 @@ class HeadScorer:
             scores.student[:] = first.judge
             scores.exited[:] = exits.student(scores.student, range(len(documents)))
         stay = np.flatnonzero(~scores.exited).tolist()
-        for batch in batches(documents, self.max_batch, device_of(self.model), stay):
+        for batch in batches(documents, self.batch_size, device_of(self.model), stay):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
             places = known.batches.get(key, [])
@@ -203,7 +203,7 @@ def predict(
     head: Probe | Judge,
     tap: int,
     documents: DocumentTokens,
-    max_batch: int,
+    batch_size: int,
     scale: Scale = QUALITY,
 ) -> np.ndarray:
     """Stored scores `[N, D]` of one head that reads block `tap`, by the same path.
@@ -211,7 +211,7 @@ def predict(
     They are NaN if states are not finite.
     """
     scores = np.full((len(documents), len(scale)), np.nan)
-    for batch in batches(documents, max_batch, device_of(model)):
+    for batch in batches(documents, batch_size, device_of(model)):
         hidden, good = finite_states(model, batch, tap, {})
         if good.rows:
             scores[good.rows] = _outputs(head, hidden, good, documents, scale)

@@ -25,12 +25,12 @@ class StudentScorer:
     loaded: LoadedStudent
     digest: str
     table: TokenTable
-    max_batch: int = 64
+    batch_size: int = 64
 
     @classmethod
-    def load(cls, path: Path, tokenizer: Tokenizer, max_batch: int = 64) -> "StudentScorer":
+    def load(cls, path: Path, tokenizer: Tokenizer, batch_size: int = 64) -> "StudentScorer":
         """Read a file; raises HeadError as `load_student`."""
-        return cls(load_student(path), local_digest(path), token_table(tokenizer), max_batch)
+        return cls(load_student(path), local_digest(path), token_table(tokenizer), batch_size)
 
     @property
     def kind(self) -> GraderKind:

@@ -58,7 +58,7 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
                 known = known_of(oracle, *sorted({out_dir, *documents.labelled}))
                 where = documents.labelled or (out_dir,)
                 texts = seen.setdefault((oracle.fingerprint, where), set())
-                asked = list(_unasked(documents, known, table.retry_failed, texts))
+                asked = list(_unasked(documents, known, table.max_retries, texts))
                 num += len(asked)
                 tokens_in += sum(map(documents.num_tokens, asked)) + len(asked) * prompt_tokens
                 tokens_out += round(len(asked) * _tokens_of_an_answer(known, table))
@@ -91,7 +91,7 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
 
 
 def _unasked(
-    documents: Documents, known: KnownAnswers, retry_failed: int, seen: set[bytes]
+    documents: Documents, known: KnownAnswers, max_retries: int, seen: set[bytes]
 ) -> Iterator[str]:
     """Ids of documents that labelling would ask about; their texts are added to those `seen`."""
     for doc_id, _ in documents.rows:
@@ -99,7 +99,7 @@ def _unasked(
         digest = sha256_of(text)
         key = bytes.fromhex(digest)
         record = known.find(digest, is_cut)
-        is_open = record is None or (not record["ok"] and record["attempts"] <= retry_failed)
+        is_open = record is None or (not record["ok"] and record["attempts"] <= max_retries)
         if is_open and text.strip() and key not in seen:
             seen.add(key)
             yield doc_id

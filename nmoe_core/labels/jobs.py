@@ -125,7 +125,7 @@ def label_documents(
     # If only the project file sets `replace`, a change of the oracle keeps labels that cost money;
     # they are dropped only on explicit request.
     replace = table.replace and (run.is_given("oracle.replace") or "free")
-    options = {"replace": replace, "retry_failed": table.retry_failed}
+    options = {"replace": replace, "max_retries": table.max_retries}
     made = label_shard(*first, progress=progress, **options)
     facts = made.facts | {"scorer": first[2].scorer.name}
     for part in again:

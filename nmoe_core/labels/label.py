@@ -65,7 +65,7 @@ def label_shard(
     oracle: Oracle,
     *,
     replace: bool | Literal["free"] = False,
-    retry_failed: int = 0,
+    max_retries: int = 0,
     progress: Progress | None = None,
 ) -> Result:
     """Label documents into `out_dir/scores.jsonl`.
@@ -76,7 +76,7 @@ def label_shard(
         oracle: Scores texts; its scorer goes into every record.
         replace: Start over if labels of another scorer or rubric exist; `free`: only if the
             heuristic oracle made them, which costs nothing.
-        retry_failed: Number of further questions about a document whose answer was not accepted.
+        max_retries: Number of further questions about a document whose answer was not accepted.
         progress: Called with (documents done, documents to do) after each record.
 
     Returns:
@@ -90,14 +90,14 @@ def label_shard(
         NmoeError: As the oracle, and as `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
-    if retry_failed == 0 and (done := run.finished()) is not None and is_answered(out_dir):
+    if max_retries == 0 and (done := run.finished()) is not None and is_answered(out_dir):
         return _result(*done, 0, 0, done[1].get("total", 0))
     with output_lock(out_dir), AppendLog(run.scores) as log:
         run.open_existing(log, replace)
         resumed_from = run.marks.num_marked
         num_reused = run.reuse(log)
         num_new = 0
-        while pending := run.pending(retry_failed):
+        while pending := run.pending(max_retries):
             num_asked, num_copied = run.append(log, pending)
             num_new += num_asked
             num_reused += num_copied
@@ -216,7 +216,7 @@ class _Labelling:
         log.sync()
         return num_reused
 
-    def pending(self, retry_failed: int) -> list[Row]:
+    def pending(self, max_retries: int) -> list[Row]:
         """Documents to ask about: first the ones never asked about, then server failures of an
         earlier run, then refused ones that may be asked about again."""
         marks = self.marks
@@ -225,7 +225,7 @@ class _Labelling:
         if again := new or [row for row in rows if marks.is_unanswered(row[0])]:
             return again
         failed = (row for row in rows if not marks[row[0]].is_ok)
-        return [row for row in failed if marks.attempts(row[0]) <= retry_failed]
+        return [row for row in failed if marks.attempts(row[0]) <= max_retries]
 
     def append(self, log: AppendLog, pending: list[Row]) -> tuple[int, int]:
         """Ask the oracle about each text once, and append one flushed record per document; return

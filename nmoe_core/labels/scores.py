@@ -187,16 +187,16 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 
 
 def read_scores(
-    text: str, salvage: bool = False, scale: Scale = QUALITY
+    text: str, extract_embedded: bool = False, scale: Scale = QUALITY
 ) -> tuple[dict[str, int] | None, bool]:
     """The scores that a final answer gives, or None; and whether the answer has other text.
 
-    With `salvage`, an answer with other text may contain one flat object.
+    With `extract_embedded`, an answer with other text may contain one flat object.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):
         return parse_scores(fenced[1] if fenced else text, scale), False
-    objects = _FLAT_OBJECT.findall(text) if salvage else []
+    objects = _FLAT_OBJECT.findall(text) if extract_embedded else []
     if len(objects) == 1:
         with suppress(LabelError):
             return parse_scores(objects[0], scale), True

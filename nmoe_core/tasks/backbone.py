@@ -93,7 +93,7 @@ def load_backbone(run: Run) -> Transformer:
     table = run.config.backbone
     path = run.tree.checkpoint
     _require(path)
-    return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.experts)
+    return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.moe_backend)
 
 
 def require_checkpoints(run: Run) -> None:
@@ -117,7 +117,7 @@ def _require(path: Path) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertChoice) -> Transformer:
+def _loaded(path: Path, digest: str, device: str, dtype: str, backend: ExpertChoice) -> Transformer:
     """`digest` makes changed weights another backbone."""
     import torch
 
@@ -125,5 +125,5 @@ def _loaded(path: Path, digest: str, device: str, dtype: str, experts: ExpertCho
     from nmoe_core.engine.backend import own_device
 
     return Transformer.from_checkpoint(
-        path, device=own_device(device), dtype=getattr(torch, dtype), experts=experts
+        path, device=own_device(device), dtype=getattr(torch, dtype), moe_backend=backend
     )

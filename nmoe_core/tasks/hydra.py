@@ -185,7 +185,9 @@ def load_grader(run: Run) -> Grader:
     calibration = calibration or load_calibration(run.tree.calibration)
     if kind == "hydra" and table.early_exit and calibration.student_digest:
         scorer = load_scorer(run, with_student=True)
-    fitted = Grader.fitted(scorer, calibration, table.early_exit, compat=table.compat)
+    fitted = Grader.fitted(
+        scorer, calibration, table.early_exit, allow_foreign=table.allow_foreign_calibration
+    )
     return replace(fitted, languages=shard_languages(run.tree))
 
 
@@ -213,7 +215,7 @@ def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentSco
     It reads the ids of shards, or (`reads_as_model`) the ids of the backbone.
     """
     path = run.tree.student
-    size = run.config.grading.max_batch
+    size = run.config.grading.batch_size
     digest = local_digest(path) if path.is_file() else ""
     model = ids_for_model(run) if reads_as_model else None
     tokenizer = load_tokenizer(run.tokenizer) if model is None else model.model
@@ -221,11 +223,13 @@ def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentSco
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded_student(path: Path, tokenizer: Tokenizer, max_batch: int, digest: str) -> StudentScorer:
+def _loaded_student(
+    path: Path, tokenizer: Tokenizer, batch_size: int, digest: str
+) -> StudentScorer:
     """`digest` makes a changed file another student."""
     from nmoe_core.heads.student_scoring import StudentScorer
 
-    return StudentScorer.load(path, tokenizer, max_batch)
+    return StudentScorer.load(path, tokenizer, batch_size)
 
 
 def load_scorer(run: Run, *, with_student: bool = False) -> HeadScorer:
@@ -247,7 +251,7 @@ def _load_heads(run: Run) -> HeadScorer:
     digests = tuple(local_digest(path) if path.is_file() else "" for path in heads)
     is_given = run.has_file or run.is_given("heads.max_ctx")
     max_ctx = run.config.heads.max_ctx if is_given else None
-    sizes = max_ctx, run.config.grading.max_batch
+    sizes = max_ctx, run.config.grading.batch_size
     return _loaded_scorer(load_backbone(run), run.tree.heads, sizes, digests)
 
 
@@ -258,8 +262,8 @@ def _loaded_scorer(
     """`digests` makes changed files other heads."""
     from nmoe_core.heads.scoring import HeadScorer, load_heads
 
-    max_ctx, max_batch = sizes
-    return HeadScorer(model, load_heads(heads_dir, model, max_ctx), max_batch)
+    max_ctx, batch_size = sizes
+    return HeadScorer(model, load_heads(heads_dir, model, max_ctx), batch_size)
 
 
 def _label_paths(run: Run, files: LabelFiles) -> LabelFiles:

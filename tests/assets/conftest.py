@@ -93,7 +93,7 @@ def own_project(finished: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def dagster(own_project: Path) -> Iterator[Dagster]:
     """A copy of the finished project with its webserver and daemon."""
-    append(own_project, "\n[automation]\nfollow_every_s = 5\nwatch_every_s = 5\n")
+    append(own_project, "\n[automation]\npoll_interval_s = 5\nsource_poll_interval_s = 5\n")
     started = Dagster(own_project)
     try:
         yield started

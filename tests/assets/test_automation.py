@@ -491,11 +491,11 @@ PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
         ("backbone", {"seed": 1}, {"hydra/backbone"}),
         # What reaches no output marks nothing.
         ("checks", {"min_spearman": 0.4}, {}),
-        ("automation", {"follow_every_s": 60, "label_retries": 9}, {}),
+        ("automation", {"poll_interval_s": 60, "label_retries": 9}, {}),
         ("compute", {"workers": 4}, {}),
         ("prep", {"workers": 7}, {}),
-        ("grading", {"max_batch": 3}, {}),
-        ("oracle", {"retry_failed": 2}, {}),
+        ("grading", {"batch_size": 3}, {}),
+        ("oracle", {"max_retries": 2}, {}),
         ("retention", {"keep_days": 5}, {}),
     ],
 )

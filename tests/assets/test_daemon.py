@@ -159,7 +159,7 @@ def test_materialize_all_makes_every_asset_and_automation_adds_only_what_a_setti
     where = {"where": "n_words > 20 and is_survivor and decision <> 'drop'", "num_topics": 8}
     attributes = {"use": ["signals", "duplicates"]}
     run = small_project(tmp_path, attributes=attributes, curation=where).run
-    append(tmp_path, "\n[automation]\nfollow_every_s = 5\n")
+    append(tmp_path, "\n[automation]\npoll_interval_s = 5\n")
     keys = build_definitions(run).resolve_asset_graph().materializable_asset_keys
     dagster = Dagster(tmp_path)
     try:

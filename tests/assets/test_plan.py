@@ -79,23 +79,23 @@ def test_grades_follow_a_way_of_multiplying_whose_numbers_differ_and_no_form_in_
     run: Run,
 ) -> None:
     """To `grouped` and back: by the plan, by the grading task and by the asset's code version."""
-    forms = [run.with_settings({"backbone.experts": form}) for form in ("decoded", "packed")]
+    forms = [run.with_settings({"backbone.moe_backend": form}) for form in ("decoded", "packed")]
     assert {settings.grades(form).version for form in forms} == {settings.grades(run).version}
     assert {settings.calibration(form).version for form in forms} == {
         settings.calibration(run).version
     }
     assert plan_regrade(forms[1], SOURCES).shards == []
-    grouped = run.with_settings({"backbone.experts": "grouped"})
+    grouped = run.with_settings({"backbone.moe_backend": "grouped"})
     assert settings.grades(grouped).version != settings.grades(run).version
     assert settings.calibration(grouped).version != settings.calibration(run).version
-    hub = run.with_settings({"backbone.experts": "hub"})
+    hub = run.with_settings({"backbone.moe_backend": "hub"})
     assert len({settings.grades(each).version for each in (run, grouped, hub)}) == 3
     assert len({settings.calibration(each).version for each in (run, grouped, hub)}) == 3
-    assert _changed(plan_regrade(hub, SOURCES)) == {"backbone.experts"}
+    assert _changed(plan_regrade(hub, SOURCES)) == {"backbone.moe_backend"}
     before = decisions(run)
     for now in (grouped, run):
         plan = plan_regrade(now, SOURCES)
-        assert _changed(plan) == {"backbone.experts"}
+        assert _changed(plan) == {"backbone.moe_backend"}
         calibrate_heads(now)
         grade(now)
         assert plan_regrade(now, SOURCES).shards == []

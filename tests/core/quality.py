@@ -284,8 +284,8 @@ class Grading:
             torch.nn.init.constant_(layer.bias, 2.0)
             write_head(self.heads, head, self.model)
 
-    def scorer(self, max_batch: int = 32) -> HeadScorer:
-        return HeadScorer(self.model, load_heads(self.heads, self.model, MAX_CTX), max_batch)
+    def scorer(self, batch_size: int = 32) -> HeadScorer:
+        return HeadScorer(self.model, load_heads(self.heads, self.model, MAX_CTX), batch_size)
 
     def calibrate(self, labels_test: Path | None = None, **targets: Any) -> dict[str, Any]:
         """The summary."""
@@ -294,14 +294,19 @@ class Grading:
         calibrate(self.labels, graders, self.calibration, asked, labels_test)
         return read_calibration(self.calibration / "calibration_summary.json")
 
-    def grader(self, max_batch: int = 8, early_exit: bool = True, compat: bool = False) -> Grader:
+    def grader(
+        self, batch_size: int = 8, early_exit: bool = True, allow_foreign: bool = False
+    ) -> Grader:
         return Grader.fitted(
-            self.scorer(max_batch), load_calibration(self.calibration), early_exit, compat=compat
+            self.scorer(batch_size),
+            load_calibration(self.calibration),
+            early_exit,
+            allow_foreign=allow_foreign,
         )
 
     def part_by_hand(self) -> None:
         """Thresholds that send documents every way; random heads would let none leave early."""
-        rows = self.rows_of(self.rows, max_batch=32, early_exit=False)
+        rows = self.rows_of(self.rows, batch_size=32, early_exit=False)
         judged = [row["aggregated"] for row in rows]
         path = self.calibration / "calibration_summary.json"
         taus = {

@@ -1,5 +1,6 @@
 """Earlier names of keys and values are read for one release, each with one warning."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,11 +8,38 @@ import pytest
 
 from loader import resolve_plan
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli import build_parser
+from nmoe_core.cli.help.parser import commands
+from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
-from nmoe_core.config.schema import setting
+from nmoe_core.config.schema import run_keys, setting
+from nmoe_core.tasks.graph import settings
 from tests.loader.conftest import Tree
+from tests.project import REPOSITORY
 
-RENAMED = 'on_exhaust = "all_exhausted" is now "error"', "curation.loader is now curation.packing"
+VALUES = {
+    "automation.poll_interval_s": "7",
+    "automation.source_poll_interval_s": "8",
+    "backbone.moe_backend": '"packed"',
+    "curation.packing": '"flush"',
+    "grading.allow_foreign_calibration": "true",
+    "grading.batch_size": "3",
+    "oracle.engine.batch_size": "4",
+    "oracle.engine.moe_backend": '"hub"',
+    "oracle.extract_embedded": "true",
+    "oracle.max_retries": "2",
+}
+FLAGS = [
+    ("hydra grade", "--max-batch", "--batch-size", ["3"]),
+    ("hydra grade", "--experts", "--moe-backend", ["hub"]),
+    ("hydra grade", "--compat", "--allow-foreign-calibration", []),
+    ("hydra oracle-label", "--max-batch", "--batch-size", ["3"]),
+    ("hydra oracle-label", "--salvage", "--extract-embedded", []),
+    ("hydra oracle-label", "--retry-failed", "--max-retries", ["2"]),
+    ("train probe", "--experts", "--moe-backend", ["packed"]),
+    ("generate p.jsonl -o o --checkpoint c", "--max-batch", "--batch-size", ["3"]),
+    ("generate p.jsonl -o o --checkpoint c", "--experts", "--moe-backend", ["packed"]),
+]
 
 
 @pytest.fixture
@@ -33,7 +61,9 @@ def test_the_earlier_value_of_on_exhaust_makes_the_same_plan_with_one_warning(
     plan = resolve_plan(_run_file(tmp_path, f'{data}on_exhaust = "error"\n'))
     assert '"on_exhaust": "all_exhausted"' in plan.to_json(), "as plans always said"
     old = _run_file(tmp_path, f'{data}on_exhaust = "all_exhausted"\n')
-    with pytest.warns(FutureWarning, match=re.escape(RENAMED[0])) as warned:
+    with pytest.warns(
+        FutureWarning, match=re.escape('on_exhaust = "all_exhausted" is now "error"')
+    ) as warned:
         again = resolve_plan(old)
     assert len(warned) == 1
     assert unset.plan_hash == plan.plan_hash == again.plan_hash
@@ -47,19 +77,96 @@ def test_a_plan_with_the_earlier_value_is_opened_without_a_warning(
     assert resolve_plan(tmp_path / "plan.json").plan_hash == plan.plan_hash
 
 
-def test_the_earlier_key_of_packing_is_read_with_one_warning(data: str, tmp_path: Path) -> None:
-    run = Run(_run_file(tmp_path, f'{data}[curation]\npacking = "flush"\n'))
-    old = _run_file(tmp_path, f'{data}[curation]\nloader = "flush"\n')
-    with pytest.warns(FutureWarning, match=re.escape(RENAMED[1])) as warned:
-        assert Run(old).config == run.config
+def _line(key: str) -> str:
+    """A table of a TOML file in which a key has a value that is not its default."""
+    table, _, name = key.rpartition(".")
+    return f"[{table}]\n{name} = {VALUES[RENAMED.get(key, key)]}\n"
+
+
+def test_every_renamed_key_is_tried_and_is_in_the_table_of_terms() -> None:
+    assert set(RENAMED.values()) == set(VALUES)
+    table = (REPOSITORY / "docs" / "terms.md").read_text("utf-8").split("## Renamed")[1]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$", table, re.MULTILINE)
+    in_table = {(old, new): where for old, new, where in rows}
+    for old, new in RENAMED.items():
+        where, _, name = old.rpartition(".")
+        assert f"`[{where}]`" in in_table[name, new.rpartition(".")[2]]
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_earlier_key_is_read_from_a_file_with_one_warning(
+    data: str, tmp_path: Path, old: str
+) -> None:
+    new = RENAMED[old]
+    run = Run(_run_file(tmp_path, data + _line(new)))
+    assert run.config != Run(_run_file(tmp_path, data)).config
+    old_file = _run_file(tmp_path, data + _line(old))
+    with pytest.warns(FutureWarning, match=re.escape(f"{old} is now {new}; ")) as warned:
+        assert Run(old_file).config == run.config
     assert len(warned) == 1
-    assert run.config.curation.packing == "flush"
 
 
-def test_both_names_of_packing_are_refused(data: str, tmp_path: Path) -> None:
-    both = _run_file(tmp_path, f'{data}[curation]\nloader = "flush"\npacking = "concat"\n')
-    with pytest.raises(ConfigError, match="loader is the earlier name of packing"):
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_earlier_key_is_set_on_the_command_line_over_the_new_one_of_the_file(
+    data: str, tmp_path: Path, old: str
+) -> None:
+    new = RENAMED[old]
+    value = VALUES[new].strip('"')
+    file = _run_file(tmp_path, data)
+    default = dict([setting(f"{new}={run_keys()[new].default}")])
+    table, _, name = new.rpartition(".")
+    changed = Run(file, dict([setting(f"{new}={value}")]))
+    given = json.dumps(default[new])
+    both = _run_file(tmp_path, f"{data}[{table}]\n{name} = {given}\n")
+    with pytest.warns(FutureWarning, match=re.escape(f"{old} is now {new}; ")) as warned:
+        run = Run(both, dict([setting(f"{old}={value}")]))
+    assert len(warned) == 1
+    assert run.config == changed.config != Run(both).config
+    assert run.is_given(new)
+
+
+def test_a_table_that_a_caller_sets_may_have_earlier_names(data: str, tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="backbone.experts is now backbone.moe_backend"):
+        run = Run(_run_file(tmp_path, data), {"backbone": {"experts": "packed"}})
+    assert run.config.backbone.moe_backend == "packed"
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_both_names_of_a_key_are_refused(data: str, tmp_path: Path, old: str) -> None:
+    key = old.rpartition(".")[2]
+    now = RENAMED[old].rpartition(".")[2]
+    more = _line(RENAMED[old]).partition("\n")[2]
+    both = _run_file(tmp_path, data + _line(old) + more)
+    with (
+        pytest.warns(FutureWarning),
+        pytest.raises(ConfigError, match=f"{key} is the earlier name of {now}"),
+    ):
         Run(both)
+
+
+@pytest.mark.parametrize(("verb", "old", "new", "value"), FLAGS)
+def test_an_earlier_flag_does_what_the_flag_does_and_warns_and_no_help_shows_it(
+    verb: str, old: str, new: str, value: list[str]
+) -> None:
+    words = verb.split()
+    now = vars(build_parser().parse_args([*words, new, *value]))
+    with pytest.warns(FutureWarning, match=f"{old} is now {new}; ") as warned:
+        assert vars(build_parser().parse_args([*words, old, *value])) == now
+    assert len(warned) == 1
+    of_verb = [parser for path, parser in commands(build_parser()) if words[: len(path)] == [*path]]
+    text = of_verb[-1].format_help()
+    assert new in text
+    assert not re.search(rf"{old}\b", text)
+
+
+def test_renamed_keys_change_no_code_version() -> None:
+    """Dagster shows these versions; they are as before the keys were renamed."""
+    engine = {"oracle.kind": "engine", "oracle.engine.checkpoint": "/c"}
+    chosen = {"oracle.engine.moe_backend": "hub", "backbone.moe_backend": "grouped"}
+    run = Run(None, engine | chosen | {"oracle.extract_embedded": True})
+    assert settings.labels(run).version == "labels/2+39c01d9fa16a"
+    assert settings.calibration(run).version == "calibrate/4+f620b4c5abfb"
+    assert settings.grades(run).version == "grade/2+44bd243e9867"
 
 
 def test_the_command_line_takes_the_earlier_names_as_well() -> None:

@@ -45,7 +45,7 @@ def tiny(tmp_path_factory) -> Path:
 
 def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
     for model in (
-        Transformer.from_checkpoint(tiny, device=DEVICE, experts="packed"),
+        Transformer.from_checkpoint(tiny, device=DEVICE, moe_backend="packed"),
         BatchedGenerator(tiny, 64, 2, device=DEVICE).model,
     ):
         assert model.runtime is KERNELS
@@ -56,7 +56,7 @@ def test_every_way_to_a_model_on_the_gpu_gives_kernels(tiny):
 @pytest.mark.parametrize("experts", ["decoded", "packed"])
 @pytest.mark.parametrize("name", ["tiny4", "deep24"])
 def test_goldens_equal_transformers(golden_path, name, experts):
-    model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, experts=experts)
+    model = Transformer.from_checkpoint(golden_path(name), device=DEVICE, moe_backend=experts)
     prompts = list(recipe.prompts(name))
     for prompt in prompts:
         logits, hidden = model(recipe.ids(prompt), return_hidden_states=recipe.taps(prompt))
@@ -107,7 +107,7 @@ def test_generation_is_that_of_the_cpu(tiny, use_graphs):
 SANITIZED = """
 import sys
 from nmoe_core.engine import BatchedGenerator, GeneratorOptions, Transformer
-model = Transformer.from_checkpoint(sys.argv[1], device=sys.argv[2], experts="packed")
+model = Transformer.from_checkpoint(sys.argv[1], device=sys.argv[2], moe_backend="packed")
 generator = BatchedGenerator(model, 64, 3, options=GeneratorOptions(max_step_tokens=16))
 print(generator.generate_batch([[1, 2, 3], [4] * 21], 4))
 """

@@ -181,7 +181,7 @@ class Checkpoint:
             raise ConfigError(
                 "only MXFP4 experts can stay packed",
                 where=f"{self.directory} {stem}",
-                do="load with experts='decoded'",
+                do="load with moe_backend='decoded'",
                 code="E-CONFIG-EXPERTS",
             )
         if form == "packed":

@@ -22,12 +22,14 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
 
         assert table.engine.checkpoint is not None
         checkpoint = resolve(table.engine.checkpoint)
-        return EngineOracle(checkpoint, table.engine, rubric, table.salvage)
+        return EngineOracle(checkpoint, table.engine, rubric, table.extract_embedded)
     if table.kind == "http":
         from nmoe_core.labels.oracles.http import HttpOracle
 
         assert table.http is not None
-        return HttpOracle(table.http, rubric, _api_key(table.http.api_key_env), table.salvage)
+        return HttpOracle(
+            table.http, rubric, _api_key(table.http.api_key_env), table.extract_embedded
+        )
     from nmoe_core.labels.oracles.heuristic import HeuristicOracle
 
     scale = Scale.of(rubric)

@@ -55,9 +55,9 @@ class Dialect:
 
     path: str
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         self._table = table
-        self._salvage = salvage
+        self._extract_embedded = extract_embedded
         self._scale = Scale.of(rubric)
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
@@ -96,7 +96,7 @@ class Dialect:
         num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
         num_new = num_new if isinstance(num_new, int) else None
         if isinstance(content, str) and content.strip():
-            scores, is_salvaged = read_scores(content, self._salvage, self._scale)
+            scores, is_salvaged = read_scores(content, self._extract_embedded, self._scale)
             if scores is not None:
                 is_salvaged |= is_bare
                 return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
@@ -121,8 +121,8 @@ class ChatDialect(Dialect):
 
     path = "chat/completions"
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        super().__init__(table, rubric, salvage)
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
+        super().__init__(table, rubric, extract_embedded)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
         self._fixed["response_format"] = response_format(self._scale)
         if table.reasoning_effort is not None:
@@ -147,8 +147,8 @@ class CompletionsDialect(Dialect):
 
     path = "completions"
 
-    def __init__(self, table: HttpOracleTable, rubric: Rubric, salvage: bool) -> None:
-        super().__init__(table, rubric, salvage)
+    def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
+        super().__init__(table, rubric, extract_embedded)
         self._is_opened = table.reasoning_effort == "none"
         prompt = JudgePrompt(rubric, NO_LIMIT, "none" if self._is_opened else "low")
         self._head, self._tail = (encoding().decode(ids) for ids in (prompt.prefix, prompt.suffix))
@@ -167,7 +167,7 @@ class CompletionsDialect(Dialect):
         if not isinstance(text, str):
             return None, None, False
         final = final_text(OPEN_FINAL + text if self._is_opened else text)
-        if final is None and self._salvage and "final" in text:
+        if final is None and self._extract_embedded and "final" in text:
             return text.rpartition("final")[2], text, True
         return final, text, False
 

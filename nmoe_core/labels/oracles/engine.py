@@ -73,14 +73,18 @@ class EngineOracle(MeasuredOracle):
     """
 
     def __init__(
-        self, checkpoint: Path, table: EngineOracleTable, rubric: Rubric, salvage: bool = False
+        self,
+        checkpoint: Path,
+        table: EngineOracleTable,
+        rubric: Rubric,
+        extract_embedded: bool = False,
     ) -> None:
         from nmoe_core.engine.weights.checkpoint import open_checkpoint
         from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
         self._checkpoint = checkpoint
         self._table = table
-        self._salvage = salvage
+        self._extract_embedded = extract_embedded
         self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
@@ -103,10 +107,11 @@ class EngineOracle(MeasuredOracle):
             "final_tokens": FINAL_TOKENS,
             "reasoning": table.reasoning,
             "dtype": table.dtype,
-            **expert_fingerprints(table.experts),
+            **expert_fingerprints(table.moe_backend),
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
-            **({"salvage": True} if salvage else {}),
+            # As it was called at first: the facts are hashed into the version of the scorer.
+            **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(model_name(config), facts, Scale.of(rubric))
 
@@ -122,7 +127,7 @@ class EngineOracle(MeasuredOracle):
         try:
             while True:
                 # Twice the batch: a place that gets free is filled in the same step.
-                while len(running) < 2 * self._table.max_batch and (item := next(source, None)):
+                while len(running) < 2 * self._table.batch_size and (item := next(source, None)):
                     tokens, is_truncated = self._prompt.prompt(item[1].text)
                     seq_id = generator.add(tokens, self._table.max_new)
                     running[seq_id] = _Answer(*item, is_truncated, final_from)
@@ -157,7 +162,9 @@ class EngineOracle(MeasuredOracle):
                 has_stopped = token in STOP_IDS
                 is_opened = self._table.reasoning == "none"
                 tokens = answer.tokens[:-1] if has_stopped else answer.tokens
-                result = read_answer(tokens, has_stopped, is_opened, self._salvage, self.scale)
+                result = read_answer(
+                    tokens, has_stopped, is_opened, self._extract_embedded, self.scale
+                )
                 yield answer.index, replace(result, is_truncated=answer.is_truncated)
 
 
@@ -177,6 +184,6 @@ def load_generator(checkpoint: Path, digest: str, table: EngineOracleTable) -> B
 
     dtype = getattr(torch, table.dtype)
     model = Transformer.from_checkpoint(
-        checkpoint, device=own_device(table.device), dtype=dtype, experts=table.experts
+        checkpoint, device=own_device(table.device), dtype=dtype, moe_backend=table.moe_backend
     )
-    return BatchedGenerator(model, table.max_ctx, table.max_batch)
+    return BatchedGenerator(model, table.max_ctx, table.batch_size)

@@ -109,14 +109,15 @@ def read_answer(
     tokens: Sequence[int],
     has_stopped: bool,
     opened: bool = False,
-    salvage: bool = False,
+    extract_embedded: bool = False,
     scale: Scale = QUALITY,
 ) -> OracleResult:
     """The result of an assistant's tokens: the scores of the final channel, if the answer ends in
     it.
 
     The stop token is left out of `tokens`; without one the model ran out of tokens. `opened`: the
-    prompt opened the final channel. `salvage`: also take scores found elsewhere, and mark them.
+    prompt opened the final channel. `extract_embedded`: also take scores found elsewhere,
+    and mark them.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken
@@ -125,12 +126,12 @@ def read_answer(
         reason = "final_stop" if is_answer else "stop_outside_final"
     scores = None
     is_salvaged = False
-    if is_answer or salvage:
-        scores, is_salvaged = read_scores(final, salvage, scale)
-    if salvage and not is_answer:
+    if is_answer or extract_embedded:
+        scores, is_salvaged = read_scores(final, extract_embedded, scale)
+    if extract_embedded and not is_answer:
         if scores is None and last_channel in (None, "final"):
             final = _decode(_after_final_marker(tokens))
-            scores, _ = read_scores(final, salvage, scale)
+            scores, _ = read_scores(final, extract_embedded, scale)
         is_salvaged = scores is not None
     if scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))

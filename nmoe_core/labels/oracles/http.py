@@ -48,10 +48,10 @@ class HttpOracle(MeasuredOracle):
         table: HttpOracleTable,
         rubric: Rubric,
         api_key: str | None = None,
-        salvage: bool = False,
+        extract_embedded: bool = False,
     ) -> None:
         self._table = table
-        self._dialect = DIALECTS[table.api](table, rubric, salvage)
+        self._dialect = DIALECTS[table.api](table, rubric, extract_embedded)
         self._clean = Redactor(api_key).clean
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -68,7 +68,8 @@ class HttpOracle(MeasuredOracle):
             "max_new": table.max_new,
             "reasoning_effort": table.reasoning_effort,
             **self._dialect.facts,
-            **({"salvage": True} if salvage else {}),
+            # As it was called at first: the facts are hashed into the version of the scorer.
+            **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(table.model, facts, Scale.of(rubric))
 

@@ -239,7 +239,7 @@ def head_digests(run: Run) -> Fingerprints:
 
     tree = run.tree
     found = {"backbone": checkpoint_digest(tree.checkpoint)}
-    found |= expert_fingerprints(run.config.backbone.experts)
+    found |= expert_fingerprints(run.config.backbone.moe_backend)
     return found | {"probe": sha256_file(tree.probe), "judge": sha256_file(tree.judge)}
 
 
@@ -271,7 +271,7 @@ class GradeLooks:
                 self._digests["student"] = student
             self.settings = run.config.heads.max_ctx, table.early_exit
             heads = heads_digest(self._digests["probe"], self._digests["judge"])
-        calibration.require_heads(heads, compat=table.compat)
+        calibration.require_heads(heads, allow_foreign=table.allow_foreign_calibration)
         if (model := ids_for_grader(run, self.kind)) is not None:
             self._digests |= model.fingerprints
 

@@ -15,7 +15,7 @@ _NAMED = {
     "eos_token_id": "prep.eos_token",
     "bos_token_id": "prep.bos_token",
     "dtype": "prep.dtype",
-    "experts": "backbone.experts",
+    "experts": "backbone.moe_backend",
     "evaluations": "contamination.evaluations",
     "where": "curation.where",
     "rubric": "oracle.rubric",

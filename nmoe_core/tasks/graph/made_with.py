@@ -99,8 +99,8 @@ def grades(shard: ShardPaths, asked_grader: str) -> Settings:
     if made.get("grader") == "hydra":
         names = {"max_ctx": "heads.max_ctx", "early_exit": "grading.early_exit"}
         found = dict(_named(made.get("settings", {}), names))
-        experts = (made.get("fingerprints") or {}).get("experts", "")
-        found["backbone.experts"] = expert_fingerprints(experts)
+        backend = (made.get("fingerprints") or {}).get("experts", "")
+        found["backbone.moe_backend"] = expert_fingerprints(backend)
     if "grader" in made:
         is_chosen = asked_grader == "auto" and made["grader"] != "none"
         found["grading.grader"] = asked_grader if is_chosen else made["grader"]

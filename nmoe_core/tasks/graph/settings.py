@@ -16,6 +16,7 @@ from nmoe_core.attributes import CODES
 from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.calibration import CALIBRATE_CODE
+from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ShardKeys
 from nmoe_core.curate.shards.planning import CURATE_CODE
@@ -34,12 +35,14 @@ from nmoe_core.tasks.curate_settings import curate_settings
 
 Settings = Mapping[str, Any]
 # How an oracle is reached and how often it is asked; this does not change its answers.
-_WORK_OF_ORACLE = {"replace", "retry_failed", "relabel", "engine", "http"}
-_WORK_OF_ENGINE = {"device", "max_batch"}
+_WORK_OF_ORACLE = {"replace", "max_retries", "relabel", "engine", "http"}
+_WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
     *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
     *("max_reply_bytes", "accept_model", "input_price", "output_price", "max_cost"),
 }
+# Earlier names of keys; digests go on with them, so that a new name makes no output stale.
+_IN_DIGESTS = {new: old for old, new in RENAMED.items()}
 # Names of `PrepSettings` that are not keys of [prep].
 _PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
 _PREP_READING = ("on_error", "reading_digest")
@@ -57,7 +60,8 @@ class MadeWith(NamedTuple):
     @property
     def version(self) -> str:
         """`grade/2+1a2b3c4d5e6f`: short, since the UI shows it beside each materialisation."""
-        return f"{self.code}+{sha256_json(dict(self.settings))[:12]}"
+        settings = {_IN_DIGESTS.get(key, key): value for key, value in self.settings.items()}
+        return f"{self.code}+{sha256_json(settings)[:12]}"
 
 
 SLICES = MadeWith(SLICE_CODE, {})
@@ -141,7 +145,7 @@ def _grader(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"grading.grader": run.config.grading.grader}
     if run.config.grading.grader in ("hydra", "auto"):
         found["heads.max_ctx"] = run.config.heads.max_ctx
-        found["backbone.experts"] = expert_fingerprints(run.config.backbone.experts)
+        found["backbone.moe_backend"] = expert_fingerprints(run.config.backbone.moe_backend)
     return found
 
 

@@ -50,7 +50,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     own: Grading, tmp_path: Path
 ) -> None:
     heads = own.scorer().heads
-    rows = own.rows_of(own.rows, max_batch=32, early_exit=False)
+    rows = own.rows_of(own.rows, batch_size=32, early_exit=False)
     paths = own.labels, write_rows(tmp_path / "predictions.jsonl", rows)
     settings = {"target_keep": 0.4, "max_false_drop": 0.36}
     found = summary_of(paths, tmp_path / "out", **settings)
@@ -67,7 +67,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     unnamed = load_calibration(tmp_path / "out")
     with refused("E-CALIBRATION-HEADS", "not made from the scores of these heads"):
         unnamed.require_heads(heads.digest)
-    unnamed.require_heads(heads.digest, compat=True)
+    unnamed.require_heads(heads.digest, allow_foreign=True)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_published_rule_is_reproduced_number_for_number(tmp_path: Path) -> N
         assert summary["count"] == 500
         loaded = load_calibration(tmp_path)
         assert loaded.thresholds.tau_probe == loaded.thresholds.tau_drop
-        loaded.require_heads("any, as the rule does not know the heads", compat=True)
+        loaded.require_heads("any, as the rule does not know the heads", allow_foreign=True)
     assert calibrate_compat(labels, tmp_path, 0.3).facts["tau_drop"] > 0.5
     # Targets that no score explains: least squares gives no weight, so all are equal.
     write_labels(labels, rows, grades, target=[0.0] * 500)

@@ -119,7 +119,8 @@ def run_flags() -> Iterator[Any]:
     """(command, flag and a value unlike the default) for every flag of a key or a root."""
     for name, parser in commands(build_parser()):
         keys, roots = parser.get_default("keys") or {}, parser.get_default("roots") or {}
-        for action in parser._actions:
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        for action in shown:
             if action.dest in keys or action.dest in roots:
                 key = run_keys().get(keys.get(action.dest, ""))
                 value = other_value(key) if key else "elsewhere"

@@ -57,7 +57,16 @@ class Work:
 
     def command(self, *more: str, prompts: str = "prompts.jsonl") -> list[str]:
         named = [str(self.directory / prompts), "-o", str(self.output)]
-        options = ["--max-tokens", "5", "--max-seq-len", "64", "--max-batch", "4", "--threads", "1"]
+        options = [
+            "--max-tokens",
+            "5",
+            "--max-seq-len",
+            "64",
+            "--batch-size",
+            "4",
+            "--threads",
+            "1",
+        ]
         where = ["--checkpoint", str(self.checkpoint)]
         return ["generate", *named, *where, *options, "--quiet", "--stop-ids", *more]
 
@@ -251,7 +260,7 @@ X = {"id": "x"}
         (["--shard", "3/3"], "E-CONFIG-SHARD", ""),
         (["--shard", "1"], "E-CONFIG-SHARD", ""),
         (["--temperature", "-1"], "E-CONFIG-SAMPLING", ""),
-        (["--max-batch", "0"], "E-CONFIG-GENERATE", ""),
+        (["--batch-size", "0"], "E-CONFIG-GENERATE", ""),
         (["--threads", "0"], "E-CONFIG", "--threads"),
         (["--checkpoint", "nowhere"], "E-CHECKPOINT-MISSING", "nowhere"),
     ],

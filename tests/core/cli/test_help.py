@@ -65,7 +65,7 @@ def test_help_shows_the_default_of_each_flag_once() -> None:
     ("command", "near"),
     [
         ("plan --sampel 3", "--sample"),
-        ("hydra grade --config a.toml --max-bach=3", "--max-batch"),
+        ("hydra grade --config a.toml --batch-sise=3", "--batch-size"),
         ("report --jsno", "--json"),
         ("report --zzzz", ""),
         ("verify a.json stray", ""),

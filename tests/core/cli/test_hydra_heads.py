@@ -44,7 +44,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     calibrated += ["--out", str(tree.calibration), "--target-keep", "0.5"]
     heads = ["--heads-dir", str(tree.heads), *backbone]
     graded = ["hydra", "grade", *heads, "--calibration", str(tree.calibration), "--quiet"]
-    graded += ["--max-batch", "64", "--input-docids"]
+    graded += ["--batch-size", "64", "--input-docids"]
     test_docids, val_docids = (f"{tree.slices}/docids_{name}.jsonl" for name in ("test", "val"))
     assert run(*calibrated) == 1
     assert "there are no scores to calibrate on" in capsys.readouterr().err

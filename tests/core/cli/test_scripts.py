@@ -67,7 +67,7 @@ def test_the_launcher_labels_each_shard_on_its_own_gpu_and_finishes_the_others_w
     recorder: dict[str, str], tmp_path: Path, fails: int
 ) -> None:
     environment = recorder | {"FAIL": str(fails)}
-    code, calls = script("hydra_oracle_8gpu.sh", environment, "--max-batch", "64")
+    code, calls = script("hydra_oracle_8gpu.sh", environment, "--batch-size", "64")
     root = tmp_path / "labels"
     assert code == fails
     for gpu in range(8):
@@ -76,7 +76,7 @@ def test_the_launcher_labels_each_shard_on_its_own_gpu_and_finishes_the_others_w
         assert [call for call in calls if f"gpu={gpu} " in call] == [
             f"nmoe gpu={gpu} hydra oracle-label"
             f" --input-docids {root}/slices_v1/{split}_shard_0{gpu} --data-root /corpus"
-            f" --checkpoint /weights/120b --out {root}/run_v1/{split}/shard_{gpu} --max-batch 64"
+            f" --checkpoint /weights/120b --out {root}/run_v1/{split}/shard_{gpu} --batch-size 64"
             for split in splits
         ]
 

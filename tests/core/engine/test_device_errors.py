@@ -48,7 +48,7 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
     judge = TINY["heads"]["judge"] | {"epochs": 2, "batch_size": 16}
     heads = TINY["heads"] | {"probe": {"epochs": 2}, "judge": judge}
-    grading = {"max_batch": 8}
+    grading = {"batch_size": 8}
     settings = TINY | {"heads": heads, "grading": grading}
     return lambda count: labelled_run(tmp_path, count, settings)
 
@@ -110,7 +110,7 @@ def test_completions_go_on_after_a_device_that_failed(
     source, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
     source.write_text(json_lines({"id": f"p{i}", "tokens": [i, i + 1]} for i in range(12)))
     words = ["generate", str(source), "--checkpoint", str(tiny_dir), "--max-tokens", "3"]
-    words += ["--max-batch", "2", "--quiet", "-o"]
+    words += ["--batch-size", "2", "--quiet", "-o"]
     with failing_at(0, FULL, call="extend") as all_calls:
         assert main([*words, str(whole)]) == 0
     with failing_at(len(all_calls) // 2, FULL, call="extend"):

@@ -63,7 +63,7 @@ def test_weights_are_estimated_as_they_will_lie_in_memory(tiny_dir: Path) -> Non
     ]
     assert found == pytest.approx([233.7, 65.2, 83.7], rel=0.01)
     for dtype, form in itertools.product((torch.float32, torch.bfloat16), ("decoded", "packed")):
-        model = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts=form)
+        model = Transformer.from_checkpoint(tiny_dir, dtype=dtype, moe_backend=form)
         real = sum(p.nbytes for p in model.parameters())
         assert backend.weight_bytes(model.config, dtype, form) == pytest.approx(real, rel=0.02)
 
@@ -75,9 +75,9 @@ def test_a_model_that_cannot_fit_is_refused_before_a_weight_is_read_and_what_fit
         packed = backend.weight_bytes(checkpoint.config, torch.bfloat16, "packed")
     room = packed + 1000
     monkeypatch.setattr(backend, "room_bytes", lambda device: room)
-    assert Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16, experts="packed")
+    assert Transformer.from_checkpoint(tiny_dir, dtype=torch.bfloat16, moe_backend="packed")
     monkeypatch.setattr(Checkpoint, "tables", None)
-    fitting = 'experts = "packed", dtype = "bfloat16"'
+    fitting = 'moe_backend = "packed", dtype = "bfloat16"'
     with refused("E-CONFIG-MEMORY", "do not fit", naming=[fitting]):
         Transformer.from_checkpoint(tiny_dir)
     room = 1
@@ -97,12 +97,12 @@ def test_experts_stay_packed_on_a_gpu_and_are_decoded_on_a_cpu_unless_asked(
         assert checkpoint.expert_form("decoded") == "decoded"
         monkeypatch.setattr(type(checkpoint.layout), "is_packed", lambda *names: False)
         assert checkpoint.expert_form("auto") == "decoded"
-    assert BackboneTable().experts == EngineOracleTable().experts == "auto"
+    assert BackboneTable().moe_backend == EngineOracleTable().moe_backend == "auto"
 
 
 def test_no_form_of_weights_but_those_that_there_are_is_taken(tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match="auto, decoded, packed, grouped"):
-        Transformer.from_checkpoint(tiny_dir, experts="halved")  # pyright: ignore[reportArgumentType]
+        Transformer.from_checkpoint(tiny_dir, moe_backend="halved")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="float16"):
         Transformer.from_checkpoint(tiny_dir, dtype=torch.float16)
 
@@ -110,7 +110,7 @@ def test_no_form_of_weights_but_those_that_there_are_is_taken(tiny_dir: Path) ->
 def test_grading_loads_the_experts_in_the_form_that_its_run_asks_for(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
-    text = f'root = "out"\n[backbone]\ncheckpoint = "{tiny_dir}"\nexperts = "packed"\n'
+    text = f'root = "out"\n[backbone]\ncheckpoint = "{tiny_dir}"\nmoe_backend = "packed"\n'
     (tmp_path / "run.toml").write_text(text)
     model = load_backbone(Run(tmp_path / "run.toml"))
     assert any(isinstance(part, PackedExperts) for part in model.modules())

@@ -116,7 +116,7 @@ def test_rows_are_the_weighted_sum_of_their_experts(mixture, num_rows: int, min_
 def test_packed_experts_give_the_same_bits_in_less_memory(tiny_dir, dtype: torch.dtype):
     ids = torch.arange(60).view(2, 30)
     decoded = Transformer.from_checkpoint(tiny_dir, dtype=dtype)
-    packed = Transformer.from_checkpoint(tiny_dir, dtype=dtype, experts="packed")
+    packed = Transformer.from_checkpoint(tiny_dir, dtype=dtype, moe_backend="packed")
     assert torch.equal(packed(ids), decoded(ids))
     stack = packed.blocks[0].get_submodule("mlp").experts.gate_up
     assert isinstance(stack, PackedExperts)
@@ -125,7 +125,7 @@ def test_packed_experts_give_the_same_bits_in_less_memory(tiny_dir, dtype: torch
 
 
 def test_only_the_experts_of_a_batch_are_decoded(tiny_dir, monkeypatch: pytest.MonkeyPatch):
-    packed = Transformer.from_checkpoint(tiny_dir, experts="packed")
+    packed = Transformer.from_checkpoint(tiny_dir, moe_backend="packed")
     decode = Mock(wraps=mxfp4.decode)
     monkeypatch.setattr(mxfp4, "decode", decode)
     packed(torch.tensor([[5]]))
@@ -136,7 +136,7 @@ def test_only_the_experts_of_a_batch_are_decoded(tiny_dir, monkeypatch: pytest.M
 def test_experts_that_are_not_mxfp4_cannot_stay_packed(small_config, make_checkpoint):
     directory = make_checkpoint(small_config)
     with refused("E-CONFIG-EXPERTS", r"layers\.0\.mlp\.experts.*only MXFP4"):
-        Transformer.from_checkpoint(directory, experts="packed")
+        Transformer.from_checkpoint(directory, moe_backend="packed")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -145,7 +145,7 @@ def test_grouped_products_give_the_model_s_numbers_to_rounding(tmp_path, family,
     directory = make_tiny_checkpoint(tmp_path / "checkpoint", family=family, vocab_size=300)
     ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(0))
     own, grouped = (
-        Transformer.from_checkpoint(directory, dtype=dtype, experts=experts)(ids)
+        Transformer.from_checkpoint(directory, dtype=dtype, moe_backend=experts)(ids)
         for experts in ("decoded", "grouped")
     )
     # In bfloat16 a rounding may choose another expert, which moves that row and those after it.
@@ -154,7 +154,7 @@ def test_grouped_products_give_the_model_s_numbers_to_rounding(tmp_path, family,
 
 
 def test_grouped_products_keep_the_promise_of_batch_invariance(tiny_dir):
-    model = Transformer.from_checkpoint(tiny_dir, experts="grouped")
+    model = Transformer.from_checkpoint(tiny_dir, moe_backend="grouped")
     own = Transformer.from_checkpoint(tiny_dir)
     options = GeneratorOptions(batch_invariant=True)
     found = []

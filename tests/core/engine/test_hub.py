@@ -191,7 +191,7 @@ def test_another_gpu_is_refused(gpu: pytest.MonkeyPatch, capability: int):
 def test_a_model_is_refused_before_its_weights_are_read(packed_dir, monkeypatch):
     monkeypatch.setattr(WeightFiles, "read", lambda *_: pytest.fail("weights were read"))
     with refused("E-CONFIG-EXPERTS", "does not compute this model here"):
-        Transformer.from_checkpoint(packed_dir, experts="hub", dtype=torch.bfloat16)
+        Transformer.from_checkpoint(packed_dir, moe_backend="hub", dtype=torch.bfloat16)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -35,8 +35,9 @@ def status(name):
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 torch.set_num_threads(1)
-small, path, dtype, experts = sys.argv[1:]
-load = lambda path: Transformer.from_checkpoint(path, dtype=getattr(torch, dtype), experts=experts)
+small, path, dtype, backend = sys.argv[1:]
+settings = {"dtype": getattr(torch, dtype), "moe_backend": backend}
+load = lambda path: Transformer.from_checkpoint(path, **settings)
 load(small)
 gc.collect()
 open("/proc/self/clear_refs", "w").write("5")

@@ -114,7 +114,7 @@ def test_a_document_at_a_threshold_stays_and_one_below_the_probe_s_is_dropped() 
     assert (stayed["decision"], stayed["aggregated"], stayed["q_probe"]) == ("keep", 1.0, 0.5)
 
 
-@pytest.mark.parametrize("grader", [{"max_batch": 1}, {"max_batch": 64}, {"early_exit": False}])
+@pytest.mark.parametrize("grader", [{"batch_size": 1}, {"batch_size": 64}, {"early_exit": False}])
 def test_a_decision_does_not_depend_on_the_other_documents(
     grading: Grading, grader: dict[str, Any]
 ) -> None:
@@ -227,11 +227,11 @@ def test_a_document_without_finite_states_fails_alone_and_says_so(own: Grading) 
 def test_states_that_are_not_finite_everywhere_are_an_error_that_commits_nothing(
     own: Grading,
 ) -> None:
-    graded = own.grade(max_batch=8)
+    graded = own.grade(batch_size=8)
     payload = graded.path.read_bytes()
     nan, first = (slice(500), 3), r"web//web/train\S+: backbone states after"
     with spoiled(own.model, nan, np.nan), refused("E-HEAD-NONFINITE", first):
-        own.grade(max_batch=7, early_exit=False)
+        own.grade(batch_size=7, early_exit=False)
     assert graded.path.read_bytes() == payload
     assert graded.summary["failed"] == 0
     assert not own.grade().facts["changed"]
@@ -242,17 +242,17 @@ def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no
 ) -> None:
     own.part_by_hand()
     monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
-    whole = own.grade(max_batch=16)
+    whole = own.grade(batch_size=16)
     files = [whole.path.read_bytes(), whole.summary]
     shutil.rmtree(whole.directory)
     for _ in range(2):
         with killed_after_a_buffer():
-            own.grade(max_batch=16)
+            own.grade(batch_size=16)
     assert not whole.path.exists()
     with open(whole.directory / PARTIAL_NAME, "r+b") as file:
         assert len(file.readlines()) == 2 * 16, "no buffer was computed twice"
         file.write(b'{"doc_id": "web//')  # a torn row, as a kill in a write leaves it
-    last = own.grade(max_batch=16)
+    last = own.grade(batch_size=16)
     assert [last.path.read_bytes(), last.summary] == files
     assert 0 < last.facts["backbone_tokens"] < whole.facts["backbone_tokens"]
     visible = sorted(p.name for p in last.directory.iterdir() if p.name[0] != ".")
@@ -260,11 +260,11 @@ def test_a_grading_killed_after_any_buffer_ends_in_the_same_bytes_and_repeats_no
     assert not (last.directory / PARTIAL_NAME).exists()
     shutil.rmtree(whole.directory)
     with killed_after_a_buffer():
-        own.grade(max_batch=16)
+        own.grade(batch_size=16)
     own.calibrate(target_keep=0.8)
-    payload = own.grade(max_batch=16).path.read_bytes()
+    payload = own.grade(batch_size=16).path.read_bytes()
     shutil.rmtree(whole.directory)
-    assert own.grade(max_batch=16).path.read_bytes() == payload, "rows of another calibration"
+    assert own.grade(batch_size=16).path.read_bytes() == payload, "rows of another calibration"
 
 
 def test_the_probes_false_drops_are_counted_where_no_document_leaves(own: Grading) -> None:

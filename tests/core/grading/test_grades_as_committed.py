@@ -87,11 +87,11 @@ def test_thresholds_of_no_known_heads_grade_only_where_they_are_accepted_by_name
     with refused("E-CALIBRATION-HEADS", "compat: quantiles"):
         own.grade()
     assert not (own.base / "quality").exists()
-    summary = own.grade(compat=True).summary
+    summary = own.grade(allow_foreign=True).summary
     assert summary["calibration_rule"].startswith("compat: quantiles")
     assert summary["calibration_accepted_by"] == "compat"
     own.calibrate()
-    assert "calibration_accepted_by" not in own.grade(compat=True).summary
+    assert "calibration_accepted_by" not in own.grade(allow_foreign=True).summary
 
 
 def test_three_hundred_damaged_partial_gradings_end_in_the_same_bytes(

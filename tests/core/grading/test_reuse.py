@@ -46,20 +46,20 @@ def files_of(graded: Any) -> list[bytes]:
 def from_nothing(own: Grading) -> tuple[list[bytes], int]:
     """Files of the same grading into an empty directory, and its backbone tokens."""
     shutil.rmtree(own.base / "quality")
-    graded = own.grade(max_batch=BATCH)
+    graded = own.grade(batch_size=BATCH)
     return files_of(graded), graded.facts["backbone_tokens"]
 
 
 def test_only_batches_with_changed_texts_run_again_and_bytes_are_those_of_grading_from_nothing(
     small: Grading,
 ) -> None:
-    small.grade(max_batch=BATCH)
+    small.grade(batch_size=BATCH)
     changed = DOCUMENTS.copy()
     changed[CHANGED] = [token + 1 for token in DOCUMENTS[CHANGED]]
     changed += random_documents(9, 3)  # the last buffer is another one too
     shutil.rmtree(small.data / "web")
     write_source(small.data, "web", changed, num_shards=1)
-    again = small.grade(max_batch=BATCH)
+    again = small.grade(batch_size=BATCH)
     first, last = CHANGED // 8 * 8, 200
     with_changes = changed[first : first + 8] + changed[last:]
     # A document enters the first blocks once, and the others once where it stays.
@@ -73,54 +73,54 @@ def test_only_batches_with_changed_texts_run_again_and_bytes_are_those_of_gradin
 def test_one_percent_changed_is_one_percent_scored_where_documents_run_alone(
     small: Grading,
 ) -> None:
-    assert small.grade(max_batch=1).facts["backbone_documents"] == 200
+    assert small.grade(batch_size=1).facts["backbone_documents"] == 200
     changed = [list(row) for row in DOCUMENTS]
     for i in (CHANGED, 150):
         changed[i][0] += 1
     new = random_documents(9, 3)
     shutil.rmtree(small.data / "web")
     write_source(small.data, "web", [*new, *changed[:60], *changed[65:]], num_shards=1)
-    again = small.grade(max_batch=1)
+    again = small.grade(batch_size=1)
     assert again.facts["backbone_documents"] == 200 // 100 + len(new)
     files = files_of(again)
     shutil.rmtree(small.base / "quality")
-    graded = small.grade(max_batch=1)
+    graded = small.grade(batch_size=1)
     assert (files_of(graded), graded.facts["backbone_documents"]) == (files, 198)
 
 
 def test_other_thresholds_run_no_block_where_the_same_documents_leave(small: Grading) -> None:
-    small.grade(max_batch=BATCH)
+    small.grade(batch_size=BATCH)
     path = small.calibration / "calibration_summary.json"
     value = json.loads(path.read_text())
     del value["content_hash"], value["format"]
     path.write_text(json.dumps(value | {"tau_drop": 0.0}))
-    again = small.grade(max_batch=BATCH)
+    again = small.grade(batch_size=BATCH)
     assert (again.facts["changed"], again.facts["backbone_tokens"]) == (True, 0)
     path.write_text(json.dumps(value | {"tau_probe": 0.0}))
-    without_exits = small.grade(max_batch=BATCH)
+    without_exits = small.grade(batch_size=BATCH)
     assert without_exits.facts["backbone_tokens"] > 0
     assert files_of(without_exits) == from_nothing(small)[0]
 
 
-@pytest.mark.parametrize("change", ["heads", "max_batch", "rows", "note"])
+@pytest.mark.parametrize("change", ["heads", "batch_size", "rows", "note"])
 def test_scores_of_other_heads_batches_or_edited_files_are_not_taken_over(
     small: Grading, change: str
 ) -> None:
-    first = small.grade(max_batch=BATCH)
-    tokens, max_batch = first.facts["backbone_tokens"], BATCH
+    first = small.grade(batch_size=BATCH)
+    tokens, batch_size = first.facts["backbone_tokens"], BATCH
     note = first.directory / ".quality_scores.batches.json"
     if change == "heads":
         small.make_heads(seed=1)
         small.calibrate()
-    elif change == "max_batch":
-        max_batch = BATCH - 1
+    elif change == "batch_size":
+        batch_size = BATCH - 1
         (first.directory / "summary.json").unlink()
     elif change == "rows":
         first.path.write_bytes(first.path.read_bytes().replace(b'"web"', b'"web" ', 1))
     else:
         note.write_bytes(note.read_bytes().replace(b'"batches"', b'"batches" ', 1)[:-3])
         (first.directory / "summary.json").unlink()
-    again = small.grade(max_batch=max_batch)
+    again = small.grade(batch_size=batch_size)
     assert again.facts["backbone_tokens"] >= tokens
     assert again.facts["changed"]
 

@@ -51,7 +51,7 @@ def test_the_student_grades_without_a_backbone(
     run = project.run
     assert load_calibration(run.tree.calibration).grader == "student"
     nmoe(project, "hydra grade", "--out", tmp_path / "one")
-    nmoe(project, "hydra grade", "--out", tmp_path / "many", "--max-batch", 7)
+    nmoe(project, "hydra grade", "--out", tmp_path / "many", "--batch-size", 7)
     found = read_rows(*sorted((tmp_path / "one").rglob("quality_scores.jsonl")))
     assert found == read_rows(*sorted((tmp_path / "many").rglob("quality_scores.jsonl")))
     assert len(found) == 500

@@ -74,7 +74,7 @@ HEADS: dict[str, tuple[Any, set[str]]] = {
     "heads.judge.mid_dim": (32, {"judge_head", "calibration", "quality_scores"}),
     "heads.judge.num_heads": (2, {"judge_head", "calibration", "quality_scores"}),
     "heads.judge.ffn_dim": (64, {"judge_head", "calibration", "quality_scores"}),
-    "backbone.experts": ("grouped", {"calibration", "quality_scores"}),
+    "backbone.moe_backend": ("grouped", {"calibration", "quality_scores"}),
     "grading.early_exit": (False, {"quality_scores", "curated"}),
     "grading.grader": ("auto", {"calibration"}),
 }
@@ -82,10 +82,16 @@ HEADS: dict[str, tuple[Any, set[str]]] = {
 # and what is kept.
 NO_EFFECT = (
     *("compute.", "automation.", "checks.", "retention.", "publish.", "seen."),
-    *("backbone.device", "backbone.dtype", "heads.cache_gib", "grading.max_batch"),
-    *("grading.compat", "prep.engine", "prep.reuse", "prep.workers", "prep.keep_versions"),
-    *("oracle.replace", "oracle.retry_failed", "cache_dir", "configs", "oracle.engine.device"),
-    *("oracle.engine.max_batch", "oracle.http.base_url", "oracle.http.api_key_env"),
+    *("backbone.device", "backbone.dtype", "heads.cache_gib", "grading.batch_size"),
+    *(
+        "grading.allow_foreign_calibration",
+        "prep.engine",
+        "prep.reuse",
+        "prep.workers",
+        "prep.keep_versions",
+    ),
+    *("oracle.replace", "oracle.max_retries", "cache_dir", "configs", "oracle.engine.device"),
+    *("oracle.engine.batch_size", "oracle.http.base_url", "oracle.http.api_key_env"),
     *("oracle.http.concurrency", "oracle.http.timeout_s", "oracle.http.max_attempts"),
     *("oracle.http.max_outage_s", "oracle.http.max_reply_bytes", "oracle.http.accept_model"),
     *("oracle.http.input_price", "oracle.http.output_price", "oracle.http.max_cost"),
@@ -102,7 +108,13 @@ ELSEWHERE = (
     *("contamination.", "curation.by", "curation.descending", "curation.include"),
     *("curation.packing", "curation.resume_from_token", "curation.stability", "heads.use_salvaged"),
     *("oracle.engine.", "oracle.http.", "oracle.kind", "oracle.relabel", "oracle.rubric"),
-    *("oracle.salvage", "prep.dtype", "prep.eos_token", "prep.max_tokens", "prep.num_shards"),
+    *(
+        "oracle.extract_embedded",
+        "prep.dtype",
+        "prep.eos_token",
+        "prep.max_tokens",
+        "prep.num_shards",
+    ),
     *("prep.num_valid_shards", "prep.tokens_per_shard"),
 )
 
@@ -191,11 +203,11 @@ def test_keys_that_say_how_work_is_done_make_nothing_stale(own: Project) -> None
             "prep.engine": "reference",
             "prep.reuse": False,
             "prep.keep_versions": 3,
-            "grading.max_batch": 8,
+            "grading.batch_size": 8,
             "heads.cache_gib": 0.1,
             "checks.min_spearman": -1.0,
             "automation.prep": "make",
-            "oracle.retry_failed": 1,
+            "oracle.max_retries": 1,
         }
     )
     assert not_current(run) == {}

@@ -144,7 +144,7 @@ def test_failed_answers_keep_their_number_of_attempts(
     num_failed = sum(not record["ok"] for record in _records(labelling))
     assert num_failed >= COUNT
     write_source(labelling.tree.data, "web", [[7, *row] for row in documents], num_shards=5)
-    _label(labelling, again := FakeOracle(fails_on=lambda text: "w7 " in text), retry_failed=1)
+    _label(labelling, again := FakeOracle(fails_on=lambda text: "w7 " in text), max_retries=1)
     assert set(again.attempts) == {1}
     assert len(again.asked) == num_failed
 

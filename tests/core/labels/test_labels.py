@@ -87,7 +87,7 @@ def test_a_killed_run_ends_in_the_bytes_of_a_whole_one(labelling: Labelling, tor
     failed = json.loads(lines[0]) | {"ok": False, "raw": "?"}
     labelling.break_off(*labelling.lines(), json.dumps(failed).encode() + b"\n")
     oracle = FakeOracle()
-    assert labelling.run(oracle, retry_failed=1).facts["resumed_from"] == 5
+    assert labelling.run(oracle, max_retries=1).facts["resumed_from"] == 5
     assert labelling.files() == whole
     assert len(oracle.asked) == len(lines) - 5
 
@@ -141,15 +141,15 @@ def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(labelling:
     assert labelling.run().facts["num_new"] == 0
     # No document is asked about more often than allowed, and the oracle knows how often it was.
     for _ in range(4):
-        labelling.run(failing, retry_failed=2)
+        labelling.run(failing, max_retries=2)
     assert sorted(failing.attempts) == [0] * total + [1] * total + [2] * total
     again = FakeOracle()
-    facts = labelling.run(again, retry_failed=3).facts
+    facts = labelling.run(again, max_retries=3).facts
     assert (facts["parsed"], facts["num_new"], again.attempts) == (total, total, [3] * total)
     records, rows = labelling.records(), read_slice(labelling.tree.slice("train", 0))
     assert [r["doc_id"] for r in records] == [doc_id for doc_id, _ in rows]
     assert {r["attempts"] for r in records} == {4}
-    assert labelling.run(retry_failed=3).facts["num_new"] == 0
+    assert labelling.run(max_retries=3).facts["num_new"] == 0
 
 
 def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Labelling) -> None:

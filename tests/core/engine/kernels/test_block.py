@@ -34,7 +34,7 @@ def test_hidden_states_and_logits_are_those_of_the_plain_path(checkpoint, expert
     ids = torch.randint(0, 320, (2, 9), generator=torch.Generator().manual_seed(0))
     options = {"lengths": torch.tensor([9, 2]), "return_hidden_states": (1, 2)}
     expected_logits, expected = plain(ids, **options)
-    fused = Transformer.from_checkpoint(checkpoint, experts=experts, use_kernels=True)
+    fused = Transformer.from_checkpoint(checkpoint, moe_backend=experts, use_kernels=True)
     logits, found = fused(ids, **options)
     for tap in (1, 2):
         torch.testing.assert_close(found[tap], expected[tap], rtol=1e-4, atol=1e-4)

@@ -68,7 +68,7 @@ def test_a_fast_wrong_way_is_not_advised():
     ]
     skipped = {"what": "experts", "route": "hub", "skipped": "not installed"}
     assert experts.advice([skipped, *figures]) == [
-        'experts = "grouped"    # fastest for experts, 1 rows'
+        'moe_backend = "grouped"    # fastest for experts, 1 rows'
     ]
 
 
@@ -90,4 +90,4 @@ def test_ways_of_multiplying_by_experts_are_timed_and_the_fastest_named(tmp_path
     for line, first in zip(lines, (0, len(routes)), strict=True):
         some = figures[first : first + len(settings)]
         best = min(some, key=lambda figure: figure["milliseconds"])
-        assert tomllib.loads(line) == {"experts": best["route"]}
+        assert tomllib.loads(line) == {"moe_backend": best["route"]}

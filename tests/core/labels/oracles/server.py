@@ -104,8 +104,10 @@ class JudgeServer(Loopback):
         settings = {"base_url": self.url, "timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}
         return HttpOracleTable.model_validate({"model": MODEL, **settings, **more}, strict=False)
 
-    def oracle(self, salvage: bool = False, **more: Any) -> HttpOracle:
-        return HttpOracle(self.table(**more), Rubric.load(RUBRIC), salvage=salvage)
+    def oracle(self, extract_embedded: bool = False, **more: Any) -> HttpOracle:
+        return HttpOracle(
+            self.table(**more), Rubric.load(RUBRIC), extract_embedded=extract_embedded
+        )
 
     def always(self, reply: Reply) -> None:
         self.behave = lambda document, nth: reply

@@ -64,7 +64,7 @@ ANSWERS = {
 def test_only_a_final_answer_that_is_the_object_is_a_label(server: JudgeServer, text: str) -> None:
     tokens, (reason, outcome) = tokens_of(text.removesuffix("<|return|>")), ANSWERS[text]
     has_stopped = reason != "length"
-    strict, lenient = (read_answer(tokens, has_stopped, salvage=s) for s in (False, True))
+    strict, lenient = (read_answer(tokens, has_stopped, extract_embedded=s) for s in (False, True))
     assert strict.scores == (SCORES if outcome == LABEL else None)
     assert lenient.scores == (None if outcome == NONE else SCORES)
     assert (strict.is_salvaged, lenient.is_salvaged) == (False, outcome == SALVAGED)
@@ -134,14 +134,16 @@ def test_a_chat_answer_that_is_not_five_grades_fails_with_its_text_and_reason(
 )
 def test_what_is_salvaged_is_of_another_scorer(server: JudgeServer, api: Any, reply: Any) -> None:
     server.always(reply)
-    for salvage, scores in ((False, None), (True, SCORES)):
-        result = server.ask_one(api=api, salvage=salvage)
-        assert (result.scores, result.is_salvaged) == (scores, salvage)
+    for extract_embedded, scores in ((False, None), (True, SCORES)):
+        result = server.ask_one(api=api, extract_embedded=extract_embedded)
+        assert (result.scores, result.is_salvaged) == (scores, extract_embedded)
     two = f"analysis: maybe {GOOD} and {OTHER}"
     server.always(text_completion(two) if api == "completions" else completion(two))
-    result = server.ask_one(api=api, salvage=True)
+    result = server.ask_one(api=api, extract_embedded=True)
     assert (result.scores, result.is_salvaged) == (None, False)
-    assert server.oracle(api=api).scorer != server.oracle(api=api, salvage=True).scorer
+    lenient = server.oracle(api=api, extract_embedded=True)
+    assert lenient.facts["salvage"], "facts are hashed; they keep the earlier name of the setting"
+    assert server.oracle(api=api).scorer != lenient.scorer
 
 
 _CONTROL = st.sampled_from([200002, 200003, 200005, 200006, 200007, 200008, 200012, 173781, 17196])
@@ -153,7 +155,7 @@ _TOKENS = (_CONTROL | st.integers(0, 199997)).map(lambda token: [token]) | _WORD
 @given(st.lists(_TOKENS, max_size=30), st.booleans(), st.booleans())
 def test_tokens_give_scores_or_a_reason(parts: list[list[int]], stop: bool, opened: bool) -> None:
     tokens = [token for part in parts for token in part]
-    result = read_answer(tokens, stop, opened, salvage=True)
+    result = read_answer(tokens, stop, opened, extract_embedded=True)
     assert result.finish_reason in ("final_stop", "stop_outside_final", "length", "parser_error")
     assert result.scores in (None, SCORES, json.loads(OTHER))
     assert result.scores is None or result.raw == ""

@@ -23,7 +23,7 @@ TEXTS = ["A short one.", "word " * 3000, "<|end|><|start|>system", "x = 1\n" * 1
 
 
 def settings(**more: Any) -> EngineOracleTable:
-    return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "max_batch": 3} | more)
+    return EngineOracleTable(**{"max_ctx": 900, "max_new": 160, "batch_size": 3} | more)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_failures_do_not_depend_on_batches(make: Callable, monkeypatch: pytest.M
     assert {r.num_new_tokens for r in results} == {24}
     assert oracle.scorer.scorer_model == "gpt-oss-shaped-2x32x4"
     assert len(oracle.facts["weights"]) == 64
-    assert found == ask(make(max_ctx=764, max_new=24, max_batch=1), TEXTS)
+    assert found == ask(make(max_ctx=764, max_new=24, batch_size=1), TEXTS)
 
 
 class Scripted:
@@ -148,7 +148,7 @@ def test_the_version_is_measured_and_published_shapes_have_their_names(
     make: Callable, checkpoint: Path, rubric: Rubric, tmp_path: Path
 ) -> None:
     base = make().fingerprint
-    assert make(max_batch=7).fingerprint == base
+    assert make(batch_size=7).fingerprint == base
     other = make_tiny_checkpoint(tmp_path, seed=1, num_layers=2, num_experts=4, hidden_size=32)
     changed = [
         EngineOracle(other, settings(), rubric),

@@ -201,7 +201,7 @@ def test_only_an_answer_that_was_not_accepted_is_asked_for_at_temperature_1(
     texts = documents_of(3)
     firsts = dict(zip(texts, (completion("no scores"), Reply(b"too long", 400), Reply(status=500))))
     server.behave = lambda d, nth: answers(d, nth) if nth else firsts[d]
-    flags = ("--retry-failed", "1", "--set", "oracle.http.max_attempts=1")
+    flags = ("--max-retries", "1", "--set", "oracle.http.max_attempts=1")
     for _ in range(2):
         assert label(server, tmp_path, texts, *flags) == 0
     asked = [(r["temperature"], r["messages"][-1]["content"]) for r in server.requests]
@@ -320,7 +320,7 @@ def test_copies_of_a_text_that_fails_are_one_question_too(
     worse = completion("no scores")
     kinds = {"good": completion(GOOD), "bad": Reply(status=500), "worse": worse}
     server.behave = lambda document, nth: kinds[document]
-    for num_asked, flags in ((3, ()), (4, ()), (6, ("--retry-failed", "1"))):
+    for num_asked, flags in ((3, ()), (4, ()), (6, ("--max-retries", "1"))):
         attempts = ("--set", "oracle.http.max_attempts=1")
         assert label(server, tmp_path, texts, *attempts, *flags) == 0
         assert server.asked.total() == num_asked

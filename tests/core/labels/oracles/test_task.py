@@ -92,7 +92,7 @@ def test_a_file_may_drop_heuristic_labels_alone_and_the_command_line_all(
     count = label(model)
     assert count > 3
     files = contents(project / "labels")
-    for other in (f"{model}\nmax_new = 1024", heuristic, f"salvage = true\n{model}"):
+    for other in (f"{model}\nmax_new = 1024", heuristic, f"extract_embedded = true\n{model}"):
         with refused("E-LABEL-MIXED", naming=["--replace", "--set oracle.replace=true"]):
             label(other)
         assert contents(project / "labels") == files
@@ -108,7 +108,7 @@ def test_the_noise_of_sampling_is_measured_with_draws_of_their_own(
 ) -> None:
     """No draw repeats another document's random numbers, or a request that a retry sent."""
     server.behave = lambda d, nth: completion(GOOD) if nth else completion("no scores")
-    run = run_of(project, f"relabel = 9\nretry_failed = 2\n{model_of(server)}")
+    run = run_of(project, f"relabel = 9\nmax_retries = 2\n{model_of(server)}")
     label_slices(run, ["web"], [f"val-0{i}" for i in range(8)])
     sent = [json.dumps(r | {"model": ""}, sort_keys=True) for r in server.requests]
     assert len(set(sent)) == len(sent)
@@ -228,7 +228,7 @@ EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
         (HTTP.format("http://h") + "\nmax_cost = 1", "max_cost needs"),
         (HTTP.format("http://h") + "\ninput_price = 1", "need each other"),
         ("[oracle.engine]\nmax_contxt = 5", "max_ctx"),
-        ("retry_failed = -1", "retry_failed"),
+        ("max_retries = -1", "max_retries"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, oracle: str, named: str) -> None:

@@ -1,0 +1,50 @@
+"""Earlier names of keys, which this release still reads, each with a warning."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from nmoe_core.base.errors import ConfigError
+
+RENAMED = {
+    "automation.follow_every_s": "automation.poll_interval_s",
+    "automation.watch_every_s": "automation.source_poll_interval_s",
+    "backbone.experts": "backbone.moe_backend",
+    "curation.loader": "curation.packing",
+    "grading.compat": "grading.allow_foreign_calibration",
+    "grading.max_batch": "grading.batch_size",
+    "oracle.engine.experts": "oracle.engine.moe_backend",
+    "oracle.engine.max_batch": "oracle.engine.batch_size",
+    "oracle.retry_failed": "oracle.max_retries",
+    "oracle.salvage": "oracle.extract_embedded",
+}
+"""Names by earlier names; both are dotted, and of one table."""
+
+
+def current_name(key: str) -> str:
+    """The name of a dotted key; warns (FutureWarning) if `key` is an earlier one."""
+    name = RENAMED.get(key, key)
+    if name != key:
+        text = f"{key} is now {name}; this release still reads it"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+    return name
+
+
+def with_current_names(table: Mapping[str, Any], where: object, prefix: str = "") -> dict[str, Any]:
+    """A copy of nested tables in which keys have the names of today; `prefix` is the dotted name of
+    the table with a dot. Warns as `current_name`. Raises ConfigError: a table has both names of a
+    key."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = current_name(f"{prefix}{key}").removeprefix(prefix)
+        if name != key and name in table:
+            raise ConfigError(
+                "both names of a key are set",
+                where=where,
+                found=f"{prefix}{key}; {key} is the earlier name of {name}",
+                do="leave the earlier one out",
+                code="E-CONFIG-KEY",
+            )
+        is_table = isinstance(value, Mapping)
+        found[name] = with_current_names(value, where, f"{prefix}{key}.") if is_table else value
+    return found
