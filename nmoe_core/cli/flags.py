@@ -20,6 +20,7 @@ from nmoe_core.config.schema import Key, run_keys, setting
 _NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
+_PUBLISHED = ("--max-batch",)  # the published documents name it, so it stays
 MODEL_KEYS = ("checkpoint", "device", "dtype", "moe_backend")
 _ROOTS = {
     "data": "directory of token shards",
@@ -188,15 +189,17 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
 
 
 class _EarlierFlag(argparse.Action):
-    """A flag under an earlier name: it warns, and does what the flag does."""
+    """A flag under an earlier name: it warns unless documents name it, and does what the flag
+    does."""
 
     def __init__(self, *args: Any, of: argparse.Action, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._of = of
 
     def __call__(self, parser: Any, namespace: Any, values: Any, name: str | None = None) -> None:
-        text = f"{name} is now {self._of.option_strings[0]}; this release still takes it"
-        warnings.warn(text, FutureWarning, stacklevel=2)
+        if name not in _PUBLISHED:
+            text = f"{name} is now {self._of.option_strings[0]}; this release still takes it"
+            warnings.warn(text, FutureWarning, stacklevel=2)
         self._of(parser, namespace, values, name)
 
 
