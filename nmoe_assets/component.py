@@ -16,7 +16,7 @@ from nmoe_assets.ops.pipeline import pipeline_job
 from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_assets.pods import executor
 from nmoe_assets.resources import resources
-from nmoe_core.base.garbage import collection_paused
+from nmoe_core.base.garbage import gc_paused
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 
@@ -45,7 +45,7 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 def build_definitions(run: Run) -> dg.Definitions:
     """All assets, checks, jobs, sensors and schedules of a run."""
     # Nothing is garbage among the objects made here, and looking for it takes a fifth of the time.
-    with collection_paused(), warnings.catch_warnings():
+    with gc_paused(), warnings.catch_warnings():
         # backfill_policy is marked beta; it is used as documented, and tested.
         warnings.simplefilter("ignore", dg.BetaWarning)
         return _definitions(run)

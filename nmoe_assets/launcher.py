@@ -45,7 +45,7 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"its process {found[0]} is gone")
 
 
-def is_gone(instance: dg.DagsterInstance, run_id: str) -> bool:
+def run_is_dead(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a run has ended, was deleted, or lost the process that its log names."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:

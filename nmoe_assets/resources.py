@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.dagster_private import show_under_location
-from nmoe_assets.launcher import is_gone
+from nmoe_assets.launcher import run_is_dead
 
 LOCATION = "nmoe_assets.definitions"
 COMMAND = "nmoe/command"  # a tag of the runs of `dagster job execute` and their parts
@@ -87,7 +87,7 @@ class Machine(dg.ConfigurableResource):
             held = pools.get_concurrency_info(pool)
             others = held.active_run_ids | held.pending_run_ids | held.assigned_run_ids
             for other in others - {run.run_id}:
-                if is_gone(instance, other):
+                if run_is_dead(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
             # The daemon does not start it again: the person who gave the command does.

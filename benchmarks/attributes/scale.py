@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.rounds import cpu_seconds
-from nmoe_core.attributes.duplicates import Shard, resolve, resolve_again
+from nmoe_core.attributes.duplicates import Shard, resolve, resolve_incremental
 from nmoe_core.attributes.minhash import signatures, unpack
 from nmoe_core.attributes.shared import Before
 from nmoe_core.attributes.signals import signals
@@ -77,12 +77,12 @@ def _measure(size: int) -> list[float]:
 def _add(shards: list[Shard], found: list[pa.Table], new: Shard) -> None:
     """Find the copies again after documents came in as another source."""
     new = new._replace(source="zine")
-    resolve_again([*shards, new], Before([*found, None], set()))
+    resolve_incremental([*shards, new], Before([*found, None], set()))
 
 
 def _compile(texts: pa.Array) -> None:
     shards = [_shard(first, texts, signatures(texts)) for first in range(3)]
-    resolve_again(shards, Before([*resolve(shards)[:2], None], set()))
+    resolve_incremental(shards, Before([*resolve(shards)[:2], None], set()))
     signals(texts)
 
 

@@ -94,7 +94,7 @@ class Pace:
             start = end
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
-    def first_met(self, quotas: Sequence[int]) -> int:
+    def first_exhaustion(self, quotas: Sequence[int]) -> int:
         """Number of sequences after which a source has first had its quota (each above 0)."""
         met = min(
             -(-(quota * self._total - phase) // rate)
@@ -155,7 +155,7 @@ def paced_until_met(
         return Pace(quotas, block_size, key, owed, in_shares=True), num_sequences
     scale = max(1, -(-block_size // total))
     pace = Pace([weight * scale for weight in weights], block_size, key, owed)
-    return pace, pace.first_met(quotas)
+    return pace, pace.first_exhaustion(quotas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class LeastConsumed:
         chunks = (self._chunk(at, min(stop, at + _CHUNK)) for at in range(start, stop, _CHUNK))
         return np.concatenate([np.empty(0, np.intp), *chunks])
 
-    def first_met(self, quotas: Sequence[int]) -> int:
+    def first_exhaustion(self, quotas: Sequence[int]) -> int:
         """Number of sequences after which a source has first had its quota (each above 0)."""
         readings = zip(self._clocks, self._prices, quotas)
         last = [own + (quota - 1) * price for own, price, quota in readings]

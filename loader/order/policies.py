@@ -171,7 +171,7 @@ def make_schedule(
         if policy == "least_consumed":
             behind = [n - Fraction(own, OWED_UNIT) if own else n for n, own in zip(drawn, owed)]
             stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
-            return stream, stream.first_met(quotas)
+            return stream, stream.first_exhaustion(quotas)
         if any(drawn):
             owed = [0] * len(quotas)  # an earlier stretch has paid the debt
         if policy == "swrr":

@@ -157,7 +157,7 @@ def _banded(shards: Sequence[Shard], threshold: float, contained: float | None) 
     return [shard.banded(least) for shard in shards]
 
 
-def resolve_again(
+def resolve_incremental(
     shards: Sequence[Shard],
     known: Before,
     priority: Sequence[str] = (),

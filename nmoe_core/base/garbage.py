@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No collection in the block; afterwards as before. Reference counts still free objects."""
     was_enabled = gc.isenabled()
     gc.disable()

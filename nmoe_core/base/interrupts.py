@@ -25,7 +25,7 @@ _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 
 @contextmanager
-def stops_when_told() -> Iterator[None]:
+def graceful_shutdown() -> Iterator[None]:
     """Inside, SIGTERM prints one line and exits with all cleanup, and Ctrl-C raises
     KeyboardInterrupt, unless it is ignored or handled otherwise. That is also true if a library
     replaces the handler's exception with its own, as C code may."""

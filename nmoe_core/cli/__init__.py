@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from nmoe_core.base.errors import NmoeError, device_errors, printable
-from nmoe_core.base.interrupts import stops_when_told
+from nmoe_core.base.interrupts import graceful_shutdown
 from nmoe_core.cli import (
     attributes,
     curate,
@@ -30,7 +30,7 @@ from nmoe_core.cli import (
     stores,
     takedown,
 )
-from nmoe_core.cli.flags import take_project
+from nmoe_core.cli.flags import apply_default_config
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
@@ -98,9 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = build_parser().parse_args(argv)
-    take_project(arguments)
+    apply_default_config(arguments)
     try:
-        with stops_when_told(), progress_shown(), device_errors():
+        with graceful_shutdown(), progress_shown(), device_errors():
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status

@@ -98,7 +98,7 @@ def run_of(
     return Run(config, settings, roots)
 
 
-def take_project(arguments: argparse.Namespace) -> None:
+def apply_default_config(arguments: argparse.Namespace) -> None:
     """Let a task of a run work on the project of the working directory, if the command line names
     no configuration, no directory, and no file of documents or labels."""
     is_task = getattr(arguments, "is_task", False)

@@ -20,7 +20,7 @@ from nmoe_core.shards.manifest import documents_digest
 _ROWS_AT_ONCE = 10_000
 
 
-def asked_grader(run: Run) -> GraderKind | Literal["auto"]:
+def require_grader(run: Run) -> GraderKind | Literal["auto"]:
     """The grader that the run names. Raises ConfigError if it names none."""
     if (asked := run.config.grading.grader) == "none":
         raise ConfigError(

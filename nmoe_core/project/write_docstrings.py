@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nmoe_core.base.atomic import write_jsonl
-from nmoe_core.base.garbage import collection_paused
+from nmoe_core.base.garbage import gc_paused
 
 TOTAL_BYTES = 4_000_000
 MIN_CHARS = 400
@@ -53,7 +53,7 @@ def _parsed(code: bytes) -> ast.Module:
     outer parse ends with "SystemError: AST constructor recursion depth mismatch". So the collector
     is paused.
     """
-    with collection_paused(), warnings.catch_warnings():
+    with gc_paused(), warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
         return ast.parse(code)
 

@@ -139,7 +139,9 @@ def make_duplicates(
 
     def resolve(before: Any) -> list[Any]:
         found = [module.open_shard(rows) for rows in corpus.read()]
-        return module.resolve_again(found, before, table.priority, table.jaccard, table.contained)
+        return module.resolve_incremental(
+            found, before, table.priority, table.jaccard, table.contained
+        )
 
     settings = table.model_dump(mode="json")
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)

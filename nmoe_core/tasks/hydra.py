@@ -15,7 +15,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
-from nmoe_core.grading.unscored import asked_grader, keep_documents
+from nmoe_core.grading.unscored import keep_documents, require_grader
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -126,8 +126,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit weights and thresholds on the scores that the grader gives to val documents; `labels`:
-    see `train_student`; test is only reported on. Raises as `asked_grader`."""
-    asked_grader(run)
+    see `train_student`; test is only reported on. Raises as `require_grader`."""
+    require_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.calibration.calibrate import calibrate
     from nmoe_core.calibration.files import read_calibration
@@ -169,7 +169,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for it; raises as `asked_grader`,
+    """The run's scorer with the thresholds that were fitted for it; raises as `require_grader`,
     `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.calibration.files import load_calibration
     from nmoe_core.grading.grade import Grader
@@ -177,7 +177,7 @@ def load_grader(run: Run) -> Grader:
 
     table = run.config.grading
     calibration = None
-    if (kind := asked_grader(run)) == "auto":
+    if (kind := require_grader(run)) == "auto":
         calibration = load_calibration(run.tree.calibration)
         kind = calibration.grader
     scorer = load_student_scorer(run) if kind == "student" else load_scorer(run)

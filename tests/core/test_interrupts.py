@@ -70,11 +70,11 @@ def test_only_an_interrupt_raised_where_python_ignores_exceptions_is_sent_again(
 
 IMPORT = """
 import os, signal, time
-from nmoe_core.base.interrupts import stops_when_told
+from nmoe_core.base.interrupts import graceful_shutdown
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 try:
-    with stops_when_told():
+    with graceful_shutdown():
         os.environ["ASKED"] = "{asked}"
         import module
         time.sleep(20)

@@ -159,7 +159,7 @@ def test_after_changes_of_shards_the_rows_are_those_of_a_fresh_run(
             {source for source, _ in changed},
         )
         settings = ["web"], 0.7, contained
-        found = duplicates.resolve_again(list(shards.values()), known, *settings)
+        found = duplicates.resolve_incremental(list(shards.values()), known, *settings)
         fresh = resolve(list(shards.values()), ["web"], contained=contained)
         assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
         before = dict(zip(shards, found))
@@ -191,7 +191,7 @@ def test_after_changes_of_documents_the_rows_are_those_of_a_fresh_run(
             [rows[name] if name in same else None for name in names],
             {source for source, _ in before.keys() - same},
         )
-        found = duplicates.resolve_again(shards, known, priority, threshold, 0.8)
+        found = duplicates.resolve_incremental(shards, known, priority, threshold, 0.8)
         fresh = resolve(shards, priority, threshold, contained=0.8)
         assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
         rows, before = dict(zip(names, found)), dict(documents)
@@ -207,7 +207,7 @@ def test_an_addition_reaches_along_a_chain_of_copies() -> None:
         old.append(shard("web", [(f"x{i}", text) for i, text in enumerate(others)]))
         shards = [*old, shard("books", [("a", texts[0])])]
         known = Before([*resolve(old, ["books"]), None], set())
-        found = duplicates.resolve_again(shards, known, ["books"])
+        found = duplicates.resolve_incremental(shards, known, ["books"])
         fresh = resolve(shards, ["books"])
         assert [table.to_pylist() for table in found] == [table.to_pylist() for table in fresh]
 
