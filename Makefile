@@ -29,7 +29,7 @@ $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 	cp $< $@
 
 demo: setup  ## the main job on real text found on this machine
-	$(BIN)/python -m nmoe_core.project.write_docstrings build/demo/input/docstrings.jsonl
+	$(BIN)/python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
 	$(BIN)/nmoe report --config $(NMOE_CONFIG) --sample 10
 
@@ -49,8 +49,8 @@ NEWEST = $(shell own=$$($(BIN)/python -c 'import sys; print(sys.version_info.min
 	for minor in 13 12; do [ $$minor -gt $$own ] || exit 0; \
 	for python in python3.$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python; do \
 	"$$python" -c 'import ensurepip' 2>/dev/null && echo "$$python" && exit; done; done)
-NEWEST_TESTS := tests/core/test_pipeline.py tests/core/attributes/test_where.py \
-	tests/core/test_config.py tests/test_house.py \
+NEWEST_TESTS := tests/core/prep/test_pipeline.py tests/core/attributes/test_where.py \
+	tests/core/config/test_config.py tests/test_house.py \
 	$(addprefix tests/loader/test_,$(addsuffix .py,cli format plan schedule state))
 
 # Without torch: its public build is several gigabytes.

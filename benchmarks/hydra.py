@@ -22,17 +22,17 @@ import torch
 
 from benchmarks.engine import DEPTH, PROBE_TAP, VOCAB_SIZE, make_checkpoint
 from benchmarks.rounds import alternate, cpu_seconds, ratios, spread
-from nmoe_core.calibration.files import Calibration
-from nmoe_core.calibration.thresholds import Thresholds
 from nmoe_core.engine import Transformer
-from nmoe_core.grading.grade import Grader
-from nmoe_core.grading.inputs import GradeDocument
-from nmoe_core.heads.features import batches
-from nmoe_core.heads.models import Judge, Probe
-from nmoe_core.heads.scores import DocumentTokens
-from nmoe_core.heads.scoring import Heads, HeadScorer
-from nmoe_core.heads.shapes import JudgeArch, ProbeArch
 from nmoe_core.labels.scores import QUALITY
+from nmoe_core.quality.calibration.summary_file import Calibration
+from nmoe_core.quality.calibration.thresholds import Thresholds
+from nmoe_core.quality.grading.grade import Grader
+from nmoe_core.quality.grading.inputs import GradeDocument
+from nmoe_core.quality.heads.features import batches
+from nmoe_core.quality.heads.models import Judge, Probe
+from nmoe_core.quality.heads.scores import DocumentTokens
+from nmoe_core.quality.heads.scoring import Heads, HeadScorer
+from nmoe_core.quality.heads.shapes import JudgeArch, ProbeArch
 
 NUM_DOCUMENTS, MAX_BATCH = 32, 8
 

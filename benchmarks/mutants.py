@@ -1,6 +1,6 @@
 """Do the tests notice? Draws small changes of product code, and runs the tests that reach each.
 
-    python -m benchmarks.mutants --seed 7 --count 40 loader/order nmoe_core/takedown
+    python -m benchmarks.mutants --seed 7 --count 40 loader/order nmoe_core/audit/takedown
 
 A mutant changes one comparison, operator, condition or small constant of a function, in a copy of
 the tree. One run of the tests, measured by `coverage`, says which of them run each line. A mutant
@@ -36,8 +36,13 @@ import coverage
 REPOSITORY = Path(__file__).resolve().parents[1]
 AREAS = (
     *("loader", "nmoe_core/base", "nmoe_core/prep", "nmoe_core/shards", "nmoe_core/sources"),
-    *("nmoe_core/labels", "nmoe_core/heads", "nmoe_core/calibration", "nmoe_core/grading"),
-    *("nmoe_core/curate", "nmoe_core/engine", "nmoe_core/takedown", "nmoe_core/seen"),
+    *(
+        "nmoe_core/labels",
+        "nmoe_core/quality/heads",
+        "nmoe_core/quality/calibration",
+        "nmoe_core/quality/grading",
+    ),
+    *("nmoe_core/curate", "nmoe_core/engine", "nmoe_core/audit/takedown", "nmoe_core/audit/seen"),
 )
 TESTS = ("tests/loader", "tests/core")
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)]

@@ -20,11 +20,11 @@ import numpy as np
 import orjson
 
 from benchmarks.prep.corpus import write_corpus
+from nmoe_core.audit.seen.index_files import Part
+from nmoe_core.audit.seen.search import Sentence
+from nmoe_core.audit.seen.spellings import Spellings
+from nmoe_core.audit.seen.suffixes import suffix_array
 from nmoe_core.cli.output import print_table
-from nmoe_core.seen.files import Part
-from nmoe_core.seen.search import Sentence
-from nmoe_core.seen.spellings import Spellings
-from nmoe_core.seen.suffixes import suffix_array
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 _WORDS, _CUT = (4, 25), 200

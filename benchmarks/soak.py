@@ -149,7 +149,7 @@ def loader(watch: Watch, directory: Path, prefetch: int = 0) -> None:
     """Batches of three sources in many files, epoch after epoch, each shuffled anew; a state every
     thousand."""
     from loader import open_loader
-    from tests.core.quality import random_documents, write_source
+    from tests.core.small_gradings import random_documents, write_source
 
     tables = []
     for seed, name in enumerate(("code", "docs", "web")):
@@ -228,7 +228,7 @@ def labels(watch: Watch, directory: Path) -> None:
     from nmoe_core.text.tokenizer import load_tokenizer
     from tests.core.labels.oracles.loopback import Client, Loopback
     from tests.core.labels.oracles.server import GOOD, MODEL, completion
-    from tests.core.quality import RUBRIC
+    from tests.core.small_gradings import RUBRIC
 
     async def talk(client: Client) -> None:
         for number in range(500):

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from loader.files.format import load_manifest
 from loader.plan.file import load_plan
-from nmoe_core.calibration.files import read_calibration
 from nmoe_core.config.run import Run
-from nmoe_core.plots import calibration_plot
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.account import account_picture, run_account
+from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.report.plots import calibration_plot
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.curate import curate_settings
-from nmoe_core.tasks.curate_pictures import order_pictures
 from nmoe_core.tasks.prep import manifest_picture
+from nmoe_core.tasks.report.account import account_picture, run_account
+from nmoe_core.tasks.report.curate_pictures import order_pictures
 
 PICTURES = Path(__file__).with_name("pictures")
 _INLINE = re.compile(r"base64,([^)]+)\)")

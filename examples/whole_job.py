@@ -1,6 +1,6 @@
 """The whole job without Dagster: from JSON lines to the batches of a trainer, step by step.
 
-    python -m nmoe_core.project.write_docstrings notes.jsonl
+    python -m nmoe_core.cli.project.write_docstrings notes.jsonl
     python examples/whole_job.py notes.jsonl build/whole_job
 
 Each line of the first file has a `text`; a thousand documents are enough. The run's configuration

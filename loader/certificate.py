@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from loader.errors import FormatError, PlanError
+from loader.files.checksummed_json import check_seal, sealed
 from loader.files.format import read_json_object
-from loader.files.sealed import check_seal, sealed
 from loader.plan.file import checked_plan
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream

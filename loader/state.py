@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from loader.errors import StateError
-from loader.files.sealed import check_seal, sealed
+from loader.files.checksummed_json import check_seal, sealed
 from loader.plan.continuation import malformed, offset_rows, resume_counts, without_consumed
 from loader.plan.records import Consumed, LoaderPlan
 from loader.rows.stream import Stream

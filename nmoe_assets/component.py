@@ -5,11 +5,11 @@ import warnings
 import dagster as dg
 
 from nmoe_assets.assets import attributes, curation, hydra, regrade, sources
-from nmoe_assets.assets.names import named
-from nmoe_assets.automation import sensors
-from nmoe_assets.automation.conditions import automation_sensor
 from nmoe_assets.checks.manifests import manifest_checks
+from nmoe_assets.conditions import automation_sensor
 from nmoe_assets.dagster_private import find_migrations_once
+from nmoe_assets.names import named
+from nmoe_assets.ops import sensors
 from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import task_jobs, verify_job
 from nmoe_assets.ops.pipeline import pipeline_job

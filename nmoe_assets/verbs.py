@@ -16,8 +16,8 @@ import dagster as dg
 from dotenv import dotenv_values
 
 from nmoe_assets.assets.cost import Stopwatch
-from nmoe_assets.assets.names import named
 from nmoe_assets.component import build_definitions
+from nmoe_assets.names import named
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import task_jobs
 from nmoe_assets.ops.pipeline import console, step_error

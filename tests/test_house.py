@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from os.path import commonpath
 from pathlib import Path
 
 from tests.project import REPOSITORY
@@ -16,7 +17,7 @@ MODULES = [
     for path in sorted((REPOSITORY / package).rglob("*.py"))
     if "build" not in path.parts
 ]
-MAX_LINES, MAX_PARAMETERS, MAX_MODULES = 400, 6, 15
+MAX_LINES, MAX_PARAMETERS, MAX_ENTRIES = 400, 6, 15
 
 
 def _name(path: Path) -> str:
@@ -28,9 +29,26 @@ def test_no_file_is_over_four_hundred_lines() -> None:
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
-def test_no_folder_has_more_than_fifteen_modules() -> None:
-    folders = Counter(_name(path.parent) for path in MODULES if path.name != "__init__.py")
-    assert {name: count for name, count in folders.items() if count > MAX_MODULES} == {}
+def test_no_folder_has_more_than_fifteen_modules_and_folders() -> None:
+    entries = [path for path in MODULES if path.name not in ("__init__.py", "__main__.py")]
+    entries += [path.parent for path in MODULES if path.name == "__init__.py"]
+    folders = Counter(_name(entry.parent) for entry in entries)
+    del folders["loader"]  # its modules are the interface that trainers import
+    assert {name: count for name, count in folders.items() if count > MAX_ENTRIES} == {}
+
+
+def test_no_folders_of_one_folder_import_each_other_in_a_circle() -> None:
+    known = {_module(path): path for path in MODULES}
+    graph: dict[Path, set[Path]] = {}
+    for path in MODULES:
+        for name in _imports(path, known):
+            folder = path.parent
+            other = known[name].parent
+            shared = len(Path(commonpath([folder, other])).parts)
+            if shared < min(len(folder.parts), len(other.parts)):
+                place = Path(*folder.parts[: shared + 1])
+                graph.setdefault(place, set()).add(Path(*other.parts[: shared + 1]))
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_no_function_has_more_than_six_parameters() -> None:

@@ -10,10 +10,10 @@ HELP = "from nmoe_core.cli import build_parser\nbuild_parser().format_help()\n"
 TABULAR = "pyarrow datasets torch fsspec"
 MANY = "torch dagster sklearn datasets matplotlib pandas"
 HEAVY = "torch sklearn datasets matplotlib safetensors transformers"
-PLOT = "nmoe_core.plots.loss_plot({'probe': [[1, 0.5]]})"
-LABELS = "import nmoe_core.calibration.graded, nmoe_core.calibration.thresholds"
+PLOT = "nmoe_core.report.plots.loss_plot({'probe': [[1, 0.5]]})"
+LABELS = "import nmoe_core.quality.calibration.graded, nmoe_core.quality.calibration.thresholds"
 LABELS += ", nmoe_core.config.rubric, nmoe_core.engine.weights.config\n"
-LABELS += "from nmoe_core.labels import agreement, files, label, slices\n"
+LABELS += "from nmoe_core.labels import agreement, label, label_files, slices\n"
 LABELS += "import nmoe_core.labels.oracles.heuristic"
 
 
@@ -26,8 +26,8 @@ LABELS += "import nmoe_core.labels.oracles.heuristic"
         ("from nmoe_core import HuggingFaceSource, ParallelPrepPipeline, IndexReader", TABULAR),
         (f"{HELP}import nmoe_core.prep.run, nmoe_core.prep.mixture", MANY),
         (LABELS, "torch"),
-        ("import nmoe_core.plots", "matplotlib torch"),
-        (f"import nmoe_core.plots\n{PLOT}", "matplotlib.pyplot torch"),
+        ("import nmoe_core.report.plots", "matplotlib torch"),
+        (f"import nmoe_core.report.plots\n{PLOT}", "matplotlib.pyplot torch"),
         ("import nmoe_assets.definitions", HEAVY),
     ],
 )

@@ -19,8 +19,8 @@ from benchmarks.ordering.bounds import ceilings, deal
 from benchmarks.ordering.profiles import make
 from benchmarks.rounds import ROUNDS, seconds
 from nmoe_core.curate.diversity.measure import Metrics, compare, measure
-from nmoe_core.curate.diversity.windows import cut_windows
 from nmoe_core.curate.order import golden, insert_only, stratified, window_fill
+from nmoe_core.curate.windows import cut_windows
 
 SEQ_LEN = 131_072
 NUM_APPENDED = 8_159

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nmoe_core.curate.diversity.measure import diversity_ceiling
-from nmoe_core.curate.diversity.windows import LOADERS
-from nmoe_core.curate.order.spacing import members_by_topic
+from nmoe_core.curate.even_spacing import members_by_topic
+from nmoe_core.curate.windows import LOADERS
 
 _STEP = 7  # topics start at different shards, or shard 0 would get the odd document of each
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 
-from nmoe_assets.assets.partitions import label_partitions
+from nmoe_assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
-from nmoe_core.tasks import backbone, checks, curate, hydra, prep, report
+from nmoe_core.tasks import backbone, checks, curate, hydra, prep
+from nmoe_core.tasks.report import summary
 
 
 def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
@@ -26,7 +27,7 @@ def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
             prep.make_slices(run, source.name)
         if not bare:
             for bucket in buckets:
-                report.sample_documents(run, name, split, bucket)
+                summary.sample_documents(run, name, split, bucket)
             checks.check_shards(run, name, split, buckets)
             checks.check_manifest(run, name, split)
             if split == "train":
@@ -45,7 +46,7 @@ def run_directly(run: Run, bare: bool = False) -> None:
     for key in label_partitions.get_partition_keys():
         hydra.label_slices(run, names, [key])
         if not bare:
-            report.sample_labels(run, key)
+            summary.sample_labels(run, key)
     backbone.make_backbone(run)
     for kind in ("probe", "judge"):
         hydra.train_head(run, kind)
@@ -54,7 +55,7 @@ def run_directly(run: Run, bare: bool = False) -> None:
         for bucket in buckets:
             hydra.grade_shards(run, name, [bucket])
             if not bare:
-                report.sample_grades(run, name, bucket)
+                summary.sample_grades(run, name, bucket)
     curate.fit_topics(run, names)
     for name in names:
         for bucket in buckets:

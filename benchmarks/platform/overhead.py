@@ -150,7 +150,7 @@ def _demo(root: Path, command: list[str]) -> Callable[[], DemoSeconds]:
     (root / "workspace.yaml").touch()
     config = root / "configs" / "demo.toml"
     settings = environment(root / "home", config)
-    _call(["-m", "nmoe_core.project.write_docstrings", _DOCSTRINGS], root, settings)
+    _call(["-m", "nmoe_core.cli.project.write_docstrings", _DOCSTRINGS], root, settings)
     extra = [] if "-j" in command else [str(config)]
     watched = ["-m", "benchmarks.platform.outside", "outside.txt", *command, *extra]
 

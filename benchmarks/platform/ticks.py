@@ -13,9 +13,9 @@ from unittest.mock import patch
 import dagster as dg
 
 from benchmarks.soak import NUM_SAMPLES, Watch
-from nmoe_assets.assets.partitions import range_tags
-from nmoe_assets.automation import sensors
 from nmoe_assets.component import build_definitions
+from nmoe_assets.ops import sensors
+from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Notifier
 from tests.assets.small_project import environment, opened, small_project
 from tests.assets.test_automation import Daemon

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from nmoe_core.config.tables import ComputeTable
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.prep import journal
 from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest

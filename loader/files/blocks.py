@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loader.errors import FormatError
+from loader.files.checksummed_json import check_seal, sealed
 from loader.files.format import Manifest, ShardEntry, check_digest, read_json_object
-from loader.files.sealed import check_seal, sealed
 from loader.files.shard import read_npy_header
 
 BLOCKS_NAME = "blocks.json"

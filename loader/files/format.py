@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from loader.errors import FormatError
+from loader.files.checksummed_json import check_seal
 from loader.files.nested import json_value
-from loader.files.sealed import check_seal
 from loader.files.shard import IndexReader, unreadable
 
 MANIFEST_NAME = "manifest.json"

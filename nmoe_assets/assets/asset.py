@@ -7,12 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import Columns, about, column_lineage, described
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
-from nmoe_assets.assets.names import asset_key, named
-from nmoe_assets.assets.partitions import shard_partitions
-from nmoe_assets.automation.conditions import automation
+from nmoe_assets.catalogue import Columns, about, column_lineage, described
 from nmoe_assets.checks.asset_checks import Checks
+from nmoe_assets.conditions import automation
+from nmoe_assets.names import asset_key, named
+from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.pods import pod_tags
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result

@@ -5,13 +5,14 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
 from nmoe_assets.assets.events import shown_picture
+from nmoe_assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, report
+from nmoe_core.tasks import checks
 from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.report import summary
 
 DUPLICATES = ["curation", "duplicates"]
 
@@ -45,7 +46,7 @@ def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
     """Histograms of the columns of a shard, and documents at both ends."""
     if name == "signatures":  # hashes have neither
         return {}
-    picture, rows = report.attribute_page(run, source, name, bucket)
+    picture, rows = summary.attribute_page(run, source, name, bucket)
     return {"picture": shown_picture(picture), **table(rows)}
 
 

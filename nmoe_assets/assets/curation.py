@@ -6,14 +6,15 @@ import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
 from nmoe_assets.assets.attributes import DUPLICATES, selection_names
-from nmoe_assets.assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_assets.assets.events import shown_picture
+from nmoe_assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
+from nmoe_core.curate.settings import curate_settings, spreads_copies
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, curate, publish
-from nmoe_core.tasks.curate_settings import curate_settings, spreads_copies
+from nmoe_core.shards.publish.send import publish
+from nmoe_core.tasks import checks, curate
 from nmoe_core.tasks.graph import settings
 
 GROUP = "curation"
@@ -183,9 +184,9 @@ def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
     the account of the run. Data that cannot be read for the page, for example because they were
     moved, do not stop the plan."""
     from loader.plan.file import load_plan
-    from nmoe_core.report.columns import signals_picture
-    from nmoe_core.report.corpus import UNREADABLE
-    from nmoe_core.tasks.account import account_picture, commit_account
+    from nmoe_core.tasks.report.account import account_picture, commit_account
+    from nmoe_core.tasks.report.columns import signals_picture
+    from nmoe_core.tasks.report.corpus import UNREADABLE
     from nmoe_core.tasks.selection.composition import changes
 
     made = curate.make_plan(run, names, valid)
@@ -214,4 +215,4 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],
     )
-    return [asset.unpartitioned(lambda: publish.publish_plan(run))]
+    return [asset.unpartitioned(lambda: publish(run.tree.plan, run.config.publish.url))]

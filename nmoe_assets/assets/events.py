@@ -13,13 +13,13 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import LINEAGE, shown, with_row_count
 from nmoe_assets.assets.cost import Cost, Stopwatch
-from nmoe_assets.assets.inputs import CurrentInputs, forget_tagged
-from nmoe_assets.assets.partitions import RANGE_END, RANGE_START
 from nmoe_assets.assets.run_log import run_log
+from nmoe_assets.catalogue import LINEAGE, shown, with_row_count
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
+from nmoe_assets.inputs import CurrentInputs, forget_tagged
+from nmoe_assets.partitions import RANGE_END, RANGE_START
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result
@@ -44,7 +44,7 @@ class PartitionResult:
 
 def shown_picture(markdown: str) -> dg.MarkdownMetadataValue:
     """A picture for the UI, which does not scale it: 800 pixels wide."""
-    from nmoe_core.plots import half_size
+    from nmoe_core.report.plots import half_size
 
     return dg.MetadataValue.md(half_size(markdown))
 

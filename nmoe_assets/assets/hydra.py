@@ -3,7 +3,7 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import (
+from nmoe_assets.catalogue import (
     GRADE_ROWS,
     HEAD_FACTS,
     LABEL_ROWS,
@@ -11,12 +11,13 @@ from nmoe_assets.assets.catalogue import (
     curated_group,
     table,
 )
-from nmoe_assets.assets.partitions import label_keys, label_partitions
+from nmoe_assets.partitions import label_keys, label_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, hydra, report
+from nmoe_core.tasks import checks, hydra
 from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.report import summary
 from nmoe_core.tasks.shards import attempt
 
 GROUP = "hydra"
@@ -80,7 +81,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             )
             for key in keys
         ),
-        lambda key, result: table(report.sample_labels(run, key)),
+        lambda key, result: table(summary.sample_labels(run, key)),
     )
 
 
@@ -188,5 +189,5 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     ).sharded(
         "grade",
         name,
-        lambda key, result: {} if is_off else table(report.sample_grades(run, name, int(key))),
+        lambda key, result: {} if is_off else table(summary.sample_grades(run, name, int(key))),
     )

@@ -6,8 +6,8 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import table
-from nmoe_assets.assets.inputs import CurrentInputs
+from nmoe_assets.catalogue import table
+from nmoe_assets.inputs import CurrentInputs
 from nmoe_assets.resources import Machine
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run

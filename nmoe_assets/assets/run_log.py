@@ -6,8 +6,8 @@ from typing import Any
 
 import dagster as dg
 
+from nmoe_core.base.compute.logs import LOGGER
 from nmoe_core.base.progress import logged_to
-from nmoe_core.compute.logs import LOGGER
 
 
 class _RunLog(logging.Handler):

@@ -3,7 +3,6 @@
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.catalogue import DOCUMENT_ROWS, SHARD_ROWS, SLICE_ROWS, about, shown, table
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.assets.events import (
     Events,
@@ -14,17 +13,19 @@ from nmoe_assets.assets.events import (
     told,
     wait_for_lock,
 )
-from nmoe_assets.assets.inputs import CurrentInputs, forget_tagged
-from nmoe_assets.assets.names import asset_key, named
-from nmoe_assets.assets.partitions import shard_partitions
 from nmoe_assets.assets.run_log import run_log
+from nmoe_assets.catalogue import DOCUMENT_ROWS, SHARD_ROWS, SLICE_ROWS, about, shown, table
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
+from nmoe_assets.inputs import CurrentInputs, forget_tagged
+from nmoe_assets.names import asset_key, named
+from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks import checks, prep, report
+from nmoe_core.tasks import checks, prep
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.report import summary
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
@@ -83,7 +84,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         parts = {}
         for bucket, result in made.shards.items():
             facts = {key: shown(key, value) for key, value in result.facts.items()}
-            sample = table(report.sample_documents(run, name, split, bucket))
+            sample = table(summary.sample_documents(run, name, split, bucket))
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
         log_partitions(

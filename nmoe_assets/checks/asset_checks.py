@@ -12,9 +12,9 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import shown
-from nmoe_assets.assets.names import asset_key
+from nmoe_assets.catalogue import shown
 from nmoe_assets.checks.history import FAILED_PARTITIONS, evaluation, failed_partitions, make_newest
+from nmoe_assets.names import asset_key
 from nmoe_assets.pods import pod_tags
 from nmoe_core.config.run import Run
 from nmoe_core.tasks import checks

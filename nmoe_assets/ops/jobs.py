@@ -13,8 +13,8 @@ import dagster as dg
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
-from nmoe_assets.assets.names import asset_key, named
-from nmoe_assets.assets.partitions import label_partitions, range_tags, shard_partitions
+from nmoe_assets.names import asset_key, named
+from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 

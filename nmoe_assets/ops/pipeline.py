@@ -12,11 +12,11 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.catalogue import table
 from nmoe_assets.assets.cost import Stopwatch
-from nmoe_assets.assets.inputs import PIPELINE
-from nmoe_assets.assets.names import named
+from nmoe_assets.catalogue import table
 from nmoe_assets.dagster_private import launch_backfill
+from nmoe_assets.inputs import PIPELINE
+from nmoe_assets.names import named
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from nmoe_assets.assets.names import is_of_mixture, named
 from nmoe_assets.dagster_private import event_files
+from nmoe_assets.names import is_of_mixture, named
 from nmoe_core.config.run import Run
 
 _PAGE = 500

@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loader.files.format import Manifest, load_manifest
-from nmoe_core.attributes.files import (
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
+from nmoe_core.base.result import Result
+from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.attribute_file import (
     Documents,
     Footer,
     find_footer,
@@ -27,12 +33,6 @@ from nmoe_core.attributes.files import (
     stale,
     write_attribute,
 )
-from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_json
-from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
-from nmoe_core.base.result import Result
-from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import ShardFile, require_undamaged, shard_files
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.text.documents import decode_documents

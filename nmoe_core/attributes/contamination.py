@@ -22,7 +22,7 @@ from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import Parts, bits, bloom, parts, place
-from nmoe_core.attributes.kernels.words import mix, words
+from nmoe_core.attributes.kernels.word_hashes import mix, words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import made, open_shard_documents, replace_rows
-from nmoe_core.attributes.files import is_attribute_current, positions
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.attribute_file import is_attribute_current, positions
 from nmoe_core.shards.manifest import documents_digest
 
 

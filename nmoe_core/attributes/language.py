@@ -18,7 +18,7 @@ import pyarrow as pa
 from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
-from nmoe_core.attributes.kernels.words import (
+from nmoe_core.attributes.kernels.word_hashes import (
     ALONE,
     ALPHA,
     CODE_BITS,

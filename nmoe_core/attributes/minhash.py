@@ -16,7 +16,7 @@ import pyarrow as pa
 from numba import njit
 
 from nmoe_core.attributes.columns import NUM_BANDS, NUM_HASHES, SCHEMAS
-from nmoe_core.attributes.kernels.words import Words, mix, words
+from nmoe_core.attributes.kernels.word_hashes import Words, mix, words
 
 NUM_ROWS = NUM_HASHES // NUM_BANDS
 SHINGLE_WORDS = 5

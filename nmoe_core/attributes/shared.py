@@ -14,14 +14,6 @@ import pyarrow as pa
 
 from loader.files.format import load_manifest
 from nmoe_core.attributes.attribute import replace_rows
-from nmoe_core.attributes.files import (
-    Documents,
-    find_footer,
-    read_attribute,
-    read_footer,
-    read_values,
-    stale,
-)
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -34,6 +26,14 @@ from nmoe_core.base.fingerprint import (
 from nmoe_core.base.result import Result
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.shards.attribute_file import (
+    Documents,
+    find_footer,
+    read_attribute,
+    read_footer,
+    read_values,
+    stale,
+)
 from nmoe_core.shards.documents import ingest_ids_at
 from nmoe_core.shards.manifest import documents_digest
 

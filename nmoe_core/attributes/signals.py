@@ -21,7 +21,7 @@ from numba import njit
 
 from nmoe_core.attributes.columns import COUNTS, FLAGS, SCHEMAS, SHARES
 from nmoe_core.attributes.kernels.repetition import new_set, ngram_chars, repeated
-from nmoe_core.attributes.kernels.words import (
+from nmoe_core.attributes.kernels.word_hashes import (
     CODE_BITS,
     CODE_MASK,
     PRIME,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loader.errors import FormatError, NmoeError
+from loader.files.checksummed_json import RESTORE, check_seal, sealed
 from loader.files.format import read_json_object
 from loader.files.nested import json_value
-from loader.files.sealed import RESTORE, check_seal, sealed
 from nmoe_core.base.atomic import write_json
 
 Fingerprints = dict[str, str]

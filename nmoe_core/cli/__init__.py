@@ -16,24 +16,13 @@ from typing import Any
 
 from nmoe_core.base.errors import NmoeError, device_errors, printable
 from nmoe_core.base.interrupts import graceful_shutdown
-from nmoe_core.cli import (
-    attributes,
-    curate,
-    generate,
-    heads,
-    plans,
-    prep,
-    project,
-    run,
-    seen,
-    shards,
-    stores,
-    takedown,
-)
+from nmoe_core.cli import attributes, curate, generate, heads, prep, run, shards, stores
+from nmoe_core.cli.audit import plans, seen, takedown
 from nmoe_core.cli.flags import apply_default_config
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
+from nmoe_core.cli.project import commands as project
 
 # Verbs by what a user wants to do, in the order of a project.
 _GROUPS = {

@@ -123,7 +123,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def run_ablation(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.ablate.result import Settings, ablate
+    from nmoe_core.tasks.ablate.result import Settings, ablate
 
     sizes = arguments.tokens, arguments.seeds, arguments.documents
     return ablate(run_of(arguments), Settings(*sizes, arguments.eval))

@@ -241,7 +241,7 @@ def run_animate(arguments: argparse.Namespace) -> list[str]:
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Paths and settings of a file; settings without a flag of the verb keep their defaults."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
-    from nmoe_core.curate.jsonl.files import JsonlPaths
+    from nmoe_core.curate.jsonl.record_files import JsonlPaths
 
     given = vars(arguments)
     values = {f.name: given[f.name] for f in fields(JsonlSettings) if f.name in given}

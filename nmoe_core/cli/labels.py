@@ -178,7 +178,7 @@ def look(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Labelled documents to read; or the correction of one of them."""
     run = run_of(arguments)
     if arguments.correct is None:
-        from nmoe_core.grading.look import look_at_labels
+        from nmoe_core.quality.grading.examples import look_at_labels
 
         for name in ("scores", "by", "note"):
             if getattr(arguments, name):
@@ -203,7 +203,7 @@ def _show_labels(rows: list[dict[str, Any]]) -> None:
 
 
 def audit(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from nmoe_core.grading.audit import audit_grades
+    from nmoe_core.quality.grading.audit import audit_grades
     from nmoe_core.tasks.shards import chosen_sources
 
     run = run_of(arguments)
@@ -217,7 +217,7 @@ def _show_errors(rows: list[dict[str, Any]]) -> None:
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from nmoe_core.labels.files import label_status
+    from nmoe_core.labels.label_files import label_status
 
     return [asdict(row) for row in label_status(run_of(arguments, "labels", "slices").tree)]
 

@@ -170,7 +170,7 @@ def _print_curated(made: dict[str, dict[str, Any]]) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.lineage import explain_document, explain_step
+    from nmoe_core.audit.lineage import explain_document, explain_step
 
     if arguments.row is not None and arguments.step is None:
         raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")

@@ -100,7 +100,7 @@ def _manifest(path: Path) -> Manifest:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Exit 1 and name every file that differs from the manifest."""
-    from nmoe_core.publish.read import opened
+    from nmoe_core.shards.publish.read import opened
 
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
     with opened(arguments.manifest) as data:
@@ -126,7 +126,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
     """The header of a manifest and two averages; or the sources of a plan."""
-    from nmoe_core.publish.read import opened
+    from nmoe_core.shards.publish.read import opened
 
     with opened(arguments.manifest) as data:
         if data.plan is not None:
@@ -228,7 +228,7 @@ def _columns(files: list[Path]) -> list[dict[str, Any]]:
     paths = dict.fromkeys(file.with_name(COLUMNS_NAME) for file in files)
     if not any(path.is_file() for path in paths):
         return []
-    from nmoe_core.attributes.columns import column_facts
+    from nmoe_core.shards.columns import column_facts
 
     return column_facts([path for path in paths if path.is_file()])
 
@@ -256,7 +256,7 @@ def _print_inspection(
 
 def run_export(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the export unless it is current."""
-    from nmoe_core.export.run import export
+    from nmoe_core.shards.export.run import export
 
     made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
     return {"output": str(arguments.output), **made}

@@ -26,7 +26,7 @@ def register(verbs: Any) -> None:
 
 def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Facts of the publish."""
-    from nmoe_core.publish.send import publish
+    from nmoe_core.shards.publish.send import publish
 
     started = shown = time.monotonic()
 
@@ -51,7 +51,7 @@ def _show_published(facts: dict[str, Any]) -> None:
 
 def explain_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """A step of `nmoe explain --plan`."""
-    from nmoe_core.publish.read import explain_step_of
+    from nmoe_core.audit.published import explain_step_of
 
     if arguments.step is None or arguments.settings:
         do = "give --step alone, or --config of the run, which a document is traced in"

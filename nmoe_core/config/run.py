@@ -21,6 +21,7 @@ from loader.files.nested import MAX_DEPTH
 from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
@@ -35,7 +36,7 @@ from nmoe_core.config.quality import (
 )
 from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
-from nmoe_core.config.tables import ComputeTable, CurationTable, PrepTable, SeenTable
+from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable
 from nmoe_core.config.tree import Tree
 
 # Values of the loader's keys that a run need not set.

@@ -1,4 +1,4 @@
-"""Tables of the run for prep, compute, curation and the index of what was seen.
+"""Tables of the run for prep, curation and the index of what was seen.
 
 The text below a field is its help, on the page of keys that `make docs` makes, and where a
 verb has a flag for it.
@@ -90,60 +90,6 @@ class PrepTable(ShardKeys):
         if value not in ("flow", "all"):
             parse_count(value)
         return value
-
-
-class RayTable(StrictModel):
-    """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
-
-    address: str = ""
-    """Address of the cluster; empty takes `RAY_ADDRESS`, and without that starts Ray here."""
-    cpus_per_task: float = Field(default=1.0, gt=0)
-    """Processors that one item holds."""
-    gpus_per_task: float = Field(default=0.0, ge=0)
-    """GPUs that one item holds; Ray makes only those visible to it."""
-    max_retries: int = Field(default=3, ge=0)
-    """Number of retries of an item after its worker or its node was lost."""
-
-
-class PodTable(StrictModel):
-    """`[compute.pods.STAGE]`: what Kubernetes gives the pod of an asset; an empty value sets
-    nothing."""
-
-    cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
-    """Processors that the pod requests, such as 4 or 500m."""
-    memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?([KMGT]i?)?)?$")
-    """Memory that the pod requests and may not exceed, such as 16Gi."""
-    gpus: int = Field(default=0, ge=0)
-    """GPUs of the pod, `nvidia.com/gpu`; 0: none."""
-
-
-class PodsTable(StrictModel):
-    """`[compute.pods]`: with any table in it, each asset of a run gets a pod; STAGE is the tag
-    `stage` of assets: prep, label, heads, grade, curate or plan."""
-
-    prep: PodTable | None = None
-    label: PodTable | None = None
-    heads: PodTable | None = None
-    grade: PodTable | None = None
-    curate: PodTable | None = None
-    plan: PodTable | None = None
-
-
-class ComputeTable(StrictModel):
-    """`[compute]`: where work runs; no byte depends on it."""
-
-    backend: Literal["pool", "ray"] = "pool"
-    """Processes of this machine, or a cluster, which works on as many shards as it has room for."""
-    workers: int = Field(default=1, ge=1, le=4096)
-    """Shards that the pool grades, gives topics or curates at once; prep has its own workers."""
-    ray: RayTable = RayTable()
-    pods: PodsTable | None = None
-
-    def for_work(self, *, workers: int | None = None, gpus: bool = False) -> ComputeTable:
-        """This table for one kind of work: with that work's own number of workers, and with GPUs if
-        it uses them."""
-        ray = self.ray if gpus else self.ray.model_copy(update={"gpus_per_task": 0.0})
-        return self.model_copy(update={"workers": workers or self.workers, "ray": ray})
 
 
 class CurationTable(StrictModel):

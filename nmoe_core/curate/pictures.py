@@ -11,8 +11,8 @@ from nmoe_core.curate.diversity.measure import diversity_ceiling, window_topics
 from nmoe_core.curate.order import arrange
 from nmoe_core.curate.topics.clusters import flat_projection
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
-from nmoe_core.plots import compared_plot, head_tail_plot, ordering_plot, share_plot
-from nmoe_core.plots.animation import OrderFilm, write_films
+from nmoe_core.report.plots import compared_plot, head_tail_plot, ordering_plot, share_plot
+from nmoe_core.report.plots.animation import OrderFilm, write_films
 
 
 def order_picture(
@@ -26,7 +26,7 @@ def order_picture(
     """A strip of clusters and a line of window diversity (concat) for each named permutation.
 
     `doc_tokens` include EOS; `what` is the word for clusters, in the plural; `scale` as for
-    `plots.png.render`.
+    `report.plots.png.render`.
     """
     ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len)
     lines = {
@@ -96,7 +96,7 @@ def animate(
     num_frames: int | None,
     seed: int,
 ) -> list[Path]:
-    """Write the two films of `plots.animation`; return their paths.
+    """Write the two films of `report.plots.animation`; return their paths.
 
     `num_clusters` and `seed` are for labels, points and order that must be made. Raises
     CurationError: an array is missing or has another length, or ffmpeg failed

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from nmoe_core.base.compute.gpus import own_gpu
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import ExpertChoice
-from nmoe_core.compute.gpus import own_gpu
 from nmoe_core.engine.block import PLAIN, Runtime
 from nmoe_core.engine.grouped import GROUPED
 from nmoe_core.engine.hub import CAPABILITIES, HUB, library

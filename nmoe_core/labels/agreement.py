@@ -20,7 +20,7 @@ import numpy as np
 
 from nmoe_core.base.atomic import replacing
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.files import SCORES_NAME, checked_digest, read_summary, write_summary
+from nmoe_core.labels.label_files import SCORES_NAME, checked_digest, read_summary, write_summary
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.ranks import (
     MIN_ITEMS,

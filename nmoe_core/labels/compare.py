@@ -14,7 +14,7 @@ import numpy as np
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import exact_interval
-from nmoe_core.labels.files import SCORES_NAME, checked_digest
+from nmoe_core.labels.label_files import SCORES_NAME, checked_digest
 from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_scorer, read_records
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import Scale, parse_scores, rounded

@@ -18,9 +18,9 @@ from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.run import Run
 from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.jobs import LabelJob, Oracles, label_parts
-from nmoe_core.labels.known import KnownAnswers, sha256_of
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.oracles.harmony import fenced
+from nmoe_core.labels.reuse import KnownAnswers, sha256_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
 TEMPLATE_TOKENS = 128

@@ -20,7 +20,7 @@ from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha25
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.files import (
+from nmoe_core.labels.label_files import (
     PARTIAL_NAME,
     SCORES_NAME,
     STARTED_NAME,
@@ -29,8 +29,6 @@ from nmoe_core.labels.files import (
     read_summary,
     write_summary,
 )
-from nmoe_core.labels.known import KnownAnswers, keep_answers, sha256_of
-from nmoe_core.labels.marks import Marks
 from nmoe_core.labels.oracle import (
     EMPTY_TEXT,
     Oracle,
@@ -48,6 +46,8 @@ from nmoe_core.labels.oracle import (
     weighted_again,
 )
 from nmoe_core.labels.oracles.heuristic import SCORER_MODEL as HEURISTIC
+from nmoe_core.labels.record_index import Marks
+from nmoe_core.labels.reuse import KnownAnswers, keep_answers, sha256_of
 from nmoe_core.shards.documents import Text
 
 LABEL_CODE = "labels/2"

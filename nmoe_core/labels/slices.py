@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from loader.files.checksummed_json import sealed
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.nested import json_value
-from loader.files.sealed import sealed
 from nmoe_core.base.atomic import (
     LOCKS_NAME,
     TMP_MARK,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nmoe_core.base.errors import TokenizerError
-from nmoe_core.prep.growth.known import KnownDocuments
+from nmoe_core.prep.incremental.reuse import KnownDocuments
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.text.long_text import PIECE_CHARS
 from nmoe_core.text.paragraphs import split_text

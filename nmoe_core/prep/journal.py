@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loader.files.sealed import sealed
+from loader.files.checksummed_json import sealed
 from nmoe_core.base.atomic import failpoint, start_writeback, write_json
 from nmoe_core.base.fingerprint import read_sealed
 

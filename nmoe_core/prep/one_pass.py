@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from nmoe_core.base.compute.api import Map
 from nmoe_core.base.errors import SourceError
-from nmoe_core.compute.api import Map
-from nmoe_core.prep.growth.append import Appender
-from nmoe_core.prep.growth.known import KnownDocuments
-from nmoe_core.prep.growth.tables import KNOWN_NAME, join_tables, old_shards, write_table
+from nmoe_core.prep.incremental.append import Appender
+from nmoe_core.prep.incremental.reuse import KnownDocuments
+from nmoe_core.prep.incremental.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
-from nmoe_core.prep.kept_columns import KeptColumns, seal_columns
 from nmoe_core.prep.pass_plan import PassPlan
+from nmoe_core.prep.passthrough_columns import KeptColumns, seal_columns
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block

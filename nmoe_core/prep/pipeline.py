@@ -18,9 +18,9 @@ from pydantic import Field
 
 from loader.files.addresses import local_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import refusing, validate, with_tuples
-from nmoe_core.config.tables import ComputeTable
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.prep.settings import PrepSettings

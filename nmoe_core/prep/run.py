@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
+from nmoe_core.base.compute.api import Map, open_pool
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError, TokenizerError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -27,8 +28,7 @@ from nmoe_core.base.fingerprint import (
     recorded,
     sha256_json,
 )
-from nmoe_core.compute.api import Map, open_pool
-from nmoe_core.prep.existing import (
+from nmoe_core.prep.incremental.existing import (
     clear_beside,
     directory_beside,
     refuse_changed,
@@ -36,8 +36,8 @@ from nmoe_core.prep.existing import (
     retire_beside,
     swap_in,
 )
-from nmoe_core.prep.growth.known import KnownDocuments
-from nmoe_core.prep.growth.tables import KNOWN_NAME
+from nmoe_core.prep.incremental.reuse import KnownDocuments
+from nmoe_core.prep.incremental.tables import KNOWN_NAME
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass
 from nmoe_core.prep.pass_plan import PassPlan
@@ -177,7 +177,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
     if plan.settings.columns:
-        import nmoe_core.attributes.columns  # noqa: F401  (forked workers share it)
+        import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
     # Workers start before the lock is taken, which would be theirs too, and outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:

@@ -8,11 +8,12 @@ from typing import Any
 from pydantic import Field
 
 from loader.plan.settings import DEFAULT_TOKENIZER, Vocabulary
+from nmoe_core.base.compute.api import HERE
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.compute.api import HERE
-from nmoe_core.config.tables import ComputeTable, ShardKeys
+from nmoe_core.config.tables import ShardKeys
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.sources.records import OnError
 from nmoe_core.text.normalise import NORMALIZER

@@ -14,12 +14,12 @@ import numpy as np
 from nmoe_core.base.docid import buckets_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.encode import Encoded, Encoder
-from nmoe_core.prep.growth.known import KnownDocuments, LineMatch
-from nmoe_core.prep.growth.new_records import read_block
+from nmoe_core.prep.incremental.new_records import read_block
+from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
 from nmoe_core.shards.shard_file import id_lines
-from nmoe_core.sources.kept import Kept
+from nmoe_core.sources.passthrough_columns import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, RecordColumns, Rows
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.prep.existing import directory_beside, retire_beside, swap_in
+from nmoe_core.prep.incremental.existing import directory_beside, retire_beside, swap_in
 from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.shards.links import link_or_copy, link_tree
 from nmoe_core.shards.manifest import shard_dirs

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.files.checksummed_json import sealed
 from loader.files.format import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -22,7 +23,6 @@ from loader.files.format import (
     load_manifest,
     resolve_inside,
 )
-from loader.files.sealed import sealed
 from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, FormatError

@@ -25,7 +25,7 @@ from nmoe_core.sources.columns import (
     find_field,
     longest_shared,
 )
-from nmoe_core.sources.files import FileSource
+from nmoe_core.sources.file_sources import FileSource
 from nmoe_core.sources.records import SAMPLED_RECORDS, Position, Reading, Sample
 from nmoe_core.sources.storage import SourceFile
 

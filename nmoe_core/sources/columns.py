@@ -13,7 +13,7 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
-from nmoe_core.sources.kept import Kept, arrow_columns
+from nmoe_core.sources.passthrough_columns import Kept, arrow_columns
 from nmoe_core.sources.records import (
     SAMPLED_RECORDS,
     BadRecord,

@@ -37,9 +37,9 @@ from nmoe_core.base.jsonl import (
     text_of,
     value_of,
 )
-from nmoe_core.sources.files import BLOCK_BYTES, FileSource
+from nmoe_core.sources.file_sources import BLOCK_BYTES, FileSource
 from nmoe_core.sources.formats import TABLES, suffixes
-from nmoe_core.sources.kept import MISSING
+from nmoe_core.sources.passthrough_columns import MISSING
 from nmoe_core.sources.records import (
     SAMPLED_RECORDS,
     START,

@@ -14,7 +14,7 @@ from nmoe_core.sources.records import Rows, Source, Split
 from nmoe_core.sources.spec import SourceSpec, SplitExpression
 
 if TYPE_CHECKING:
-    from nmoe_core.sources.files import FileSource
+    from nmoe_core.sources.file_sources import FileSource
     from nmoe_core.sources.storage import SourceFile
 
 
@@ -88,7 +88,7 @@ def file_source(spec: SourceSpec, files: "Sequence[SourceFile]") -> "FileSource[
     elif spec.kind == "arrow":
         from nmoe_core.sources.arrow import ArrowSource as Reader
     else:
-        from nmoe_core.sources.files import FilesSource as Reader
+        from nmoe_core.sources.file_sources import FilesSource as Reader
     return Reader(spec.reading, files)
 
 

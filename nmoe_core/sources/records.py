@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.jsonl import marked_encoding
-from nmoe_core.sources.kept import MISSING, Kept, json_columns
+from nmoe_core.sources.passthrough_columns import MISSING, Kept, json_columns
 
 OnError = Literal["fail", "skip", "replace"]
 DEFAULT_MAX_RECORD_MB = 256

@@ -164,7 +164,7 @@ def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerp
 
 def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
     """Documents of each source, and how many of them are `exact` and `near` copies of others."""
-    from nmoe_core.attributes.files import read_attribute
+    from nmoe_core.shards.attribute_file import read_attribute
 
     rows = []
     for source in sources:
@@ -180,7 +180,7 @@ def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
 
 def copies_picture(copies: Sequence[Mapping[str, Any]]) -> str:
     """Markdown of the bars of `copies_by_source`."""
-    from nmoe_core.plots import copies_plot, png_markdown
+    from nmoe_core.report.plots import copies_plot, png_markdown
 
     return png_markdown(copies_plot(copies), "copies by source")
 

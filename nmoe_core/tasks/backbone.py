@@ -77,7 +77,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
     is_random = backbone_kind(run) == "tiny"
     if not is_random and not run.has_file:  # flags need not name the tokenizer of the shards
-        from nmoe_core.heads.student_file import require_tokenizer
+        from nmoe_core.quality.heads.student_file import require_tokenizer
 
         data = run.tree.data
         sources = sorted(found.parts[-3] for found in data.glob(f"*/train/{MANIFEST_NAME}"))

@@ -112,9 +112,9 @@ def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
     """Grade the documents of a file into `out`; raises as `load_grader` and `grade_documents`."""
-    from nmoe_core.grading.grade import grade_documents
-    from nmoe_core.grading.inputs import docid_input, text_input
     from nmoe_core.labels.slices import read_slice
+    from nmoe_core.quality.grading.grade import grade_documents
+    from nmoe_core.quality.grading.inputs import docid_input, text_input
 
     grader = load_grader(run)
     model = ids_for_grader(run, grader.scorer.kind)
@@ -130,8 +130,8 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     """Fit thresholds on rows that grading wrote; without them, by the published rule, only on the
     labels. Raises CalibrationError if rows are missing, or do not match the labels."""
-    from nmoe_core.calibration.calibrate import calibrate_compat, calibrate_predictions
-    from nmoe_core.calibration.targets import Targets
+    from nmoe_core.quality.calibration.calibrate import calibrate_compat, calibrate_predictions
+    from nmoe_core.quality.calibration.targets import Targets
 
     table = run.config.calibration
     out = run.tree.calibration
@@ -146,7 +146,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
 def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Index the curated shards of sources, by default of all, for `nmoe seen`: facts of each
     source. Raises ConfigError without the extra `seen`, and as `index_shard`."""
-    from nmoe_core.seen.suffixes import load_sorter
+    from nmoe_core.audit.seen.suffixes import load_sorter
 
     load_sorter()
     rows = []

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
+from nmoe_core.audit.plans.remix import with_remixes
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
+from nmoe_core.curate.settings import curate_settings, window_tokens
 from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
-from nmoe_core.tasks.contaminated import refuse_contaminated
-from nmoe_core.tasks.curate_pictures import order_picture, order_pictures, topic_pictures
-from nmoe_core.tasks.curate_settings import curate_settings, window_tokens
+from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.graph.require import require_inputs
-from nmoe_core.tasks.plans.remix import with_remixes
+from nmoe_core.tasks.report.curate_pictures import order_picture, order_pictures, topic_pictures
 
 if TYPE_CHECKING:
     from loader.plan.records import LoaderPlan
@@ -99,7 +99,7 @@ def curate_shards(
 
 def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Index curated shards for `nmoe seen`; current indexes are kept."""
-    from nmoe_core.seen.files import index_shard
+    from nmoe_core.audit.seen.index_files import index_shard
 
     most = run.config.seen.part_tokens
     return {k: index_shard(run.tree.shard(source, k), most) for k in sorted(buckets)}

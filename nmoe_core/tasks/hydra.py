@@ -15,17 +15,17 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
-from nmoe_core.grading.unscored import keep_documents, require_grader
+from nmoe_core.quality.grading.rules_only import keep_documents, require_grader
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from nmoe_core.grading.grade import Grader
-    from nmoe_core.heads.scores import Corpus, Scorer
-    from nmoe_core.heads.scoring import HeadScorer
-    from nmoe_core.heads.student_scoring import StudentScorer
+    from nmoe_core.quality.grading.grade import Grader
+    from nmoe_core.quality.heads.scores import Corpus, Scorer
+    from nmoe_core.quality.heads.scoring import HeadScorer
+    from nmoe_core.quality.heads.student_scoring import StudentScorer
     from nmoe_core.text.models import ModelIds
     from nmoe_core.text.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ def label_slices(
 def merge_split(run: Run, split: str) -> Result:
     """Join the labels of a split into one file; a current one is kept."""
     from nmoe_core.labels.agreement import merge_noise
-    from nmoe_core.labels.files import merge_labels
+    from nmoe_core.labels.label_files import merge_labels
 
     made = merge_labels(run.tree, split)
     counts = {key: made.facts[key] for key in ("parsed", "salvaged", "changed")}
@@ -87,7 +87,7 @@ def merge_split(run: Run, split: str) -> Result:
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit the student, which reads the same part of a document as the oracle; a current one is
     kept. `labels`: files by split instead of the merged ones, None for no labels."""
-    from nmoe_core.heads.student_file import make_student
+    from nmoe_core.quality.heads.student_file import make_student
 
     require_inputs(run, "student")
     corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
@@ -100,9 +100,9 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
     """Train the probe or the judge; a current head is kept, and so is the student that it is
     compared with. `labels`: see `train_student`."""
-    from nmoe_core.heads.files import read_header
-    from nmoe_core.heads.train import HeadTraining
-    from nmoe_core.plots import loss_plot, png_markdown
+    from nmoe_core.quality.heads.head_files import read_header
+    from nmoe_core.quality.heads.train import HeadTraining
+    from nmoe_core.report.plots import loss_plot, png_markdown
 
     if run.has_file:  # a run of flags need not name the tokenizer of the shards
         train_student(run, labels)
@@ -117,7 +117,7 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
 
 def import_head(run: Run, path: Path) -> Result:
     """Convert a pickled head, read as tensors only, to the head file of its kind."""
-    from nmoe_core.heads.convert import import_pickle
+    from nmoe_core.quality.heads.convert import import_pickle
 
     sizes = run.config.heads.max_ctx, run.config.heads.judge.num_heads
     made = import_pickle(path, run.tree.heads, load_backbone(run), *sizes)
@@ -129,11 +129,11 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     see `train_student`; test is only reported on. Raises as `require_grader`."""
     require_grader(run)
     require_inputs(run, "calibration")
-    from nmoe_core.calibration.calibrate import calibrate
-    from nmoe_core.calibration.files import read_calibration
-    from nmoe_core.calibration.targets import Targets
-    from nmoe_core.grading.languages import shard_languages
-    from nmoe_core.plots import calibration_plot, png_markdown
+    from nmoe_core.quality.calibration.calibrate import calibrate
+    from nmoe_core.quality.calibration.summary_file import read_calibration
+    from nmoe_core.quality.calibration.targets import Targets
+    from nmoe_core.quality.grading.languages import shard_languages
+    from nmoe_core.report.plots import calibration_plot, png_markdown
 
     val = labels.get("val") or _merged(run, "val")
     test = _labels(run, labels, "test")
@@ -149,10 +149,10 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     """Grade shards of a source; current shards are kept."""
     if run.config.grading.is_off:
         return {bucket: keep_documents(run.tree.shard(source, bucket)) for bucket in buckets}
-    from nmoe_core.grading.grade import grade_documents
-    from nmoe_core.grading.inputs import shard_input
-    from nmoe_core.grading.languages import grouped_by
-    from nmoe_core.heads.student_file import require_tokenizer
+    from nmoe_core.quality.grading.grade import grade_documents
+    from nmoe_core.quality.grading.inputs import shard_input
+    from nmoe_core.quality.grading.languages import grouped_by
+    from nmoe_core.quality.heads.student_file import require_tokenizer
 
     grader = load_grader(run)
     results = {}
@@ -171,9 +171,9 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 def load_grader(run: Run) -> Grader:
     """The run's scorer with the thresholds that were fitted for it; raises as `require_grader`,
     `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
-    from nmoe_core.calibration.files import load_calibration
-    from nmoe_core.grading.grade import Grader
-    from nmoe_core.grading.languages import shard_languages
+    from nmoe_core.quality.calibration.summary_file import load_calibration
+    from nmoe_core.quality.grading.grade import Grader
+    from nmoe_core.quality.grading.languages import shard_languages
 
     table = run.config.grading
     calibration = None
@@ -227,7 +227,7 @@ def _loaded_student(
     path: Path, tokenizer: Tokenizer, batch_size: int, digest: str
 ) -> StudentScorer:
     """`digest` makes a changed file another student."""
-    from nmoe_core.heads.student_scoring import StudentScorer
+    from nmoe_core.quality.heads.student_scoring import StudentScorer
 
     return StudentScorer.load(path, tokenizer, batch_size)
 
@@ -260,7 +260,7 @@ def _loaded_scorer(
     model: Transformer, heads_dir: Path, sizes: tuple[int | None, int], digests: tuple[str, ...]
 ) -> HeadScorer:
     """`digests` makes changed files other heads."""
-    from nmoe_core.heads.scoring import HeadScorer, load_heads
+    from nmoe_core.quality.heads.scoring import HeadScorer, load_heads
 
     max_ctx, batch_size = sizes
     return HeadScorer(model, load_heads(heads_dir, model, max_ctx), batch_size)
@@ -281,7 +281,7 @@ def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
 
 def labelled_splits(run: Run) -> list[str]:
     """The splits that heads read labels of; older runs have no labels of test."""
-    from nmoe_core.labels.files import SUMMARY_NAME
+    from nmoe_core.labels.label_files import SUMMARY_NAME
     from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
     shards = [run.tree.label_shard("test", i) for i in range(NUM_LABEL_SHARDS)]
@@ -290,7 +290,7 @@ def labelled_splits(run: Run) -> list[str]:
 
 
 def _merged(run: Run, split: str) -> Path:
-    from nmoe_core.labels.files import merge_labels, require_current_labels
+    from nmoe_core.labels.label_files import merge_labels, require_current_labels
 
     require_current_labels(run.tree, split)
     merge_labels(run.tree, split)
@@ -300,7 +300,7 @@ def _merged(run: Run, split: str) -> Path:
 def student_corpus(run: Run, max_tokens: int) -> Corpus:
     """Documents as the student reads them: the same part as the oracle, in the ids of the
     shards."""
-    from nmoe_core.heads.scores import Corpus
+    from nmoe_core.quality.heads.scores import Corpus
 
     return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
@@ -308,7 +308,7 @@ def student_corpus(run: Run, max_tokens: int) -> Corpus:
 def head_corpus(run: Run) -> Corpus:
     """The place of the documents, and the token that ends them: the tokenizer's EOS, or, without a
     file that names a tokenizer, the shards' EOS."""
-    from nmoe_core.heads.scores import Corpus
+    from nmoe_core.quality.heads.scores import Corpus
 
     data = run.tree.data
     max_ctx = run.config.heads.max_ctx

@@ -148,7 +148,7 @@ def _local(path: Path) -> list[str]:
 
 def manifest_picture(run: Run, manifest: Manifest, split: str) -> str:
     """Document lengths and tokens per shard of a split, as Markdown."""
-    from nmoe_core.plots import kept_picture, manifest_plot, png_markdown
+    from nmoe_core.report.plots import kept_picture, manifest_plot, png_markdown
 
     def draw() -> str:
         lengths = [np.empty(0, np.int64)]

@@ -285,7 +285,7 @@ def _graded_sample(
     run: Run, shards: Sequence[StaleShard], count: int
 ) -> tuple[list[tuple[str | None, str]], float]:
     """(decision before, decision now) of documents spread over the shards, and the seconds."""
-    from nmoe_core.grading.inputs import docid_input
+    from nmoe_core.quality.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import ids_for_grader, load_grader
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from nmoe_core.base.compute.api import map_shards
 from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
-from nmoe_core.compute.api import map_shards
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra

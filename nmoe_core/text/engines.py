@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import orjson
 
-from nmoe_core.text.files import JsonReference, PieceReference
 from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_failure, joined
+from nmoe_core.text.tokenizer_files import JsonReference, PieceReference
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
 PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # in the order of their speed

@@ -17,8 +17,8 @@ from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.text.equivalence import probe_texts
 from nmoe_core.text.harmony import HARMONY, VOCAB_SIZE
-from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from nmoe_core.base.errors import NmoeError, TokenizerError, one_line
 from nmoe_core.base.settings import Engine, TokenizerSettings
 from nmoe_core.text.engines import PACKAGES, Unfit
-from nmoe_core.text.files import BESIDE, JsonReference, PieceReference, find_file
+from nmoe_core.text.equivalence import Proven, disprove
 from nmoe_core.text.long_text import AFTER_LETTERS, PIECE_CHARS, CutRule, proven_rule, safe_pieces
-from nmoe_core.text.proof import Proven, disprove
 from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_failure, joined
+from nmoe_core.text.tokenizer_files import BESIDE, JsonReference, PieceReference, find_file
 
 SAMPLE_SHARE = 0.03
 _SAMPLE_CHARS = 4000

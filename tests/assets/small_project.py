@@ -11,10 +11,10 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
+from nmoe_assets.partitions import range_tags
+from nmoe_core.cli.project.write_docstrings import docstrings
 from nmoe_core.config.run import Run
-from nmoe_core.project.write_docstrings import docstrings
 from tests.project import CONFIGS, Project, Source, jsonl_source, write_project
 
 SOURCES = ("code", "docs", "notes")

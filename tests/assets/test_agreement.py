@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey
 
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
+from nmoe_assets.partitions import range_tags
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from tests.assets.small_project import execute, failures, opened
 from tests.assets.test_automation import Daemon
-from tests.core.graph.world import marks, not_current
+from tests.core.tasks.graph.world import marks, not_current
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 Edit = Callable[[Path], None]

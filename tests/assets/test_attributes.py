@@ -10,18 +10,19 @@ import dagster as dg
 import pytest
 
 from loader.files.format import load_manifest
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
+from nmoe_assets.partitions import range_tags
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.plots import half_size
+from nmoe_core.report.plots import half_size
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.tasks import checks, report
+from nmoe_core.tasks import checks
 from nmoe_core.tasks.attributes import make_attributes
 from nmoe_core.tasks.curate import combine, make_plan
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.report import summary
 from nmoe_core.tasks.shards import each_shard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, write_project
@@ -201,9 +202,9 @@ def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project
     assert "of stars moved" in found
     run = project.run.with_settings({"checks.max_drift": 1.0})
     assert _found(run, "drift")[0]
-    assert report.attribute_page(run, "web", "own", 0)[1] == []
+    assert summary.attribute_page(run, "web", "own", 0)[1] == []
     _rated(project, [2.0, 7.0])
-    picture, rows = report.attribute_page(run, "web", "own", 0)
+    picture, rows = summary.attribute_page(run, "web", "own", 0)
     assert half_size(picture) == picture
     assert [rows[0]["stars"], rows[-1]["stars"]] == [2.0, 7.0]
     assert all(str(row["text"]).startswith("number") for row in rows)

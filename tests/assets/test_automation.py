@@ -6,9 +6,9 @@ import dagster as dg
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from nmoe_assets.assets.inputs import CHANGED_MEANWHILE
-from nmoe_assets.assets.partitions import label_partitions
 from nmoe_assets.component import build_definitions
+from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from tests.assets.dagster_internals import AssetCheckEvaluationPlanned, StepMaterializationData
 from tests.assets.small_project import ALL, KEYS

@@ -7,8 +7,8 @@ import dagster as dg
 import pytest
 
 from loader import build_loader
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
+from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Notifier
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from nmoe_assets.assets.catalogue import shown
+from nmoe_assets.catalogue import shown
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import LEVELS

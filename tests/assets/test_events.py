@@ -11,9 +11,9 @@ import pytest
 from nmoe_assets.assets import events
 from nmoe_assets.assets.cost import Cost
 from nmoe_assets.assets.events import materialize_partitions
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.ops.pipeline import step_error
+from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.result import Result

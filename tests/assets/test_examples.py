@@ -96,8 +96,8 @@ def project(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(directory)
     monkeypatch.delenv("NMOE_CONFIG", raising=False)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    monkeypatch.setattr("nmoe_core.ablate.result._MIN_STEPS", 2)  # the texts are small
-    monkeypatch.setattr("nmoe_core.ablate.result.BATCH", 2)
+    monkeypatch.setattr("nmoe_core.tasks.ablate.result._MIN_STEPS", 2)  # the texts are small
+    monkeypatch.setattr("nmoe_core.tasks.ablate.result.BATCH", 2)
     yield directory
     monkeypatch.undo()
     shutil.rmtree(directory)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from loader import build_loader
-from loader.files.sealed import sealed
+from loader.files.checksummed_json import sealed
+from nmoe_core.audit.lineage import explain_document, explain_step
 from nmoe_core.base.errors import CurationError, FormatError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.lineage import explain_document, explain_step
 from nmoe_core.shards.documents import DocumentReader
 from tests.project import json_lines, read_rows, said
 from tests.refusals import refused_line

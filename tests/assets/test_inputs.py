@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.assets.events import materialize_unpartitioned
-from nmoe_assets.assets.inputs import CHANGED_MEANWHILE, PIPELINE
+from nmoe_assets.inputs import CHANGED_MEANWHILE, PIPELINE
 from nmoe_assets.ops.pipeline import step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.base.result import Result

@@ -109,7 +109,7 @@ def test_no_password_stands_in_the_values(values: dict[str, Any]) -> None:
 
 
 def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, Any]) -> None:
-    from nmoe_core.compute import pool
+    from nmoe_core.base.compute import pool
 
     [config] = _at(values, "runLauncher.config.k8sRunLauncher.runK8sConfig")
     grace = config["podSpecConfig"]["terminationGracePeriodSeconds"]

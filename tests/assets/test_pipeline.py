@@ -14,9 +14,9 @@ import pytest
 from dagster import AssetKey, DagsterRunMetadataValue, RunsFilter, StaticPartitionsDefinition
 from scipy.stats import spearmanr
 
-from nmoe_assets.assets.partitions import range_tags
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import PART_OF, step_error
+from nmoe_assets.partitions import range_tags
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from loader.files.sealed import sealed
+from loader.files.checksummed_json import sealed
 from nmoe_assets.component import build_definitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run

@@ -7,10 +7,10 @@ import pytest
 from nmoe_assets.verbs import costs
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.report.corpus import Corpus
-from nmoe_core.report.sections import SECTIONS
-from nmoe_core.report.write import write_report
 from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.tasks.report.corpus import Corpus
+from nmoe_core.tasks.report.sections import SECTIONS
+from nmoe_core.tasks.report.write import write_report
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.assets.small_project import environment
 from tests.project import read_rows, said

@@ -9,10 +9,10 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from nmoe_assets import resources
-from nmoe_assets.assets.partitions import range_tags
-from nmoe_assets.automation import sensors
 from nmoe_assets.component import build_definitions
+from nmoe_assets.ops import sensors
 from nmoe_assets.ops.pipeline import PART_OF
+from nmoe_assets.partitions import range_tags
 from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
 from tests.assets.dagster_internals import run_of_another_location

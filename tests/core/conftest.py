@@ -14,7 +14,7 @@ from tests.project import CONFIGS, json_lines
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
-    from tests.core.quality import Grading
+    from tests.core.small_gradings import Grading
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> "Transformer":
     import torch
 
     from nmoe_core.engine import Transformer, make_tiny_checkpoint
-    from tests.core.quality import VOCAB
+    from tests.core.small_gradings import VOCAB
 
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("backbone")
@@ -38,7 +38,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> "Transformer":
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources of 260 documents; do not write to it."""
-    from tests.core.quality import random_documents, write_source
+    from tests.core.small_gradings import random_documents, write_source
 
     data_root = tmp_path_factory.mktemp("world") / "data"
     write_source(data_root, "web", random_documents(1, 200), num_shards=3)
@@ -49,7 +49,7 @@ def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data_root(tmp_path: Path) -> Path:
     """A small tree of its own."""
-    from tests.core.quality import random_documents, write_source
+    from tests.core.small_gradings import random_documents, write_source
 
     write_source(tmp_path / "data", "web", random_documents(1, 40))
     write_source(tmp_path / "data", "books", random_documents(2, 20))
@@ -75,7 +75,7 @@ def prepared_data(tmp_path: Path) -> Path:
 def own_once(
     tmp_path_factory: pytest.TempPathFactory, shared_data: Path, backbone: "Transformer"
 ) -> "Grading":
-    from tests.core.quality import Grading
+    from tests.core.small_gradings import Grading
 
     made = Grading(tmp_path_factory.mktemp("own"), shared_data, backbone)
     made.calibrate()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.project.write_docstrings import docstrings
+from nmoe_core.cli.project.write_docstrings import docstrings
 from tests.project import REPOSITORY, contents, json_lines, output_of
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

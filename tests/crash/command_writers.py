@@ -13,7 +13,7 @@ from loader.files.format import read_json_object
 from loader.plan.file import load_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_sealed, sha256_file
-from nmoe_core.takedown.record import read_rows
+from nmoe_core.curate.takedown.record import read_rows
 from tests.crash.other_writers import checkpoint_of, grow, grow_shards
 from tests.crash.project import nmoe, run_task
 from tests.crash.writers import Views, Writer, tree_of, whole_shards
@@ -140,8 +140,8 @@ def _indexes(project: Path) -> Views:
 def _ablate(project: Path) -> int:
     """With steps of a few bytes, of which the small texts have enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmoe_core.ablate.result._MIN_STEPS", 2)
-        patch.setattr("nmoe_core.ablate.result.BATCH", 2)
+        patch.setattr("nmoe_core.tasks.ablate.result._MIN_STEPS", 2)
+        patch.setattr("nmoe_core.tasks.ablate.result.BATCH", 2)
         return _on_run("ablate --tokens 400 --documents 12", project)
 
 

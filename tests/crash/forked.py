@@ -25,10 +25,18 @@ from tests.project import REPOSITORY
 HEAVY = (
     *("duckdb", "matplotlib.pyplot", "obstore", "pyarrow.parquet", "pydivsufsort", "safetensors"),
     *("scipy.stats", "sklearn.cluster", "sklearn.decomposition", "sklearn.metrics", "torch"),
-    *("nmoe_core.engine.generation.generator", "nmoe_core.heads.train", "nmoe_core.report.write"),
-    *("nmoe_core.heads.scoring", "nmoe_core.ablate.result", "nmoe_core.curate.jsonl.run"),
+    *(
+        "nmoe_core.engine.generation.generator",
+        "nmoe_core.quality.heads.train",
+        "nmoe_core.tasks.report.write",
+    ),
+    *(
+        "nmoe_core.quality.heads.scoring",
+        "nmoe_core.tasks.ablate.result",
+        "nmoe_core.curate.jsonl.run",
+    ),
     *("nmoe_core.tasks.curate", "nmoe_core.tasks.takedown.report", "nmoe_core.tasks.attributes"),
-    *("nmoe_assets.verbs", "nmoe_core.grading.grade", "numba"),
+    *("nmoe_assets.verbs", "nmoe_core.quality.grading.grade", "numba"),
 )
 
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from loader.plan.file import load_plan
 from nmoe_core.cli import main
-from nmoe_core.tasks.account import commit_account
 from nmoe_core.tasks.curate import make_plan
+from nmoe_core.tasks.report.account import commit_account
 from tests.project import Project, json_lines, jsonl_source, write_project
 
 WORDS = ("use the default value", "because each example", "returns a long explanation of it")

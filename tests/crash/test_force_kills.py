@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nmoe_core.base.atomic import output_lock
-from nmoe_core.prep import existing
+from nmoe_core.prep.incremental import existing
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
@@ -20,7 +20,7 @@ RUN = """
 import json, os, shutil, sys
 from pathlib import Path
 from loader.files.format import load_manifest
-from nmoe_core.prep import existing
+from nmoe_core.prep.incremental import existing
 from nmoe_core.prep.run import PrepSettings, prep_shards, write_manifest
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.sources.jsonl import JsonlSource

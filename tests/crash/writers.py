@@ -8,16 +8,16 @@ from typing import Any
 
 from loader.files.format import load_manifest
 from loader.plan.file import load_plan
-from nmoe_core.attributes.files import read_attribute
 from nmoe_core.base.errors import FormatError
-from nmoe_core.calibration.files import read_calibration
-from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.curate.topics.model import load_topic_model
 from nmoe_core.labels.agreement import read_noise
-from nmoe_core.labels.files import read_labels
+from nmoe_core.labels.label_files import read_labels
 from nmoe_core.labels.slices import read_slice
+from nmoe_core.quality.calibration.graded import read_graded
+from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.shards.attribute_file import read_attribute
 from nmoe_core.shards.verify import verify_manifest
 from tests.crash.project import run_task
 
@@ -88,7 +88,9 @@ def _attributes(project: Path) -> Views:
 
 def _head(name: str) -> Read:
     def labels_digest(path: Path) -> object:
-        from nmoe_core.heads.files import read_head  # with torch, which other writers need not load
+        from nmoe_core.quality.heads.head_files import (
+            read_head,  # with torch, which other writers need not load
+        )
 
         return read_head(path)[0]["labels_digest"]
 

@@ -31,23 +31,23 @@ from loader.loader import DeterministicLoader
 from loader.plan.file import load_plan
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.calibration.files import read_calibration
-from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.tree import Tree
+from nmoe_core.curate.takedown.record import add_rows, read_grams, read_rows
 from nmoe_core.curate.topics import MODEL_FORMAT
 from nmoe_core.curate.topics.model import load_topic_model, save_tensors
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.checkpoint import open_checkpoint
-from nmoe_core.heads.files import read_head
-from nmoe_core.heads.student_file import load_student
-from nmoe_core.labels.files import read_labels
+from nmoe_core.labels.label_files import read_labels
 from nmoe_core.labels.slices import read_slice
 from nmoe_core.prep.journal import Journal
+from nmoe_core.quality.calibration.graded import read_graded
+from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.quality.heads.head_files import read_head
+from nmoe_core.quality.heads.student_file import load_student
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.shards.verify import verify_manifest
-from nmoe_core.takedown.record import add_rows, read_grams, read_rows
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.core.quality import VOCAB, Grading, corpus_of, random_documents, write_source
+from tests.core.small_gradings import VOCAB, Grading, corpus_of, random_documents, write_source
 from tests.core.sources.read import opened, records
 from tests.fuzz.driver import Family
 from tests.fuzz.replies import http_replies
@@ -132,7 +132,7 @@ def _states(directory: Path) -> Family:
 
 
 def _attributes(directory: Path) -> Family:
-    from nmoe_core.attributes import files
+    from nmoe_core.shards import attribute_file as files
 
     documents = files.Documents(
         [f"web//web/a.npy#s={i}:e={i + 1}" for i in range(30)], ["0" * 64] * 30
@@ -224,7 +224,7 @@ def _heads(_: Path) -> Family:
 
 
 def _students(directory: Path) -> Family:
-    from tests.core.quality import write_student
+    from tests.core.small_gradings import write_student
 
     made = _graded()
     path = write_student({"train": made.labels}, corpus_of(made.data), directory / "students")

@@ -23,7 +23,7 @@ from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.shards.documents import Text
 from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.labels.oracles.server import MODEL, SCORES
-from tests.core.quality import RUBRIC
+from tests.core.small_gradings import RUBRIC
 from tests.fuzz.driver import Family
 
 KEY = "s3cret-key-of-the-oracle"

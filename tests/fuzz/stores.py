@@ -16,7 +16,7 @@ from loader import build_loader, resolve_plan
 from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
 from tests.core.labels.oracles.loopback import Client, Loopback
-from tests.core.quality import random_documents, write_source
+from tests.core.small_gradings import random_documents, write_source
 from tests.fuzz.driver import Family, changed
 
 _AT = b"Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nConnection: close\r\n"

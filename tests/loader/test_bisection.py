@@ -15,7 +15,7 @@ import pytest
 
 from loader import build_loader, load_plan, mask, resolve_plan
 from loader.errors import PlanError
-from nmoe_core.tasks.plans.bisection import bisect, find_causes, suspects_of
+from nmoe_core.audit.plans.bisection import bisect, find_causes, suspects_of
 from tests.project import REPOSITORY, said
 from tests.refusals import refused, refused_line
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from loader import DeterministicLoader
-from loader.files.sealed import sealed
+from loader.files.checksummed_json import sealed
 from tests.loader.shared import open_loader, rows_of
 from tests.refusals import refused
 

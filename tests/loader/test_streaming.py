@@ -28,9 +28,9 @@ from loader.files import block_files
 from loader.files.block_cache import BlockCache
 from loader.files.block_files import BlockFiles, StoreData
 from loader.files.blocks import write_blocks
+from loader.files.checksummed_json import sealed
 from loader.files.format import load_manifest
 from loader.files.locks import locked
-from loader.files.sealed import sealed
 from tests.loader.shared import is_interrupted, open_loader
 from tests.project import serving
 from tests.refusals import refused

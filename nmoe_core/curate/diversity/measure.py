@@ -12,15 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.curate.diversity.windows import (
-    LOADERS,
-    Loader,
-    Windows,
-    checked_documents,
-    cut_windows,
-)
+from nmoe_core.curate.even_spacing import by_cluster
 from nmoe_core.curate.order import arrange
-from nmoe_core.curate.order.spacing import by_cluster
+from nmoe_core.curate.windows import LOADERS, Loader, Windows, checked_documents, cut_windows
 
 SCALES = (2048, 8192, 32_768, 131_072)
 _ALIGNMENTS = 8

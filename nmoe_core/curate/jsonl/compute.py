@@ -14,8 +14,6 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.diversity import measure as diversity
 from nmoe_core.curate.diversity.compare import open_array
-from nmoe_core.curate.diversity.windows import Loader
-from nmoe_core.curate.jsonl.files import JsonlInput, JsonlPaths, OnError, scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import (
     Progress,
     TextTokenizer,
@@ -23,6 +21,7 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     open_tokenizer,
     silent,
 )
+from nmoe_core.curate.jsonl.record_files import JsonlInput, JsonlPaths, OnError, scan_jsonl
 from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
 from nmoe_core.curate.topics.clusters import (
@@ -34,6 +33,7 @@ from nmoe_core.curate.topics.clusters import (
     typical_terms,
 )
 from nmoe_core.curate.topics.embed import DEFAULT_WIDTH, EmbeddingTable, table_shape
+from nmoe_core.curate.windows import Loader
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,11 @@ import numpy as np
 
 from loader.rows.children import safe_children
 from nmoe_core.base.atomic import write_json
+from nmoe_core.base.compute.api import map_shards
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.compute.api import map_shards
-from nmoe_core.config.tables import ComputeTable
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.files import (
-    JsonlInput,
-    JsonlPaths,
-    OnError,
-    lock_outputs,
-    scan_jsonl,
-    write_array,
-)
 from nmoe_core.curate.jsonl.record_embeddings import (
     Block,
     Progress,
@@ -40,6 +32,14 @@ from nmoe_core.curate.jsonl.record_embeddings import (
     missing_records,
     open_tokenizer,
     silent,
+)
+from nmoe_core.curate.jsonl.record_files import (
+    JsonlInput,
+    JsonlPaths,
+    OnError,
+    lock_outputs,
+    scan_jsonl,
+    write_array,
 )
 from nmoe_core.curate.topics.embed import table_shape
 

@@ -17,7 +17,7 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
-from nmoe_core.curate.jsonl.files import JsonlInput
+from nmoe_core.curate.jsonl.record_files import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
 from nmoe_core.text.models import model_tokenizer
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.curate.diversity.calibrate_k import Calibration, calibrate_k
 from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.jsonl.compute import (
     Curated,
@@ -21,15 +22,14 @@ from nmoe_core.curate.jsonl.compute import (
     embed_jsonl,
     open_jsonl,
 )
-from nmoe_core.curate.jsonl.files import (
+from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
+from nmoe_core.curate.jsonl.record_files import (
     JsonlPaths,
     lock_outputs,
     write_array,
     write_records,
     write_set_aside,
 )
-from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
-from nmoe_core.curate.topics.calibrate_k import Calibration, calibrate_k
 from nmoe_core.curate.topics.clusters import fit_pca, project, save_clusters
 from nmoe_core.curate.topics.model import sample_rows
 
@@ -84,7 +84,7 @@ def calibrate_file(
         rows = project(embedded.rows, mean, axes)
         found = calibrate_k(rows, embedded.lengths, settings.seq_len, settings.seed)
         if plot:
-            from nmoe_core.plots import k_plot
+            from nmoe_core.report.plots import k_plot
 
             write_bytes(paths.picture("k"), k_plot(asdict(found)))
         write_json(paths.beside("_calibrate_k.json"), asdict(found))
@@ -109,7 +109,7 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     from nmoe_core.curate.order import arrange
     from nmoe_core.curate.pictures import order_pictures
     from nmoe_core.curate.topics.clusters import flat_projection
-    from nmoe_core.plots import cloud_plot
+    from nmoe_core.report.plots import cloud_plot
 
     labels = curated.labels.astype(np.int64)
     lengths = curated.embedded.lengths

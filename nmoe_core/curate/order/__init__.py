@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nmoe_core.curate.even_spacing import balance_tokens, count_stride, golden, insert_only, refusal
 from nmoe_core.curate.order.baselines import (
     bin_packing,
     original,
@@ -19,14 +20,7 @@ from nmoe_core.curate.order.baselines import (
     shuffle,
     stratified,
 )
-from nmoe_core.curate.order.filling import window_fill
-from nmoe_core.curate.order.spacing import (
-    balance_tokens,
-    count_stride,
-    golden,
-    insert_only,
-    refusal,
-)
+from nmoe_core.curate.order.window_fill import window_fill
 
 Order = Callable[..., np.ndarray]
 ORDERS: dict[str, Order] = {

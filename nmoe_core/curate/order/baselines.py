@@ -6,7 +6,7 @@ from typing import Unpack
 import numpy as np
 
 from loader.order.shuffle import GOLDEN, mix64_array
-from nmoe_core.curate.order.spacing import (
+from nmoe_core.curate.even_spacing import (
     Turn,
     by_cluster,
     members_by_topic,

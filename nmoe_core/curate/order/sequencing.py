@@ -5,8 +5,8 @@ from collections import deque
 
 import numpy as np
 
-from nmoe_core.curate.diversity.windows import Loader
-from nmoe_core.curate.order.spacing import GOLDEN, PLASTIC, rank_in_group
+from nmoe_core.curate.even_spacing import GOLDEN, PLASTIC, rank_in_group
+from nmoe_core.curate.windows import Loader
 
 _MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
 _LOOKAHEAD = 32  # windows among which the next one is chosen

@@ -25,10 +25,10 @@ from nmoe_core.curate.shards.inputs import (
     select_documents,
 )
 from nmoe_core.curate.shards.lineage import lineage_lines
+from nmoe_core.curate.takedown.record import load_takedown
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.takedown.record import load_takedown
 
 # Inode, time and size of each file that decides a shard's kept tokens.
 Stamps = tuple[tuple[int, int, int], ...]

@@ -34,13 +34,13 @@ from nmoe_core.curate.shards.inputs import (
     may_keep,
     select_documents,
 )
-from nmoe_core.curate.shards.kept_columns import add_columns
 from nmoe_core.curate.shards.lineage import lineage_line
+from nmoe_core.curate.shards.passthrough_columns import add_columns
 from nmoe_core.curate.shards.planning import CurateSettings, plan_order
+from nmoe_core.curate.takedown.record import ShardTakedown, load_takedown
 from nmoe_core.shards.documents import require_undamaged, shard_files
 from nmoe_core.shards.manifest import ShardFormat, column_files, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
-from nmoe_core.takedown.record import ShardTakedown, load_takedown
 
 
 @dataclass(frozen=True, slots=True)

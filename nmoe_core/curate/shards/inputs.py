@@ -18,18 +18,18 @@ import orjson
 from loader.files.format import Manifest, read_json_object
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
-from nmoe_core.calibration.graded import read_graded
-from nmoe_core.calibration.thresholds import DECISIONS
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.takedown.record import ShardTakedown
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
+from nmoe_core.quality.calibration.graded import read_graded
+from nmoe_core.quality.calibration.thresholds import DECISIONS
 from nmoe_core.shards.documents import ShardFile
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.takedown.record import ShardTakedown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nmoe_core.attributes.files import Footer
+    from nmoe_core.shards.attribute_file import Footer
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _read_rows(
     path: Path, manifest: Manifest, columns: Sequence[str], do: str
 ) -> tuple[Footer, pa.Table]:
     """Columns of the file of an attribute of the shard that `manifest` describes."""
-    from nmoe_core.attributes.files import read_attribute, read_footer
+    from nmoe_core.shards.attribute_file import read_attribute, read_footer
 
     if not path.is_file():
         raise _missing(path, do)

@@ -23,8 +23,8 @@ from nmoe_core.curate.shards.inputs import (
     may_keep,
     select_documents,
 )
+from nmoe_core.curate.takedown.record import load_takedown
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.takedown.record import load_takedown
 
 
 def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:

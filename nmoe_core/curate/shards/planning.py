@@ -16,9 +16,9 @@ import orjson
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import DEFAULT_TOKENS_PER_SHARD
-from nmoe_core.calibration.thresholds import DECISIONS
-from nmoe_core.curate.diversity.windows import Loader, cut_windows
 from nmoe_core.curate.order import ORDERS, arrange
+from nmoe_core.curate.windows import Loader, cut_windows
+from nmoe_core.quality.calibration.thresholds import DECISIONS
 
 CURATE_CODE = "curate/3"
 AUTO = "auto"

@@ -22,7 +22,7 @@ from nmoe_core.base.fingerprint import (
 )
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
-from nmoe_core.curate.order.spacing import PLASTIC
+from nmoe_core.curate.even_spacing import PLASTIC
 from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
 from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
 from nmoe_core.curate.topics.model import (

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.kernels.mode import INTERPRETED, dot, round_to
+from nmoe_core.engine.kernels.mxfp4_words import CODES, decoded, words_of
 from nmoe_core.engine.kernels.routing import Routing
-from nmoe_core.engine.kernels.words import CODES, decoded, words_of
 from nmoe_core.engine.transfers import on_its_device
 from nmoe_core.engine.weights.config import GROUP_SIZE
 

@@ -8,8 +8,8 @@ from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.attributes import attribute_names
+from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
-from nmoe_core.tasks.contaminated import refuse_contaminated
 
 # n-grams of repeated words overlap, and each counts all of its characters.
 _ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
@@ -51,7 +51,7 @@ def _check(run: Run, name: str, shards: list[ShardPaths]) -> Verdicts:
 
 
 def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
-    from nmoe_core.attributes.files import numbers, read_attribute
+    from nmoe_core.shards.attribute_file import numbers, read_attribute
 
     known = attribute_names(run)
     given = run.config.checks.ranges

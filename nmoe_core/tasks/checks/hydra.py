@@ -19,7 +19,7 @@ from nmoe_core.tasks.checks.verdict import (
 )
 
 if TYPE_CHECKING:
-    from nmoe_core.calibration.graded import Graded
+    from nmoe_core.quality.calibration.graded import Graded
     from nmoe_core.tasks.preview import RegradePlan
 
 
@@ -54,7 +54,7 @@ def check_backbone(run: Run) -> Verdicts:
 @refusal_fails("readable")
 def check_student(run: Run) -> Verdicts:
     """`readable`: the student's file is whole, and its weights are finite."""
-    from nmoe_core.heads.student_file import load_student
+    from nmoe_core.quality.heads.student_file import load_student
 
     training = load_student(run.tree.student).header["training"]
     found = f"fitted on {training['num_documents']} labels"
@@ -63,7 +63,7 @@ def check_student(run: Run) -> Verdicts:
 
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
-    from nmoe_core.labels.files import SUMMARY_NAME, read_summary
+    from nmoe_core.labels.label_files import SUMMARY_NAME, read_summary
     from nmoe_core.labels.slices import LABEL_SHARDS, read_slice
 
     summaries = []
@@ -109,7 +109,7 @@ def check_head(run: Run, kind: str) -> Verdicts:
     correlation with the oracle whose lower 95 % bound is above `min_spearman`. `baselines`: that
     bound is above the correlation of source or length alone and, if it was measured, of a student
     without a backbone; and each dimension is better predicted than by its mean."""
-    from nmoe_core.heads.files import read_header
+    from nmoe_core.quality.heads.head_files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
     metrics = read_header(path).get("metrics") or {}
@@ -150,8 +150,8 @@ def check_head(run: Run, kind: str) -> Verdicts:
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
     were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
-    from nmoe_core.calibration.files import read_calibration
     from nmoe_core.labels.agreement import Z95
+    from nmoe_core.quality.calibration.summary_file import read_calibration
 
     summary = read_calibration(run.tree.calibration_summary)
     drop = summary["tau_drop"]
@@ -219,7 +219,7 @@ def grade_checks(run: Run) -> tuple[str, ...]:
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """The checks of `grade_checks`. `counts`: every document of the current shard has one decision;
     `keep_rate`; and `score_drift`: scores are close to the scores of the source's val documents."""
-    from nmoe_core.calibration.graded import read_graded
+    from nmoe_core.quality.calibration.graded import read_graded
 
     wrong = []
     kept = 0
@@ -258,8 +258,8 @@ def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict
     """The verdict over shards of a source, given by name."""
     import numpy as np
 
-    from nmoe_core.calibration.drift import MIN_DOCUMENTS, score_drift
-    from nmoe_core.calibration.files import read_calibration
+    from nmoe_core.quality.calibration.drift import MIN_DOCUMENTS, score_drift
+    from nmoe_core.quality.calibration.summary_file import read_calibration
 
     bins = read_calibration(run.tree.calibration_summary).get("score_bins", {}).get(source)
     if bins is None:

@@ -102,8 +102,8 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """`suffixes`: indexes are of the current curated shards, complete, and in order."""
     import numpy as np
 
-    from nmoe_core.seen.files import open_index
-    from nmoe_core.seen.suffixes import is_in_order
+    from nmoe_core.audit.seen.index_files import open_index
+    from nmoe_core.audit.seen.suffixes import is_in_order
     from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run.tokenizer)
@@ -121,7 +121,7 @@ def check_curated(run: Run, source: str) -> Verdicts:
     """The four checks of a source's curated shards: `permutation` reads every token, the others
     what `combine` recorded. An order passes when it reaches the limits, or does as well as a
     shuffle of its documents: few or short sources cannot reach them by any order."""
-    from nmoe_core.tasks.curate_settings import curate_settings
+    from nmoe_core.curate.settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
     windows = recorded["diversity"][curate_settings(run, source).packing]
@@ -198,8 +198,8 @@ def _digests(run: Run) -> Verdicts:
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     """The share kept of all documents against the share that calibration kept of its sample."""
-    from nmoe_core.calibration.files import read_calibration
-    from nmoe_core.calibration.graded import read_grading_summary
+    from nmoe_core.quality.calibration.graded import read_grading_summary
+    from nmoe_core.quality.calibration.summary_file import read_calibration
 
     kept = total = 0
     for source in sources:

@@ -11,10 +11,10 @@ from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.fingerprint import is_current, read_sealed, recorded, sha256_file
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.settings import curate_settings
 from nmoe_core.tasks.curate import embedding_table, plan_bytes, planned_loader, topic_settings
-from nmoe_core.tasks.curate_settings import curate_settings
 from nmoe_core.tasks.graph import made_with
-from nmoe_core.tasks.graph.look import Look, changed_settings
+from nmoe_core.tasks.graph.differences import Look, changed_settings
 from nmoe_core.tasks.graph.prepared import manifest_look
 
 
@@ -67,7 +67,7 @@ class CurationLooks:
 
     def selection(self, shard: ShardPaths) -> Look:
         """Look at the decisions of `where` for the documents of a shard."""
-        from nmoe_core.attributes.files import find_footer
+        from nmoe_core.shards.attribute_file import find_footer
         from nmoe_core.tasks.selection.expression import opened, required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints
 
@@ -140,7 +140,7 @@ def curated_manifest(run: Run, source: str) -> Look:
 
 def seen_index(shard: ShardPaths) -> Look:
     """At the index of a curated shard."""
-    from nmoe_core.seen.files import index_fingerprints
+    from nmoe_core.audit.seen.index_files import index_fingerprints
 
     known = read_sealed(shard.seen_index)
     then = None if known is None else known["fingerprints"]

@@ -22,7 +22,7 @@ from nmoe_core.tasks.graph.graded import GradeLooks
 from nmoe_core.tasks.graph.walk import Graph, State
 
 if TYPE_CHECKING:
-    from nmoe_core.calibration.files import Calibration
+    from nmoe_core.quality.calibration.summary_file import Calibration
 
 _SHOWN = 20  # flips that are named
 
@@ -151,8 +151,8 @@ def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
 def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int | None:
     """Tokens that curation would keep of a shard with these decisions; None if that is open."""
     from nmoe_core.curate.shards.inputs import document_lengths, may_keep
+    from nmoe_core.curate.takedown.record import load_takedown
     from nmoe_core.shards.documents import shard_files
-    from nmoe_core.takedown.record import load_takedown
 
     run = graph.run
     number = f"{shard.bucket:04d}"

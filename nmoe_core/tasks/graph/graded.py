@@ -18,15 +18,15 @@ from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.graph import made_with, settings
-from nmoe_core.tasks.graph.look import Look, Settings
+from nmoe_core.tasks.graph.differences import Look, Settings
 
 if TYPE_CHECKING:
-    from nmoe_core.calibration.files import Calibration
-    from nmoe_core.calibration.targets import Targets
     from nmoe_core.engine import Transformer
     from nmoe_core.engine.weights.config import ModelConfig
-    from nmoe_core.heads.labelled import Labelled
-    from nmoe_core.labels.files import Labels
+    from nmoe_core.labels.label_files import Labels
+    from nmoe_core.quality.calibration.summary_file import Calibration
+    from nmoe_core.quality.calibration.targets import Targets
+    from nmoe_core.quality.heads.labelled import Labelled
 
 _LABELS = ("labels_train", "labels_val", "labels_test", "labels")
 
@@ -50,9 +50,9 @@ def backbone(run: Run) -> Look:
 
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
     """Look at the labels of each slice, and at the labels that measure the oracle's noise."""
-    from nmoe_core.labels.files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
     from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
     from nmoe_core.labels.label import is_answered, label_fingerprints
+    from nmoe_core.labels.label_files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
 
     oracles = nameless_oracles(run)
     for job in planned_jobs(run):
@@ -108,8 +108,8 @@ class ModelLooks:
     @cached_property
     def labelled(self) -> Labelled:
         """The merged labels. Raises as `Labelled`, and FormatError if they must be merged again."""
-        from nmoe_core.heads.labelled import Labelled
-        from nmoe_core.labels.files import is_merged
+        from nmoe_core.labels.label_files import is_merged
+        from nmoe_core.quality.heads.labelled import Labelled
         from nmoe_core.tasks.hydra import labelled_splits
 
         tree = self.run.tree
@@ -130,7 +130,7 @@ class ModelLooks:
 
     def student(self) -> Look:
         """At the student."""
-        from nmoe_core.heads.student_file import student_fingerprints
+        from nmoe_core.quality.heads.student_file import student_fingerprints
         from nmoe_core.tasks.hydra import student_corpus
         from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -145,7 +145,7 @@ class ModelLooks:
 
     def head(self, kind: Literal["probe", "judge"]) -> Look:
         """At the probe or the judge."""
-        from nmoe_core.heads.train import HeadTraining
+        from nmoe_core.quality.heads.train import HeadTraining
         from nmoe_core.tasks.hydra import head_corpus, labelled_splits
 
         run = self.run
@@ -163,10 +163,13 @@ class ModelLooks:
     @cached_property
     def _fit(self) -> _Fit:
         """Inputs of the thresholds' fit."""
-        from nmoe_core.calibration.calibrate import calibration_fingerprints, target_languages
-        from nmoe_core.calibration.targets import Targets
-        from nmoe_core.grading.languages import shard_languages
-        from nmoe_core.labels.files import read_labels
+        from nmoe_core.labels.label_files import read_labels
+        from nmoe_core.quality.calibration.calibrate import (
+            calibration_fingerprints,
+            target_languages,
+        )
+        from nmoe_core.quality.calibration.targets import Targets
+        from nmoe_core.quality.grading.languages import shard_languages
         from nmoe_core.tasks.hydra import labelled_splits
 
         run = self.run
@@ -203,8 +206,8 @@ class ModelLooks:
         """The calibration that these targets would give, from the scores kept by the previous one;
         None if it kept none. Writes no file. Raises as `calibrate`."""
         from nmoe_core.base.atomic import json_bytes
-        from nmoe_core.calibration.calibrate import refit
-        from nmoe_core.calibration.files import calibration_of
+        from nmoe_core.quality.calibration.calibrate import refit
+        from nmoe_core.quality.calibration.summary_file import calibration_of
 
         tree = self.run.tree
         fit = self._fit
@@ -216,7 +219,7 @@ class ModelLooks:
 
     def _graders(self) -> Iterator[tuple[Fingerprints, int]]:
         """The fingerprints of each grader that calibration chooses from, and its tokens."""
-        from nmoe_core.heads.files import read_header
+        from nmoe_core.quality.heads.head_files import read_header
         from nmoe_core.tasks.hydra import head_corpus
 
         run = self.run
@@ -248,7 +251,7 @@ class GradeLooks:
     HeadError if a head is missing."""
 
     def __init__(self, run: Run, calibration: Calibration) -> None:
-        from nmoe_core.heads.files import heads_digest, read_header
+        from nmoe_core.quality.heads.head_files import heads_digest, read_header
         from nmoe_core.tasks.hydra import ids_for_grader
 
         self._run = run
@@ -277,9 +280,9 @@ class GradeLooks:
 
     def shard(self, shard: ShardPaths) -> Look:
         """At one shard."""
-        from nmoe_core.calibration.graded import SUMMARY_NAME, read_graded
-        from nmoe_core.grading.grade import grade_fingerprints
-        from nmoe_core.grading.languages import grouped_by
+        from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded
+        from nmoe_core.quality.grading.grade import grade_fingerprints
+        from nmoe_core.quality.grading.languages import grouped_by
         from nmoe_core.shards.manifest import documents_digest
 
         summary = shard.graded / SUMMARY_NAME
@@ -306,8 +309,8 @@ class GradeLooks:
 
 def unscored(shard: ShardPaths) -> Look:
     """At a shard of a run without a grader."""
-    from nmoe_core.calibration.graded import SUMMARY_NAME
-    from nmoe_core.grading.unscored import keep_fingerprints
+    from nmoe_core.quality.calibration.graded import SUMMARY_NAME
+    from nmoe_core.quality.grading.rules_only import keep_fingerprints
 
     summary = shard.graded / SUMMARY_NAME
     then = recorded(summary) if shard.scores.is_file() else None
@@ -333,7 +336,7 @@ def _head_look(
 
 def _header(path: Path) -> tuple[Mapping[str, Any] | None, str]:
     """The header of a head file, None if there is no file, and its damage."""
-    from nmoe_core.heads.files import read_head
+    from nmoe_core.quality.heads.head_files import read_head
 
     if not path.is_file():
         return None, ""

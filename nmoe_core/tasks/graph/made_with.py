@@ -92,7 +92,7 @@ def calibration(tree: Tree) -> Settings:
 
 def grades(shard: ShardPaths, asked_grader: str) -> Settings:
     """Settings that the scores of a shard record. With `auto` the calibration names the grader."""
-    from nmoe_core.calibration.graded import SUMMARY_NAME
+    from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 
     made = _read(shard.graded / SUMMARY_NAME)
     found: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def duplicates(tree: Tree) -> Settings:
 
 def selection(shard: ShardPaths) -> Settings:
     """Settings that the decisions of `where` for a shard record."""
-    from nmoe_core.attributes.files import find_footer
+    from nmoe_core.shards.attribute_file import find_footer
 
     footer = find_footer(shard.selection)
     return {} if footer is None else {"curation.where": footer.fingerprints.get("where")}

@@ -21,7 +21,7 @@ from nmoe_core.shards.manifest import documents_digest, is_shard_current
 from nmoe_core.sources.open import open_reader
 from nmoe_core.tasks.attributes import duplicates_inputs, open_attribute, user_files
 from nmoe_core.tasks.graph import made_with, settings
-from nmoe_core.tasks.graph.look import Look
+from nmoe_core.tasks.graph.differences import Look
 
 
 class SplitLooks:
@@ -107,7 +107,7 @@ class AttributeLooks:
 
     def shard(self, shard: ShardPaths) -> Look:
         """At one shard."""
-        from nmoe_core.attributes.files import find_footer
+        from nmoe_core.shards.attribute_file import find_footer
 
         footer = find_footer(shard.attribute(self._name))
         then = None if footer is None else footer.fingerprints
@@ -126,7 +126,7 @@ class AttributeLooks:
 
 def duplicates(run: Run, sources: list[str]) -> Look:
     """At the copies among all documents."""
-    from nmoe_core.attributes.files import find_footer
+    from nmoe_core.shards.attribute_file import find_footer
 
     summary = run.tree.attributes / "duplicates.json"
     corpus, fixed = duplicates_inputs(run, sources)

@@ -17,7 +17,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks.graph import made_with, settings
-from nmoe_core.tasks.graph.look import Change, changed_settings
+from nmoe_core.tasks.graph.differences import Change, changed_settings
 from nmoe_core.tasks.graph.settings import Settings
 
 # The kinds of inputs of each task, direct and indirect, in the order in which they are made.
@@ -146,8 +146,8 @@ def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 
 
 def _labels(run: Run) -> Iterator[_Compared]:
-    from nmoe_core.labels.files import SUMMARY_NAME
     from nmoe_core.labels.jobs import nameless_oracles
+    from nmoe_core.labels.label_files import SUMMARY_NAME
 
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
@@ -174,7 +174,7 @@ def _backbone(run: Run) -> Iterator[_Compared]:
 
 
 def _heads(run: Run, kind: str) -> Iterator[_Compared]:
-    from nmoe_core.heads.files import read_header
+    from nmoe_core.quality.heads.head_files import read_header
 
     if kind == "student" and run.tree.student.is_file():
         then = made_with.student(read_header(run.tree.student))
@@ -187,7 +187,7 @@ def _heads(run: Run, kind: str) -> Iterator[_Compared]:
 def _head(
     run: Run, kind: Literal["probe", "judge"], path: Path, table: ProbeTable
 ) -> Iterator[_Compared]:
-    from nmoe_core.heads.files import read_header
+    from nmoe_core.quality.heads.head_files import read_header
 
     if path.is_file():
         then = made_with.head(read_header(path), kind, has_tap=table.tap is not None)

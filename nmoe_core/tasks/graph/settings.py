@@ -13,25 +13,25 @@ from typing import Any, Literal, NamedTuple
 from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
+from nmoe_core.audit.seen import SEEN_CODE
 from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.base.settings import expert_fingerprints
-from nmoe_core.calibration import CALIBRATE_CODE
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ShardKeys
+from nmoe_core.curate.settings import curate_settings
 from nmoe_core.curate.shards.planning import CURATE_CODE
+from nmoe_core.curate.takedown.record import record_digest
 from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
-from nmoe_core.grading import GRADE_CODE
-from nmoe_core.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.labels.label import LABEL_CODE
 from nmoe_core.labels.scores import Scale
 from nmoe_core.labels.slices import SLICE_CODE
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
-from nmoe_core.publish.send import RECORD_FORMAT
-from nmoe_core.seen import SEEN_CODE
-from nmoe_core.takedown.record import record_digest
-from nmoe_core.tasks.curate_settings import curate_settings
+from nmoe_core.quality.calibration import CALIBRATE_CODE
+from nmoe_core.quality.grading import GRADE_CODE
+from nmoe_core.quality.heads import STUDENT_CODE, TRAIN_CODE
+from nmoe_core.shards.publish.send import RECORD_FORMAT
 
 Settings = Mapping[str, Any]
 # How an oracle is reached and how often it is asked; this does not change its answers.

@@ -16,12 +16,12 @@ from typing import Literal
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.settings import spreads_copies
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.tasks.attributes import attribute_names
-from nmoe_core.tasks.curate_settings import spreads_copies
 from nmoe_core.tasks.graph import curated, graded, prepared
-from nmoe_core.tasks.graph.look import Change, Look, unique
+from nmoe_core.tasks.graph.differences import Change, Look, unique
 
 Status = Literal["current", "stale", "missing", "open"]
 
@@ -147,7 +147,7 @@ class Graph:
     def grades(self) -> graded.GradeLooks:
         """Inputs of scores. Raises as `GradeLooks`, and CalibrationError if there are no
         thresholds."""
-        from nmoe_core.calibration.files import load_calibration
+        from nmoe_core.quality.calibration.summary_file import load_calibration
 
         return graded.GradeLooks(self.run, load_calibration(self.run.tree.calibration))
 

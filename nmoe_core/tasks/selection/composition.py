@@ -69,7 +69,7 @@ def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:
     manifest = load_manifest(shard.manifest)
     found = {"source": np.full(manifest.total_documents, shard.source)}
     if "language" in run.config.attributes.use and shard.attribute("language").is_file():
-        from nmoe_core.attributes.files import read_attribute
+        from nmoe_core.shards.attribute_file import read_attribute
 
         langs = read_attribute(shard.attribute("language"), ["lang"]).column("lang")
         found["language"] = np.array(langs.to_pylist(), str)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.files.format import load_manifest
-from nmoe_core.calibration.graded import read_graded
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.takedown.record import TAKEN_DOWN, load_takedown
-from nmoe_core.tasks.selection.words import COPIES, in_words, meaning
+from nmoe_core.curate.takedown.record import TAKEN_DOWN, load_takedown
+from nmoe_core.quality.calibration.graded import read_graded
+from nmoe_core.tasks.selection.reasons import COPIES, in_words, meaning
 
 _COPY = ("exact_of", "near_of", "near_jaccard")
 
@@ -47,7 +47,7 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
 
 def _ruled(run: Run, shard: ShardPaths) -> Outcome:
     if run.config.curation.where is not None:
-        from nmoe_core.attributes.files import read_attribute
+        from nmoe_core.shards.attribute_file import read_attribute
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
         return Outcome(codes, [*map(in_words, clauses_of(shard))])
@@ -60,7 +60,7 @@ def _ruled(run: Run, shard: ShardPaths) -> Outcome:
 
 def clauses_of(shard: ShardPaths) -> list[str]:
     """The clauses of a committed selection, in the order of their numbers."""
-    from nmoe_core.attributes.files import read_footer
+    from nmoe_core.shards.attribute_file import read_footer
 
     metadata = read_footer(shard.selection).schema.field("reason").metadata
     return json.loads(metadata[b"clauses"])
@@ -109,7 +109,7 @@ def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, 
     path = shard.attribute("duplicates")
     if "duplicates" not in run.config.attributes.use or not path.is_file() or not numbers:
         return {}
-    from nmoe_core.attributes.files import read_attribute
+    from nmoe_core.shards.attribute_file import read_attribute
 
     rows = zip(numbers, read_attribute(path, list(_COPY)).take(list(numbers)).to_pylist())
     found = {}

@@ -17,7 +17,6 @@ import pyarrow as pa
 from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents, replace_rows
-from nmoe_core.attributes.files import is_attribute_current, read_attribute, read_footer
 from nmoe_core.attributes.where import Where, first_failures
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.docid import parse_doc_id
@@ -25,6 +24,7 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.attribute_file import is_attribute_current, read_attribute, read_footer
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.selection.expression import opened, required_where

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from loader.files.format import Manifest, load_manifest
 from nmoe_core.attributes.attribute import open_shard_documents
-from nmoe_core.attributes.files import read_attribute, read_footer, stale
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.calibration.graded import SUMMARY_NAME
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality, load_topics
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.quality.calibration.graded import SUMMARY_NAME
+from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
 from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 

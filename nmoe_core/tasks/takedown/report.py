@@ -15,21 +15,21 @@ from loader.masking import mask
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from loader.state import resume
+from nmoe_core.audit.takedown.find import Found, files_below, find, no_urls
+from nmoe_core.audit.takedown.items import Item, read_items
+from nmoe_core.audit.takedown.proof import prove
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
-from nmoe_core.labels.files import SCORES_NAME
-from nmoe_core.labels.known import KNOWN_NAME
+from nmoe_core.curate.settings import curate_settings
+from nmoe_core.curate.takedown.record import Row, add_rows, read_rows, taken_down
+from nmoe_core.labels.label_files import SCORES_NAME
 from nmoe_core.labels.oracle import read_records
+from nmoe_core.labels.reuse import KNOWN_NAME
 from nmoe_core.labels.slices import SPLITS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import created_at
-from nmoe_core.takedown.find import Found, files_below, find, no_urls
-from nmoe_core.takedown.items import Item, read_items
-from nmoe_core.takedown.proof import prove
-from nmoe_core.takedown.record import Row, add_rows, read_rows, taken_down
-from nmoe_core.tasks.curate_settings import curate_settings
-from nmoe_core.tasks.takedown.near import near_copies
+from nmoe_core.tasks.takedown.near_copies import near_copies
 from nmoe_core.tasks.takedown.readings import Readings, readings_of
 
 Facts = dict[str, Any]

@@ -17,7 +17,7 @@ pytest.importorskip("numba")
 
 from nmoe_core.attributes import duplicates
 from nmoe_core.attributes.duplicates import Shard, resolve
-from nmoe_core.attributes.kernels.words import words
+from nmoe_core.attributes.kernels.word_hashes import words
 from nmoe_core.attributes.minhash import jaccard, signatures, unpack
 from nmoe_core.attributes.shared import Before
 from tests.core.attributes import naive

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
-from nmoe_core.attributes.files import read_attribute
 from nmoe_core.cli import main
+from nmoe_core.shards.attribute_file import read_attribute
 from nmoe_core.tasks.attributes import make_duplicates
 from tests.project import Project, contents, failing, jsonl_source, write_project
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.tasks.selection.words import in_words
+from nmoe_core.tasks.selection.reasons import in_words
 from tests.planted import Planted
 from tests.refusals import refused
 

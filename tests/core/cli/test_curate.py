@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from nmoe_core.cli import main
 from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.shards.planning import AUTO_ORDERS
-from nmoe_core.plots.png import MAX_PNG_BYTES
+from nmoe_core.report.plots.png import MAX_PNG_BYTES
 from tests.project import contents, json_lines, said
 
 TOPICS = {

@@ -5,20 +5,20 @@ import pytest
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import adjusted_rand_score
 
+from nmoe_core.curate.diversity import calibrate_k as calibrate
+from nmoe_core.curate.diversity.calibrate_k import (
+    KResult,
+    calibrate_k,
+    rule_reachable,
+    rule_within_5pct,
+)
 from nmoe_core.curate.diversity.compare import (
     compare_embeddings,
     linear_cka,
     neighbour_overlap,
     verdict,
 )
-from nmoe_core.curate.topics import calibrate_k as calibrate
 from nmoe_core.curate.topics import model as topic_model
-from nmoe_core.curate.topics.calibrate_k import (
-    KResult,
-    calibrate_k,
-    rule_reachable,
-    rule_within_5pct,
-)
 from nmoe_core.curate.topics.clusters import fit_clusters, load_clusters, save_clusters
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
 from tests.refusals import refused

@@ -8,15 +8,15 @@ import pytest
 
 from loader.files.format import load_manifest
 from nmoe_core.curate.order import golden
+from nmoe_core.curate.settings import curate_settings
 from nmoe_core.shards.manifest import documents_digest
-from nmoe_core.tasks.curate_settings import curate_settings
 from tests.core.curate.corpus import Corpus
 from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numba")
 duplicates = pytest.importorskip("nmoe_core.attributes.duplicates")
-files = pytest.importorskip("nmoe_core.attributes.files")
+files = pytest.importorskip("nmoe_core.shards.attribute_file")
 ALL = {"include": ("drop", "band", "keep"), "order": "golden", "spread_copies": True}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loader.files.checksummed_json import sealed
 from loader.files.format import load_manifest
-from loader.files.sealed import sealed
 from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LockedError, NmoeError
 from nmoe_core.base.result import Result

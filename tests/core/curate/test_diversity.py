@@ -16,7 +16,7 @@ from nmoe_core.curate.diversity.measure import (
     scales,
     window_topics,
 )
-from nmoe_core.curate.diversity.windows import cut_windows
+from nmoe_core.curate.windows import cut_windows
 from tests.refusals import refused
 
 documents = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40)

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import CurationError
-from nmoe_core.curate.jsonl.files import JsonlPaths, scan_jsonl, write_records, write_set_aside
+from nmoe_core.curate.jsonl.record_files import (
+    JsonlPaths,
+    scan_jsonl,
+    write_records,
+    write_set_aside,
+)
 from nmoe_core.curate.topics.clusters import typical_terms
 from tests.refusals import refused
 

@@ -14,13 +14,13 @@ from nmoe_core.base.errors import LockedError
 from nmoe_core.curate.jsonl import deep, record_embeddings
 from nmoe_core.curate.jsonl.deep import DeepEmbedder, DeepSettings, embed_deep
 from nmoe_core.curate.jsonl.embedding_cache import KEYS_NAME, ROWS_NAME, EmbeddingCache
-from nmoe_core.curate.jsonl.files import scan_jsonl
 from nmoe_core.curate.jsonl.record_embeddings import (
     Progress,
     RecordEmbeddings,
     embed_records,
     silent,
 )
+from nmoe_core.curate.jsonl.record_files import scan_jsonl
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.text.tokenizer import load_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loader.files.sealed import sealed
+from loader.files.checksummed_json import sealed
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
@@ -440,8 +440,8 @@ def test_kept_columns_go_with_the_documents_into_curated_shards_and_their_export
 
 def _keep_columns(corpus: Corpus, bucket: int) -> None:
     """Give a committed shard the column that prep would have kept."""
-    from nmoe_core.attributes.files import Documents, write_attribute
     from nmoe_core.base.fingerprint import sha256_file
+    from nmoe_core.shards.attribute_file import Documents, write_attribute
 
     shard = corpus.shard(bucket)
     ids = [pair for file in corpus.files(bucket) for pair in file.ids()]

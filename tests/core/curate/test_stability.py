@@ -5,11 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 
+from nmoe_core.audit.takedown.find import find
+from nmoe_core.audit.takedown.items import Item
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.shards.verify import verify_manifest
-from nmoe_core.takedown.find import find
-from nmoe_core.takedown.items import Item
 from tests.core.curate.corpus import Corpus, shard_manifest
 from tests.project import contents
 from tests.refusals import refused

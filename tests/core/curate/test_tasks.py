@@ -11,8 +11,9 @@ from PIL import Image
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.topics.embed import EmbeddingTable
-from nmoe_core.plots.png import MAX_PNG_BYTES
-from nmoe_core.tasks import checks, curate, curate_pictures
+from nmoe_core.report.plots.png import MAX_PNG_BYTES
+from nmoe_core.tasks import checks, curate
+from nmoe_core.tasks.report import curate_pictures
 from tests.core.curate.test_stability import check, prepare, stream
 from tests.project import contents, failing
 from tests.refusals import refused

@@ -11,9 +11,9 @@ import torch
 from nmoe_core.base.errors import device_errors
 from nmoe_core.cli import main
 from nmoe_core.engine import Transformer
-from nmoe_core.heads import fit
-from nmoe_core.heads.models import Judge
-from tests.core.grading.small_run import TINY, labelled_run, nmoe
+from nmoe_core.quality.heads import fit
+from nmoe_core.quality.heads.models import Judge
+from tests.core.quality.grading.small_run import TINY, labelled_run, nmoe
 from tests.project import Project, contents, json_lines
 from tests.refusals import refused, refused_line
 
@@ -44,8 +44,8 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     """Makes a labelled project of so many documents, whose work is committed after each batch."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr(fit, "SAVE_INTERVAL_S", 0.0)
-    monkeypatch.setattr("nmoe_core.heads.features.PART_DOCUMENTS", 32)
-    monkeypatch.setattr("nmoe_core.grading.grade.BUFFER_BATCHES", 1)
+    monkeypatch.setattr("nmoe_core.quality.heads.features.PART_DOCUMENTS", 32)
+    monkeypatch.setattr("nmoe_core.quality.grading.grade.BUFFER_BATCHES", 1)
     judge = TINY["heads"]["judge"] | {"epochs": 2, "batch_size": 16}
     heads = TINY["heads"] | {"probe": {"epochs": 2}, "judge": judge}
     grading = {"batch_size": 8}

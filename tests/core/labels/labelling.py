@@ -9,7 +9,7 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle, Record, read_records
-from tests.core.quality import FakeOracle, FakeTokenizer, slice_all
+from tests.core.small_gradings import FakeOracle, FakeTokenizer, slice_all
 from tests.project import contents
 
 

@@ -15,7 +15,7 @@ from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading, Record
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.core.quality import FakeOracle
+from tests.core.small_gradings import FakeOracle
 from tests.refusals import refused
 
 BAD_LINES = {

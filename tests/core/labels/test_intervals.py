@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nmoe_core.heads.metrics import selection_metrics
 from nmoe_core.labels.agreement import auc, auc_interval, exact_interval
 from nmoe_core.labels.compare import compare_labels, concordance
 from nmoe_core.labels.ranks import Interval, bootstrap, spearman, spearman_interval, within_interval
+from nmoe_core.quality.heads.metrics import selection_metrics
 from tests.core.labels.test_compare import labels, written
 
 Pair = tuple[np.ndarray, np.ndarray]

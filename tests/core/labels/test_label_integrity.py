@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from nmoe_core.labels.agreement import merge_noise, read_noise
-from nmoe_core.labels.files import label_status, merge_labels, read_labels, require_current_labels
+from nmoe_core.labels.label_files import (
+    label_status,
+    merge_labels,
+    read_labels,
+    require_current_labels,
+)
 from tests.core.labels.labelling import Labelling
-from tests.core.quality import FakeOracle
+from tests.core.small_gradings import FakeOracle
 from tests.project import said
 from tests.refusals import refused, refused_line
 

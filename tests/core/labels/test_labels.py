@@ -13,14 +13,14 @@ from nmoe_core.base.atomic import output_lock
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import merge_noise
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.files import label_status, merge_labels, read_labels
 from nmoe_core.labels.label import label_shard
+from nmoe_core.labels.label_files import label_status, merge_labels, read_labels
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice
 from nmoe_core.shards.documents import Text
 from tests.core.labels.labelling import Labelling
-from tests.core.quality import EOS, FakeOracle, random_documents, slice_all, write_source
+from tests.core.small_gradings import EOS, FakeOracle, random_documents, slice_all, write_source
 from tests.project import json_lines, read_rows
 from tests.refusals import refused
 

@@ -8,7 +8,7 @@ import pytest
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
-from tests.core.quality import RUBRIC
+from tests.core.small_gradings import RUBRIC
 from tests.refusals import refused
 
 GOOD = dict(zip(QUALITY.names, (0, 1, 2, 3, 4)))

@@ -14,7 +14,7 @@ from nmoe_core.labels.slices import combine_slices, data_digest, read_slice, wri
 from nmoe_core.shards.manifest import build_manifest
 from nmoe_core.shards.writer import ShardWriter
 from tests.core.labels.labelling import Labelling
-from tests.core.quality import random_documents, shard_format, slice_all, write_source
+from tests.core.small_gradings import random_documents, shard_format, slice_all, write_source
 from tests.refusals import refused
 
 

@@ -16,7 +16,7 @@ import pytest
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
 from nmoe_core.prep.run import PrepReport, PrepSettings, prep_shards, write_manifest
-from nmoe_core.sources.files import FileSource
+from nmoe_core.sources.file_sources import FileSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import Reading, Split
 from nmoe_core.sources.storage import SourceFile

@@ -16,7 +16,7 @@ from tests.project import json_lines, output_of
 RUN = """
 import json, resource, sys
 from pathlib import Path
-from nmoe_core.config.tables import ComputeTable
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files

@@ -13,10 +13,10 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
-from nmoe_core.export.run import export
-from nmoe_core.heads.scores import Corpus
 from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.quality.heads.scores import Corpus
 from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.export.run import export
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.tasks.backbone import ids_for_model, require_checkpoints
 from nmoe_core.text.models import model_ids
@@ -48,7 +48,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _few_code_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmoe_core.text.proof.SWEPT", (range(0x1F600, 0x1F640),))
+    monkeypatch.setattr("nmoe_core.text.equivalence.SWEPT", (range(0x1F600, 0x1F640),))
 
 
 def prep_command(tmp_path: Path, name: str, *flags: str) -> list[str]:

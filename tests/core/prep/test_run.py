@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from loader.files.format import load_manifest
-from nmoe_core.config.tables import ComputeTable
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.prep.run import PrepReport, prep_shards, write_manifest
 from nmoe_core.shards.manifest import created_at
 from nmoe_core.shards.verify import verify_manifest
-from nmoe_core.sources.files import FilesSource
+from nmoe_core.sources.file_sources import FilesSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import START, OnError, Rows, Split

@@ -110,7 +110,7 @@ def test_ids_are_decoded_as_tiktoken_does_without_it_and_without_an_engine(
     assert known.keys() == set(map(library.encode_single_token, tokens))
 
     monkeypatch.setattr("nmoe_core.text.reference.load_tiktoken", None)
-    monkeypatch.setattr("nmoe_core.text.proof.load_engine", None)
+    monkeypatch.setattr("nmoe_core.text.equivalence.load_engine", None)
     monkeypatch.setattr("nmoe_core.text.tokenizer._fastest", None)
     tokenizer = Tokenizer(TiktokenReference(name), TokenizerSettings(name))
     for length in (0, 1, 2, 3, 50, 2**17 + 7):  # cut inside characters, so not all are UTF-8
@@ -131,7 +131,7 @@ def _engine_that_differs(monkeypatch: pytest.MonkeyPatch, cache: Path, ids: list
     made = SimpleNamespace(from_tiktoken=lambda *_, **__: Broken())
     monkeypatch.setattr("gigatoken.Tokenizer", made)
     monkeypatch.setenv("NMOE_CACHE_DIR", str(cache))
-    monkeypatch.setattr("nmoe_core.text.proof.SWEPT", (range(65, 91),))
+    monkeypatch.setattr("nmoe_core.text.equivalence.SWEPT", (range(65, 91),))
 
 
 def test_an_engine_that_differs_is_refused_by_name_and_passed_over_by_auto(
@@ -148,7 +148,7 @@ def test_a_difference_that_a_sample_finds_is_an_error_and_prep_starts_again_with
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("gigatoken")
-    monkeypatch.setattr("nmoe_core.text.proof.prove", lambda name, reference: [])
+    monkeypatch.setattr("nmoe_core.text.equivalence.prove", lambda name, reference: [])
     monkeypatch.setattr("nmoe_core.text.tokenizer.SAMPLE_SHARE", math.inf)
     _engine_that_differs(monkeypatch, tmp_path, [1, 2, 3])
     chosen = TokenizerSettings("cl100k_base", "gigatoken", eos_token="<|fim_prefix|>")
@@ -209,7 +209,7 @@ def test_an_unknown_name_and_an_engine_that_is_not_installed_are_refused(
 def test_every_encoding_of_tiktoken_works_offline_or_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr("nmoe_core.text.proof.SWEPT", (range(65, 91),))
+    monkeypatch.setattr("nmoe_core.text.equivalence.SWEPT", (range(65, 91),))
     for key in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(key, "http://127.0.0.1:9")
     monkeypatch.setenv("NMOE_CACHE_DIR", str(tmp_path / "ours"))

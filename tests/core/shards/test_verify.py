@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.errors import FormatError as LoaderError
+from loader.files.checksummed_json import sealed
 from loader.files.format import Manifest, load_manifest
-from loader.files.sealed import sealed
 from loader.files.shard import IndexReader, open_shard
 from loader.plan.check import read_data
 from loader.plan.settings import Vocabulary
@@ -37,7 +37,7 @@ from nmoe_core.shards.shard_file import regenerate_index
 from nmoe_core.shards.verify import find_leak, verify_manifest
 from nmoe_core.shards.writer import ShardWriter
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.core.quality import write_source
+from tests.core.small_gradings import write_source
 from tests.project import contents, json_lines
 from tests.refusals import refused
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import marked_encoding
-from nmoe_core.sources.files import FilesSource
+from nmoe_core.sources.file_sources import FilesSource
 from nmoe_core.sources.paths import expand_braces, find_files, sample_files
 from nmoe_core.sources.records import BadRecord, Reading, Record
 from nmoe_core.sources.spec import SourceSpec
@@ -310,7 +310,7 @@ def test_any_files_are_documents_or_bad_records_in_order(
         path = tmp_path_factory.getbasetemp() / f"{i}.txt"
         path.write_bytes(payload)
         files.append(SourceFile(path, path.name))
-    with patch("nmoe_core.sources.files.BLOCK_BYTES", size):
+    with patch("nmoe_core.sources.file_sources.BLOCK_BYTES", size):
         source = FilesSource(Reading("f"), files)
         found, ends = records(source), [block.end for block in source.blocks()]
         rest = records(source, ends[0])

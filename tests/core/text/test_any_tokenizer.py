@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from nmoe_core.base.settings import TokenizerSettings
+from nmoe_core.text.equivalence import probe_texts
 from nmoe_core.text.normalise import normalize_batch
-from nmoe_core.text.proof import probe_texts
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 from nmoe_core.text.vocabulary import load_tiktoken
 from tests.refusals import refused
@@ -125,7 +125,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             (directory / "tokenizer_config.json").write_text(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NMOE_CACHE_DIR", str(root / "cache"))
-        patch.setattr("nmoe_core.text.proof.SWEPT", (range(0x860, 0x8A0), range(0x1F600, 0x1F640)))
+        patch.setattr(
+            "nmoe_core.text.equivalence.SWEPT", (range(0x860, 0x8A0), range(0x1F600, 0x1F640))
+        )
         yield names
 
 

@@ -18,7 +18,7 @@ from nmoe_core.labels.oracles.http import HttpOracle
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.text.harmony import encoding
 from tests.core.labels.oracles.loopback import Client, Loopback
-from tests.core.quality import RUBRIC
+from tests.core.small_gradings import RUBRIC
 
 MODEL = "judge-1"
 SCORES = {name: i for i, name in enumerate(QUALITY.names)}

@@ -26,7 +26,7 @@ from tests.core.labels.oracles.server import (
     document_in,
     text_completion,
 )
-from tests.core.quality import RUBRIC
+from tests.core.small_gradings import RUBRIC
 from tests.project import output_of
 
 

@@ -17,7 +17,7 @@ from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import read_slice, write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, completion, tokens_of
-from tests.core.quality import FakeTokenizer, write_source
+from tests.core.small_gradings import FakeTokenizer, write_source
 from tests.project import contents, said
 from tests.refusals import refused
 

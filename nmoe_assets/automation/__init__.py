@@ -1,1 +1,0 @@
-"""Automation: conditions of assets, sensors and the nightly check."""

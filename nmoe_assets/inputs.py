@@ -1,0 +1,109 @@
+"""The inputs of a step as they were when its work began, for the events and for automation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import dagster as dg
+
+from nmoe_core.config.run import Run
+
+CHANGED_MEANWHILE = "nmoe/inputs_changed_meanwhile"
+PIPELINE = "nmoe/pipeline"
+REBUILD = "nmoe/rebuild"
+_CHECK_WAIT_S = 10
+_CHECK_LOOKS = 60
+
+
+def forget_tagged(
+    context: dg.AssetExecutionContext,
+    run: Run,
+    key: Sequence[str],
+    partitions: Sequence[str] = ("",),
+) -> None:
+    """In a run with the tag `nmoe/rebuild`, remove the records of its outputs, so that current
+    outputs are made again too. Raises as `forget`."""
+    if context.run.tags.get(REBUILD, "") in ("", "false"):
+        return
+    from nmoe_core.tasks.graph.records import forget  # definitions load without it
+
+    name = "/".join(key)
+    forget(run, [f"{name}:{partition}".rstrip(":") for partition in partitions])
+
+
+class _Newest(NamedTuple):
+    storage_id: int | None
+    data_version: str
+
+
+class CurrentInputs:
+    """The newest materialisation of each input of a step, read when this is made.
+
+    Raises:
+        dg.Failure: In a run of the pipeline, an input did not pass a check that blocks.
+        dg.RetryRequested: Such a check of an input is not finished yet.
+    """
+
+    def __init__(self, context: dg.AssetExecutionContext) -> None:
+        if PIPELINE in context.run.tags:
+            _require_checked_inputs(context)
+        self._context = context
+        self._newest = self._read()
+
+    def version_tags(self, seen: Mapping[dg.AssetKey, str]) -> dict[str, str]:
+        """The tags by which Dagster later finds outputs whose input has changed.
+
+        Args:
+            seen: Versions of external inputs as the step itself read them.
+        """
+        tags: dict[str, str] = {}
+        newest = {**self._newest, **{key: _Newest(None, seen[key]) for key in seen}}
+        for key, (storage_id, data_version) in newest.items():
+            name = key.to_user_string()
+            tags[f"dagster/input_data_version/{name}"] = data_version
+            tags[f"dagster/input_event_pointer/{name}"] = str(storage_id or "NULL")
+        return tags
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tag the run if an input is made again before the block ends, whether or not it fails.
+
+        The output may then be made from the old input, so automation does not count it as made from
+        the new one (`nmoe_assets.conditions`).
+        """
+        try:
+            yield
+        finally:
+            if self._read() != self._newest:
+                tags = {CHANGED_MEANWHILE: "true"}
+                self._context.instance.add_run_tags(self._context.run.run_id, tags)
+
+    def _read(self) -> dict[dg.AssetKey, _Newest]:
+        context = self._context
+        found = {}
+        for key in sorted(context.assets_def.asset_deps[context.asset_key]):
+            records = context.instance.fetch_materializations(key, limit=1).records
+            made = records[0].asset_materialization if records else None
+            version = (made.tags or {}).get("dagster/data_version") if made else None
+            found[key] = _Newest(records[0].storage_id if records else None, version or "INITIAL")
+        return found
+
+
+def _require_checked_inputs(context: dg.AssetExecutionContext) -> None:
+    """Dagster lets a check block assets of its own run only; the pipeline stops at it too."""
+    graph = context.repository_def.asset_graph
+    inputs = context.assets_def.asset_deps[context.asset_key]
+    blocking = [key for key in graph.get_check_keys_for_assets(inputs) if graph.get(key).blocking]
+    found = context.instance.event_log_storage.get_latest_asset_check_execution_by_key(blocking)
+    for key in sorted(blocking, key=str):
+        record = found.get(key)
+        if record is None or record.status.value == "SUCCEEDED":
+            continue
+        run = context.instance.get_run_by_id(record.run_id)
+        if record.status.value == "PLANNED" and run is not None and not run.is_finished:
+            raise dg.RetryRequested(_CHECK_LOOKS, _CHECK_WAIT_S)
+        asset = key.asset_key.to_user_string()
+        raise dg.Failure(
+            f"{asset} did not pass its check {key.name}: repair it and make it again",
+            allow_retries=False,
+        )

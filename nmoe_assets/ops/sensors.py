@@ -1,0 +1,212 @@
+"""Sensors and the schedule: the runs that the daemon requests besides those for changed content.
+
+New input or a moved revision requests prep of that source; prep compares content and does no work
+if only times changed. Failed label slices are requested again, a bounded number of times and after
+increasing waits. A notice of each failed run, one line, goes to the log and to a webhook if one is
+set.
+
+Dagster never runs a run key twice, so keys hold the second of the request: an input that changes
+back to former content also counts as a change.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from nmoe_assets.conditions import sensor_status
+from nmoe_assets.names import asset_key, is_of_mixture, named
+from nmoe_assets.ops.jobs import TaskJob
+from nmoe_assets.ops.pipeline import PART_OF, step_error
+from nmoe_assets.partitions import label_partitions, range_tags
+from nmoe_assets.resources import COMMAND, Notifier
+from nmoe_core.base.errors import NmoeError
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks.prep import source_mark
+
+_FIRST_WAIT_S = 60
+_MAX_TEXT = 500
+AssetJob = Any  # Dagster does not export the type of what define_asset_job returns
+
+
+def source_watch(
+    run: Run, sources: list[SourcePlan], prep: list[TaskJob], definitions: Mapping[str, AssetJob]
+) -> dg.SensorDefinition:
+    """Prep of each source whose input changed since the tick before; the cursor holds their marks.
+
+    A source without a mark may have changed before the first tick: it is prepared, which does no
+    work if it is current.
+    """
+
+    @dg.sensor(
+        name=named(run, "source_watch"),
+        jobs=[definitions[job.name] for job in prep],
+        minimum_interval_seconds=run.config.automation.source_poll_interval_s,
+        default_status=sensor_status(run),
+        description="New input files or a moved revision: prep of that source.",
+    )
+    def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        before: dict[str, str] = json.loads(context.cursor or "{}")
+        marks = dict(before)
+        requests = []
+        now = int(time.time())
+        for source in sources:
+            try:
+                mark = source_mark(run, source)
+            except (NmoeError, OSError) as error:
+                context.log.error(f"{source.name} cannot be listed: {error}")
+                continue
+            if before.get(source.name) != mark and _is_prepared(run, context.instance, source.name):
+                requests += _prep_requests(prep, source.name, f"{mark}:{now}")
+            marks[source.name] = mark
+        cursor = json.dumps(marks, sort_keys=True)
+        skipped = None if requests else dg.SkipReason("no input changed")
+        return dg.SensorResult(run_requests=requests, skip_reason=skipped, cursor=cursor)
+
+    return watch
+
+
+def _is_prepared(run: Run, instance: dg.DagsterInstance, source: str) -> bool:
+    """Whether it was ever prepared: a person starts the first run."""
+    shards = asset_key(run, [source, "shards"])
+    return instance.get_latest_materialization_event(shards) is not None
+
+
+def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.RunRequest]:
+    for job in prep:
+        if keys := [key for key in job.keys if key.path[-2] == source]:
+            yield dg.RunRequest(
+                run_key=f"{job.name}:{source}:{mark}",
+                job_name=job.name,
+                asset_selection=keys,
+                tags=job.run_tags(),
+            )
+
+
+def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
+    """Failed label slices again; the cursor holds the tries of each and the time of the next.
+
+    The wait begins when the failure is seen; a time of 0 means that the failure of the last try has
+    not been seen yet.
+    """
+    budget = run.config.automation.label_retries
+    labels = asset_key(run, ["hydra", "oracle_labels"])
+
+    @dg.sensor(
+        name=named(run, "label_retries"),
+        job=label,
+        minimum_interval_seconds=30,
+        default_status=sensor_status(run),
+        description=f"Failed slices of oracle labels again, at most {budget} times each.",
+    )
+    def retry(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        keys = label_partitions.get_partition_keys()
+        statuses = context.instance.get_status_by_partition(labels, keys, label_partitions) or {}
+        tries: dict[str, list[float]] = json.loads(context.cursor or "{}")
+        now = time.time()
+        requests = []
+        spent = []
+        for key in keys:
+            status = statuses.get(key)
+            name = status.value if status else None
+            if name == "MATERIALIZED":
+                tries.pop(key, None)
+            if name != "FAILED":
+                continue
+            count, not_before = tries.get(key, (0, 0.0))
+            wait_s = _FIRST_WAIT_S * 2**count
+            if count >= budget:
+                spent.append(key)
+            elif not not_before:
+                tries[key] = [count, now + wait_s]
+            elif now >= not_before or now < not_before - wait_s:  # the clock went back meanwhile
+                tries[key] = [count + 1, 0.0]
+                run_key = f"{key}:{count + 1}:{int(now)}"
+                requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))
+        if spent:
+            context.log.warning(f"failed {budget} times, left to a person: {', '.join(spent)}")
+        skipped = None if requests else dg.SkipReason("no failed slice to try")
+        return dg.SensorResult(
+            run_requests=requests, skip_reason=skipped, cursor=json.dumps(tries, sort_keys=True)
+        )
+
+    return retry
+
+
+def failure_notices(run: Run) -> list[dg.SensorDefinition]:
+    """One line about each failed run, to the sensor's log and to the webhook.
+
+    One sensor is for the runs that this location started. The other is for `dagster job execute`,
+    whose runs may fail before they have a location, so it looks at the runs of all.
+    """
+
+    @dg.run_failure_sensor(
+        name=named(run, "failure_notice"),
+        default_status=sensor_status(run),
+        minimum_interval_seconds=15,
+        description="Reports a failed run in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
+    )
+    def notice(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+        if COMMAND in context.dagster_run.tags:
+            return dg.SkipReason("a run of the command line")
+        if not is_of_mixture(run, context.dagster_run):
+            return dg.SkipReason("a run of another mixture")
+        _report(context, notifier)
+        return None
+
+    @dg.run_failure_sensor(
+        name=named(run, "failure_notice_of_commands"),
+        default_status=sensor_status(run),
+        minimum_interval_seconds=15,
+        monitor_all_code_locations=True,
+        description="Reports failed runs of the command line as `failure_notice` does.",
+    )
+    def notice_of_commands(
+        context: dg.RunFailureSensorContext, notifier: Notifier
+    ) -> dg.SkipReason | None:
+        found = context.dagster_run
+        if found.remote_job_origin is not None and COMMAND not in found.tags:
+            return dg.SkipReason("a run of a code location")
+        if not is_of_mixture(run, context.dagster_run):
+            return dg.SkipReason("a run of another mixture")
+        if PART_OF in context.dagster_run.tags:
+            return dg.SkipReason("a part of the pipeline, whose own run is reported")
+        _report(context, notifier)
+        return None
+
+    return [notice, notice_of_commands]
+
+
+def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+    text = notice_text(context)
+    context.log.error(text)
+    notifier.send(text)
+
+
+def notice_text(context: dg.RunFailureSensorContext) -> str:
+    """Job, run, the assets it was making, and the innermost error of the step that failed first."""
+    run = context.dagster_run
+    assets = sorted("/".join(key.path) for key in run.asset_selection or ())
+    what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
+    errors = (step_error(event) for event in context.get_step_failure_events())
+    first = next(filter(None, errors), None) or context.failure_event.message or "no message"
+    is_lost = run.tags.get("dagster/will_retry") == "true"
+    end = f"; it is started again (run {run.run_id})" if is_lost else f" (run {run.run_id})"
+    return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
+
+
+def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
+    """The verify job, by the run's `[automation] verify_cron`."""
+    starts = run.config.automation.starts
+    status = dg.DefaultScheduleStatus
+    return dg.ScheduleDefinition(
+        name=named(run, "nightly_verify"),
+        job=job,
+        cron_schedule=run.config.automation.verify_cron,
+        execution_timezone=run.config.automation.verify_timezone,
+        default_status=status.RUNNING if starts else status.STOPPED,
+        description="Reads the files of every manifest again and reports those that changed.",
+    )

@@ -1,0 +1,254 @@
+"""All places of a sentence in indexed tokens, whatever tokens spell it there.
+
+The ids that a tokenizer gives a sentence on its own seldom spell it inside a text: its first and
+last word may share a token with the text around it. So no ids are guessed. In every occurrence, one
+token spells byte `p - 1` of the sentence, or a token holds all of it. Every token of the vocabulary
+that can do so is looked up among the suffixes; the tokens that must follow narrow the ranges or, if
+the ranges are short, are read; the tokens that must precede are always read. The result is exactly
+all occurrences in the bytes that the tokens spell. Among all `p`, the search takes the one whose
+tokens are the rarest in the first part, so that few places have to be read.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from nmoe_core.audit.seen.index_files import Part
+from nmoe_core.audit.seen.spellings import Spellings
+
+_MAX_ANCHOR = 48  # bytes
+# Places `p` that are compared, by so many tokens of the part.
+_CHOICES = 12
+_SAMPLE = 8192
+_MAX_TOKENS = 1000  # that cross a `p`; more only if every `p` has more
+# Places read in the time of a search, and of an id in it.
+_READ_AT_ONCE = 8000
+_READ_PER_ID = 40
+
+
+_Span: TypeAlias = tuple[int, int]
+"""Bytes `[start, stop)` of the sentence."""
+_Places: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The first token of each place, and the one after its last: int64 `[n]` each."""
+
+
+class _Token(NamedTuple):
+    """A token that spells the sentence's bytes `[start, end)`; start is 0 if it may begin before
+    the sentence, and end is the sentence's size if it may continue after it."""
+
+    start: int
+    id: int
+    end: int
+
+
+class Sentence:
+    """A text to look for, at least one byte; `find` gives its places in a part of an index."""
+
+    def __init__(self, spellings: Spellings, text: bytes) -> None:
+        self._spellings = spellings
+        self._text = text
+        self._of = spellings.of
+        self._inside = spellings.holding(text)
+        self._known: dict[int, list[tuple[int, list[int]]]] = {}
+        longest = spellings.longest
+        size = len(text)
+        self._heads = {e: spellings.ending(text[:e]) for e in range(1, min(size, longest + 1))}
+        first = max(1, size - longest)
+        self._tails = {k: spellings.beginning(text[k:]) for k in range(first, size)}
+        self._after = dict[int, dict[int, int]]()
+        self._before = dict[int, dict[int, int]]()
+        self._crossing: list[_Token] | None = None
+
+    def find(self, part: Part) -> np.ndarray:
+        """Start and end of the tokens that spell each occurrence, ascending: int64 `[n, 2]`, end
+        exclusive. A sentence that occurs twice in the same tokens is listed twice."""
+        if self._crossing is None:
+            self._crossing = self._rarest(part)
+        suffixes = np.asarray(part.suffixes)
+        size = len(self._text)
+        found = [np.empty((0, 2), np.int64)]
+        ids = [*self._inside, *(token.id for token in self._crossing)]
+        ranges = _narrow(part, 0, len(suffixes), 0, ids)
+        for (low, high), count in zip(ranges, self._inside.values()):
+            at = np.repeat(suffixes[low:high].astype(np.int64), count)
+            found.append(np.stack([at, at + 1], axis=1))
+        spelled = defaultdict[_Span, list[_Places]](list)
+        for (low, high), token in zip(ranges[len(self._inside) :], self._crossing):
+            waiting = [(low, high, 1, token.end)] if low < high else []
+            while waiting:
+                low, high, depth, place = waiting.pop()
+                tails = len(self._tails.get(place, ()))
+                if place >= size or high - low <= _READ_AT_ONCE + _READ_PER_ID * tails:
+                    at = suffixes[low:high].astype(np.int64)
+                    spelled[token.start, place].append((at, at + depth))
+                    continue
+                following = self._following(place)
+                more = _narrow(part, low, high, depth, list(following))
+                ends = zip(more, following.values())
+                waiting += [(a, b, depth + 1, end) for (a, b), end in ends if a < b]
+        every = np.concatenate([*found, *self._read(part, spelled)])
+        return every[np.lexsort(every.T[::-1])]
+
+    def _rarest(self, part: Part) -> list[_Token]:
+        """The tokens that can spell byte `p - 1` and not the whole sentence, for the best `p`."""
+        stride = len(part.suffixes) // _SAMPLE + 1
+        sample = np.asarray(part.tokens)[np.asarray(part.suffixes)[::stride]]  # ids ascend
+        best = list[_Token]()
+        least = None
+        last = min(len(self._text) - 1, _MAX_ANCHOR)
+        heads = list(accumulate(len(self._heads.get(e, ())) for e in range(1, len(self._text))))
+        tails = list(accumulate(len(self._tails.get(k, ())) for k in range(last)))
+        sizes = {
+            p: heads[-1] - heads[p - 1] + len(self._heads.get(p, ())) + tails[p - 1]
+            for p in range(1, last + 1)
+        }
+        few = max(_MAX_TOKENS, min(sizes.values(), default=0))
+        for p in sorted(sizes, key=sizes.__getitem__)[:_CHOICES]:
+            if sizes[p] > few:
+                break
+            tokens = self._crossing_at(p)
+            ids = np.array([token.id for token in tokens], sample.dtype)
+            common = np.searchsorted(sample, ids, "right") - np.searchsorted(sample, ids, "left")
+            cost = stride * int(common.sum()) + _READ_PER_ID * len(tokens)
+            if least is None or cost < least:
+                best = tokens
+                least = cost
+        return best
+
+    def _crossing_at(self, p: int) -> list[_Token]:
+        size = len(self._text)
+        spellings = self._spellings
+        heads = {e: spellings.ids_ending(n) for e, n in self._heads.items() if e >= p}
+        tails = {k: spellings.ids_beginning(n) for k, n in self._tails.items() if k < p}
+        found = [_Token(0, i, e) for e, ids in heads.items() for i in ids]
+        found += [_Token(k, i, size) for k, ids in tails.items() for i in ids]
+        for start in range(1, p):
+            for end, ids in self._next(start):
+                found += [_Token(start, i, end) for i in ids if p <= end < size]
+        return found
+
+    def _following(self, place: int) -> dict[int, int]:
+        """The ids that can follow at a place of the sentence, and the places where they end."""
+        if place not in self._after:
+            size = len(self._text)
+            tails = self._tails.get(place, range(0))
+            found = {i: end for end, ids in self._next(place) for i in ids}
+            found |= dict.fromkeys(self._spellings.ids_beginning(tails), size)
+            self._after[place] = found
+        return self._after[place]
+
+    def _preceding(self, place: int) -> dict[int, int]:
+        """The ids that can precede a place of the sentence, and the places where they begin."""
+        if place not in self._before:
+            text = self._text
+            spellings = self._spellings
+            heads = self._heads.get(place, range(0))
+            found = dict.fromkeys(spellings.ids_ending(heads), 0)
+            for start in range(max(1, place - spellings.longest), place):
+                found |= dict.fromkeys(spellings.ids.get(text[start:place], ()), start)
+            self._before[place] = found
+        return self._before[place]
+
+    def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
+        """For each of these ids: the place where it ends if it follows at a place of the sentence,
+        or, if not `is_next`, the place where it begins if it precedes it; -1 if it cannot. If more
+        ids of the vocabulary are possible than were read, as with a single letter, each id that was
+        read is compared."""
+        cut = (self._tails if is_next else self._heads).get(place, ())
+        if len(cut) < len(ids):
+            known = self._following(place) if is_next else self._preceding(place)
+        else:
+            reach = self._stop if is_next else self._start
+            known = {i: reach(place, i) for i in set(ids.tolist())}
+        return _looked_up(known, ids, len(self._of))
+
+    def _stop(self, place: int, i: int) -> int:
+        text = self._text
+        spelled = self._of[i]
+        if spelled and text.startswith(spelled, place):
+            return place + len(spelled)
+        return len(text) if spelled.startswith(text[place:]) else -1
+
+    def _start(self, place: int, i: int) -> int:
+        text = self._text
+        spelled = self._of[i]
+        if spelled and text.endswith(spelled, 0, place):
+            return place - len(spelled)
+        return 0 if spelled.endswith(text[:place]) else -1
+
+    def _next(self, place: int) -> list[tuple[int, list[int]]]:
+        """The ids that spell the sentence from a place, by the place where they end."""
+        if place not in self._known:
+            found = []
+            text = self._text
+            spellings = self._spellings
+            for end in range(place + 1, len(text) + 1):
+                piece = text[place:end]
+                if not spellings.some_begins(piece):
+                    break
+                if piece in spellings.ids:
+                    found.append((end, spellings.ids[piece]))
+            self._known[place] = found
+        return self._known[place]
+
+    def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
+        """The places where tokens `[first, end)` spell these bytes of the sentence and the
+        neighbouring tokens spell the rest. Spans that grow to the same one are read together. A
+        document's EOS spells no text, and is the last token of a part: so no token is read past a
+        document's end or before its start."""
+        tokens = np.asarray(part.tokens)
+        size = len(self._text)
+        waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back
+        heapq.heapify(waiting)
+        while waiting:
+            stop, start = heapq.heappop(waiting)
+            own = spelled.pop((-start, stop))
+            start, first, end = -start, *map(np.concatenate, zip(*own))
+            if stop >= size and start == 0:
+                yield np.stack([first, end], axis=1)
+                continue
+            is_next = stop < size
+            ids = tokens[end if is_next else first - 1]
+            places = self._reached(stop if is_next else start, ids, is_next)
+            for place in np.unique(places[places >= 0]).tolist():
+                own = places == place
+                if is_next:
+                    span = (start, place)
+                    grown = (first[own], end[own] + 1)
+                else:
+                    span = (place, stop)
+                    grown = (first[own] - 1, end[own])
+                if span not in spelled:
+                    heapq.heappush(waiting, (span[1], -span[0]))
+                spelled[span].append(grown)
+
+
+def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:
+    """The value of each id, -1 if it has none; by a table of all ids if that is faster."""
+    if len(ids) < _READ_AT_ONCE:
+        return np.array([known.get(i, -1) for i in ids.tolist()], np.int64)
+    table = np.full(num_ids, -1)
+    table[list(known)] = list(known.values())
+    return table[ids]
+
+
+def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
+    """Within the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
+    each id. All are searched at once: a step of the bisection is a few calls of numpy."""
+    tokens = np.asarray(part.tokens)
+    suffixes = np.asarray(part.suffixes)
+    wanted = np.array(ids, np.int64)
+    wanted = np.concatenate([wanted, wanted + 1])  # the first of each, and the first after it
+    first = np.full(len(wanted), low)
+    end = np.full(len(wanted), high)
+    for _ in range((high - low).bit_length()):
+        middle = (first + end) // 2
+        at = suffixes[np.minimum(middle, high - 1)].astype(np.int64) + depth
+        is_before = (tokens[at] < wanted) & (first < end)
+        first = np.where(is_before, middle + 1, first)
+        end = np.where(is_before, end, middle)
+    return first.reshape(2, -1).T.tolist()

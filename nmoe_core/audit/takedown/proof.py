@@ -1,0 +1,170 @@
+"""The proof that no 50-gram of the texts that were taken down is left in shards.
+
+Every token file below a root is hashed, compared with its manifest and scanned. A hit in a document
+with one of these texts is a document that remains; any other hit is a passage that another document
+shares. Files that no manifest names could hold anything, so they fail the proof too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.files.format import Manifest, check_digest
+from nmoe_core.audit.takedown.find import files_below, shards_below
+from nmoe_core.base.atomic import replacing
+from nmoe_core.base.errors import CurationError, FormatError
+from nmoe_core.base.fingerprint import seal_summary, sha256_file
+from nmoe_core.config.tree import Tree
+from nmoe_core.curate.takedown.grams import GRAM_TOKENS, GramIndex, distinct
+from nmoe_core.curate.takedown.record import Row, read_grams, read_rows
+from nmoe_core.shards.documents import ShardFile, shard_files
+
+PROOF_FORMAT = "nmoe-takedown-proof/1"
+
+
+def prove(
+    tree: Tree,
+    roots: Sequence[Path],
+    unrecorded: Sequence[str],
+    elsewhere: Mapping[str, Any],
+    *,
+    allow_shared: bool,
+) -> dict[str, Any]:
+    """Scan all shards below the roots for the grams of the run's record; the proof, sealed.
+
+    Its field `holds` is about the `roots` only. It names documents that are `unrecorded` or
+    `remaining`, documents with `shared` passages, `unnamed` files, and the digests of `scanned`
+    files. `elsewhere`, facts about other places, is sealed with it.
+
+    Raises:
+        CurationError: No shard is below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
+        FormatError: The record is missing or damaged (E-TAKEDOWN-RECORD), was made with another
+            tokenizer than the shards (E-TAKEDOWN-TOKENIZER), or a shard is broken.
+    """
+    if not read_rows(tree):
+        raise FormatError(
+            "nothing is taken down yet",
+            where=tree.takedown,
+            do="apply the list with --apply first",
+            code="E-TAKEDOWN-RECORD",
+        )
+    with replacing(tree.takedown, tree.takedown_grams):  # it may grow during the scan
+        rows = read_rows(tree)
+        search = _Search(rows, read_grams(tree, rows))
+        record = sha256_file(tree.takedown)
+        record_grams = sha256_file(tree.takedown_grams)
+    scanned = []
+    unnamed = []
+    for root in roots:
+        named: set[Path] = set()
+        before = len(scanned)
+        for manifest in shards_below(root, with_versions=True):
+            named.update(map(manifest.shard_path, manifest.shards))
+            scanned.append(search.scan(root, manifest))
+        if len(scanned) == before:
+            raise CurationError(
+                "no shard is there to prove anything of",
+                where=root,
+                do="curate first, or give the root of the run",
+                code="E-TAKEDOWN-LEFT",
+            )
+        unnamed += [str(p) for p in files_below(root) if ".npy" in p.name and p not in named]
+    is_bad = unrecorded or search.remaining or unnamed or (search.shared and not allow_shared)
+    return seal_summary(
+        {
+            "format": PROOF_FORMAT,
+            "holds": not is_bad,
+            "allow_shared": allow_shared,
+            "roots": [str(root) for root in roots],
+            **elsewhere,
+            "gram_tokens": GRAM_TOKENS,
+            "record": record,
+            "record_grams": record_grams,
+            "texts": len(search.items),
+            "grams": len(search.index.grams),
+            "documents": sum(part["documents"] for part in scanned),
+            "tokens": sum(part["tokens"] for part in scanned),
+            "unrecorded": list(unrecorded),
+            "remaining": search.remaining,
+            "shared": sorted(search.shared, key=lambda one: (-one["grams"], one["doc_id"])),
+            "unnamed": unnamed,
+            "scanned": scanned,
+        }
+    )
+
+
+class _Search:
+    """The grams of all texts, and the documents in which they were found."""
+
+    def __init__(self, rows: Iterable[Row], grams: np.ndarray) -> None:
+        self.items: dict[str, str] = {}
+        for row in rows:
+            self.items.setdefault(row.text_sha256, row.item)
+        self._tokenizers = {row.tokenizer for row in rows}
+        self._texts = list(self.items)
+        self.index = GramIndex(distinct(grams))
+        # The texts of a gram, by its digest.
+        order = np.argsort(digests := np.ascontiguousarray(grams["sha256"]).view("S32"))
+        self._digests = digests[order]
+        self._owners = grams["text"][order]
+        self.remaining: list[dict[str, Any]] = []
+        self.shared: list[dict[str, Any]] = []
+
+    def scan(self, root: Path, manifest: Manifest) -> dict[str, Any]:
+        """Scan a shard; returns the files read, each with its digest."""
+        found = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
+        if manifest.shards and self._tokenizers != {found}:
+            raise FormatError(
+                "the grams of the record are of another tokenizer",
+                where=manifest.path,
+                found=found,
+                expected=", ".join(sorted(self._tokenizers)),
+                do="remove takedown/ and apply the list again",
+                code="E-TAKEDOWN-TOKENIZER",
+            )
+        files = {}
+        for file in shard_files(root, manifest):
+            path = root / file.rel
+            entry = next(one for one in manifest.shards if manifest.shard_path(one) == path)
+            check_digest(path, entry.checksum, "E-SHARD-CHECKSUM")
+            files[file.rel] = entry.checksum
+            self._scan(root, file)
+        where = manifest.path.relative_to(root.parent).as_posix()
+        counts = {"documents": manifest.total_documents, "tokens": manifest.total_tokens}
+        digest = manifest.content_digest()
+        return {"manifest": where, "content_hash": digest, **counts, "files": files}
+
+    def _scan(self, root: Path, file: ShardFile) -> None:
+        held: dict[int, set[int]] = {}
+        for gram, positions in self.index.hits(file.tokens):
+            documents = np.searchsorted(file.spans[:, 0], positions, side="right") - 1
+            for document in np.unique(documents).tolist():
+                held.setdefault(document, set()).add(gram)
+        ids = file.ids() if held else []
+        names = list(file.doc_ids()) if held else []
+        for document, grams in sorted(held.items()):
+            ingest_id, text = ids[document]
+            where = {"tree": root.name, "doc_id": names[document], "ingest_id": ingest_id}
+            if text in self.items:
+                self.remaining.append({**where, "item": self.items[text]})
+            else:
+                self.shared.append({**where, "grams": len(grams), **self._most_shared(grams)})
+
+    def _most_shared(self, grams: Iterable[int]) -> Mapping[str, Any]:
+        """The text with which a document shares most grams, and how many texts share any."""
+        counts = Counter(text for gram in grams for text in self._owners_of(gram))
+        (most, _), *_ = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        text = self._texts[most]
+        return {"texts": len(counts), "text_sha256": text, "item": self.items[text]}
+
+    def _owners_of(self, gram: int) -> Iterator[int]:
+        digest = self.index.grams["sha256"][gram].tobytes()
+        low, high = (
+            np.searchsorted(self._digests, np.bytes_(digest), side) for side in ("left", "right")
+        )
+        yield from self._owners[low:high].tolist()

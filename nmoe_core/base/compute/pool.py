@@ -1,0 +1,234 @@
+"""Processes of this machine that run a function over many items, results in order.
+
+A process of one thread forks its workers, which share what it has loaded; one with more threads
+(Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
+never outlive a pool: on an error or an interrupt they are told to stop, clean up after themselves,
+and are killed if they do not. Their log records are handled here (`base.compute.logs`). Items and
+results of forked workers go through shared memory (`base.compute.slots`).
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.process
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, TypeVar
+
+from loader.rows.children import safe_children
+from nmoe_core.base.compute import logs as worker_logs
+from nmoe_core.base.compute.slots import Parcel, Slots
+from nmoe_core.base.errors import NmoeError, one_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Most results that wait for an earlier one, at any number of workers: they take memory.
+MAX_WAITING = 16
+GRACE_SECONDS = 5.0
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+Initializer = Callable[[], Any] | None
+
+
+# `map_shards` over workers that serve one call after the other.
+Map = Callable[[Callable[..., Result], Iterable[Item]], Generator[Result, None, None]]
+
+
+class Worker:
+    """Runs items one after the other; the context is made before the first one."""
+
+    def __init__(self, initializer: Initializer) -> None:
+        self._initializer = initializer
+        self._context: tuple[Any, ...] | None = None
+
+    def run(self, fn: Callable[..., Result], item: Any) -> Result:
+        """`fn(item)`, or `fn(context, item)` if there is an initializer."""
+        if self._context is None:
+            self._context = () if self._initializer is None else (self._initializer(),)
+        return fn(*self._context, item)
+
+    def map(
+        self, fn: Callable[..., Result], items: Iterable[Item]
+    ) -> Generator[Result, None, None]:
+        for item in items:
+            yield self.run(fn, item)
+
+
+@contextmanager
+def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
+    """Workers that start immediately, so they do not inherit files and locks that are opened
+    later."""
+    context = _context()
+    pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
+    reader, writer = pipe
+    logs = worker_logs.package_level()
+    is_forked = context.get_start_method() == "fork"
+    # Every item in flight has a slot; memory that has no name cannot be given to a clean process.
+    slots = Slots(_most(workers) if is_forked else 0)
+    start = (os.getpid(), writer, logs, initializer, slots)
+    with safe_children():  # a queue of clean processes starts one that cleans up after them
+        executor = ProcessPoolExecutor(workers, context, _start_worker, start)
+    with executor:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of any thread; the threads of BLAS handle a fork themselves.
+            warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+            submit = executor.submit if is_forked else partial(_submit_clean, executor)
+            for _ in range(workers):
+                submit(_no_work)
+        with worker_logs.relayed(reader, writer):  # its thread starts after the forks
+            try:
+                yield partial(_map, submit, slots, workers)
+            except BaseException:
+                _stop(executor)
+                raise
+            finally:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _most(workers: int) -> int:
+    """Items in flight."""
+    return workers + min(workers, MAX_WAITING)
+
+
+def _map(
+    submit: Callable[..., Future[Any]],
+    slots: Slots,
+    workers: int,
+    fn: Callable[..., Result],
+    items: Iterable[Item],
+) -> Generator[Result, None, None]:
+    pending: deque[tuple[Future[Parcel], int | None]] = deque()
+
+    def next_result() -> Result:
+        future, slot = pending.popleft()
+        try:
+            return slots.unpack(slot, future.result())
+        finally:
+            slots.release_after(slot, future)
+
+    try:
+        for item in items:
+            slot = slots.take()
+            pending.append((submit(_run, fn, slots.pack(slot, item), slot), slot))
+            if len(pending) >= _most(workers):
+                yield next_result()
+        while pending:
+            yield next_result()
+    except BrokenProcessPool as error:
+        raise NmoeError(
+            "a worker process was lost",
+            where=f"{workers} workers",
+            do="it may have run out of memory: use fewer workers and run again",
+            code="E-WORKER-LOST",
+        ) from error
+    finally:
+        for future, slot in pending:
+            slots.release_after(slot, future)
+            future.cancel()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    is_single = threading.active_count() == 1 and "torch" not in sys.modules
+    return multiprocessing.get_context("fork" if is_single and sys.platform == "linux" else "spawn")
+
+
+def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
+    """Submit, which may start a worker. A clean one would run the caller's script again, which may
+    have no `__main__` guard; what workers run is in modules."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        with safe_children():
+            return executor.submit(*call)
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _stop(executor: ProcessPoolExecutor) -> None:
+    """Have the workers remove their unfinished files and end; kill any that do not."""
+    workers: list[multiprocessing.process.BaseProcess] = list((executor._processes or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+
+
+class _Terminated(BaseException):
+    """This worker was told to stop in the middle of an item."""
+
+
+_is_busy = False
+_worker: Worker
+_slots: Slots
+
+
+def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
+    global _is_busy
+    try:
+        _is_busy = True
+        return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
+    except _Terminated:  # by here `fn` has cleaned up
+        os._exit(_EXIT_TERMINATED)
+    except Exception as error:  # noqa: BLE001 - of any class
+        raise sendable(error) from error.__cause__
+    finally:
+        _is_busy = False
+
+
+def sendable(error: Exception) -> Exception:
+    """An error of a worker, or an error of the same text if another process could not unpickle it
+    and would count the worker as lost."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as reason:  # noqa: BLE001 - whatever its class raises
+        text = f"{type(error).__name__}: {error} ({one_line(reason)})"
+        return RuntimeError(text).with_traceback(error.__traceback__)
+    return error
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
+    if _is_busy:
+        raise _Terminated
+    os._exit(_EXIT_TERMINATED)
+
+
+def _no_work() -> None:
+    """Makes the executor start a process."""
+
+
+def _start_worker(
+    parent: int, writer: Connection, log_level: int, initializer: Initializer, slots: Slots
+) -> None:
+    """Tie a worker's life to its parent's."""
+    global _worker, _slots
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        libc: Any = ctypes.CDLL(None)
+        libc.prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the call above
+        os._exit(1)
+    worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
+    gc.freeze()  # a collection would copy the pages that are shared with the parent
+    _worker = Worker(initializer)
+    _slots = slots

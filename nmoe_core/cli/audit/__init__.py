@@ -1,0 +1,1 @@
+"""The verbs of audits, and of plans made from plans."""

@@ -1,0 +1,78 @@
+"""Write the docstrings of the installed packages as JSON lines: real text for the demo.
+
+    python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
+
+Modules are taken in an order seeded by their names until about 4 MB are written, so the same
+environment gives the same file. Each line has `id` (module and qualified name) and `text`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from nmoe_core.base.atomic import write_jsonl
+from nmoe_core.base.garbage import gc_paused
+
+TOTAL_BYTES = 4_000_000
+MIN_CHARS = 400
+
+
+def module_files(packages: Path) -> list[Path]:
+    """Python files of the installed packages in seeded order, tests left out."""
+    files = [p for p in packages.rglob("*.py") if "tests" not in p.parts and "test" not in p.parts]
+    return sorted(
+        files, key=lambda p: hashlib.md5(p.relative_to(packages).as_posix().encode()).digest()
+    )
+
+
+def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[dict[str, str]]:
+    """Docstrings of one module of at least so many characters, in source order."""
+    try:
+        tree = _parsed(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # a template, a file for another Python, or one too deep for this one's parser
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and len(text) >= min_chars:
+                line = getattr(node, "lineno", 0)
+                yield {"id": f"{module}:{getattr(node, 'name', '')}:{line}", "text": text}
+
+
+def _parsed(code: bytes) -> ast.Module:
+    """The syntax tree of a module.
+
+    Python 3.11 counts the depth of all parses of a process in one place. The garbage collector may
+    run a finalizer in the middle of a parse, and if that parses too, or lets a thread do so, the
+    outer parse ends with "SystemError: AST constructor recursion depth mismatch". So the collector
+    is paused.
+    """
+    with gc_paused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
+        return ast.parse(code)
+
+
+def write_docstrings(output: Path) -> str:
+    """Write the file; return how much is in it."""
+    packages = Path(sysconfig.get_path("purelib"))
+    rows: list[dict[str, str]] = []
+    size_bytes = 0
+    for path in module_files(packages):
+        relative = path.relative_to(packages)
+        for row in docstrings(path, ".".join(relative.with_suffix("").parts)):
+            rows.append(row)
+            size_bytes += len(row["text"].encode())
+        if size_bytes >= TOTAL_BYTES:
+            break
+    write_jsonl(output, rows)
+    return f"{output}: {len(rows):,} docstrings, {size_bytes / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    print(write_docstrings(Path(sys.argv[1])))

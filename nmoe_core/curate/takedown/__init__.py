@@ -1,0 +1,1 @@
+"""The record of what was taken down, which curation honours."""

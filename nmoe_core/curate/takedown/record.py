@@ -1,0 +1,214 @@
+"""The record of a takedown, which curation honours: `takedown/documents.jsonl` and `grams.npy`.
+
+A row names a document and the SHA-256 of its text. Every document with one of these texts is left
+out of curated shards, regardless of id, source or shard: present copies and later ones. The grams
+of each text are kept as hashes, so that the proof can be made when no shard holds the text. They
+are written before the rows, which count them: rows without their grams are refused, and grams of
+rows that were never written are written again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.files.format import Manifest
+from nmoe_core.base.arrays import map_npy
+from nmoe_core.base.atomic import replacing, write_bytes, write_jsonl
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.curate.takedown.grams import GRAMS, grams_of
+from nmoe_core.shards.documents import ingest_ids
+
+TAKEN_DOWN = "takedown"
+"""The reason for which curation leaves these documents out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A document that was taken down, as it was at that time."""
+
+    source: str
+    split: str
+    ingest_id: str
+    doc_id: str
+    text_sha256: str
+    item: str
+    """Item of the list, with its prefix."""
+    is_copy: bool
+    """Found only by its text, which equals the text of a document that the item names."""
+    tokenizer: str
+    """Fingerprint, or name, of the tokenizer of the grams."""
+    grams: int
+    grams_sha256: str
+    """Over the grams of its text."""
+    at: str
+    by: str = ""
+    why: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Equal for one document, however often it is taken down."""
+        return self.source, self.split, self.ingest_id, self.text_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTakedown:
+    """The documents of a shard that are taken down."""
+
+    gone: np.ndarray
+    """bool `[N]`."""
+    digest: str
+    """Digest of their numbers."""
+
+
+def read_rows(tree: Tree) -> tuple[Row, ...]:
+    """The rows of a run's record; none if it has no record. Raises FormatError if a line is not a
+    row (E-TAKEDOWN-RECORD)."""
+    try:
+        stat = tree.takedown.stat()
+    except FileNotFoundError:
+        return ()
+    return _read(tree.takedown, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
+    kinds = {field.name: {"int": int, "bool": bool}.get(str(field.type), str) for field in _FIELDS}
+    rows = []
+    seal = {}
+    for line, value in read_objects(path, lambda line, found: _refuse(path, line, found)):
+        if "sha256" in value:
+            seal = value
+            continue
+        if {key: type(item) for key, item in value.items()} != kinds:
+            raise _refuse(path, line.number, f"keys {', '.join(value)}"[:200])
+        rows.append(Row(**value))
+    try:
+        is_sealed = seal == _seal(rows)
+    except UnicodeEncodeError:  # no text that was written
+        is_sealed = False
+    if not is_sealed:
+        raise _refuse(path, None, "rows that are not those of its seal")
+    return tuple(rows)
+
+
+def _seal(rows: Iterable[Row]) -> dict[str, str]:
+    """The last line: a row that was damaged or lost would let its document come back."""
+    return {"sha256": sha256_json([asdict(row) for row in rows])}
+
+
+_FIELDS = fields(Row)
+
+
+def taken_down(tree: Tree) -> frozenset[str]:
+    """SHA-256 of the texts that are taken down."""
+    return frozenset(row.text_sha256 for row in read_rows(tree))
+
+
+def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
+    """The documents of the shard that `manifest` describes which are taken down; None if there are
+    none, so that a record leaves other shards unchanged. Raises as `read_rows` and `ingest_ids`."""
+    texts = taken_down(shard.tree)
+    if not texts:
+        return None
+    gone = np.array([digest in texts for _, digest in ingest_ids(manifest)], np.bool_)
+    if not gone.any():
+        return None
+    return ShardTakedown(gone, sha256_json(np.flatnonzero(gone).tolist()))
+
+
+def record_digest(tree: Tree, source: str) -> str | None:
+    """Digest of the texts that are taken down from a source; None if none is."""
+    texts = sorted({row.text_sha256 for row in read_rows(tree) if row.source == source})
+    return sha256_json(texts) if texts else None
+
+
+def add_rows(
+    tree: Tree, rows: Iterable[Mapping[str, Any]], tokens: Mapping[str, np.ndarray]
+) -> list[Row]:
+    """Add documents that the record lacks; returns the added ones.
+
+    Args:
+        tree: Tree of the run.
+        rows: Fields of `Row`, without the fields of grams.
+        tokens: Token ids of each text, without BOS and EOS, by its SHA-256.
+
+    Raises:
+        FormatError: The record is damaged (E-TAKEDOWN-RECORD).
+        LockedError: Another process is writing it.
+    """
+    with replacing(tree.takedown, tree.takedown_grams):
+        known = read_rows(tree)
+        grams = read_grams(tree, known)
+        digests = _digests(known)
+        keys = {row.key for row in known}
+        added = []
+        parts = [grams]
+        for value in rows:
+            text = value["text_sha256"]
+            if text not in digests:
+                part = grams_of(tokens[text], len(digests))
+                parts.append(part)
+                digests[text] = len(part), _digest(part)
+            count, digest = digests[text]
+            row = Row(**value, grams=count, grams_sha256=digest)
+            if row.key not in keys:
+                keys.add(row.key)
+                added.append(row)
+        if added:
+            payload = io.BytesIO()
+            np.save(payload, np.concatenate(parts))
+            write_bytes(tree.takedown_grams, payload.getvalue())
+            whole = (*known, *added)
+            write_jsonl(tree.takedown, [*(asdict(row) for row in whole), _seal(whole)])
+    return added
+
+
+def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
+    """The grams of these rows' texts: `GRAMS` rows, which name texts by their order in `rows`.
+    Raises FormatError if they are missing or damaged (E-TAKEDOWN-RECORD)."""
+    digests = _digests(rows)
+    if not digests:
+        return np.empty(0, GRAMS)
+    try:
+        grams = map_npy(tree.takedown_grams)
+    except (OSError, ValueError) as error:
+        raise _refuse(tree.takedown_grams, None, str(error)) from None
+    if grams.dtype != GRAMS or grams.ndim != 1:
+        raise _refuse(tree.takedown_grams, None, f"{grams.ndim} axes of {grams.dtype}"[:200])
+    grams = grams[grams["text"] < len(digests)]
+    places = np.searchsorted(grams["text"], np.arange(len(digests) + 1))
+    for number, (text, expected) in enumerate(digests.items()):
+        part = grams[places[number] : places[number + 1]]
+        if (len(part), _digest(part)) != expected:
+            raise _refuse(tree.takedown_grams, None, f"other grams of text {text}")
+    return grams
+
+
+def _digests(rows: Iterable[Row]) -> dict[str, tuple[int, str]]:
+    """Number and digest of the grams of each text, in the order of rows."""
+    return {row.text_sha256: (row.grams, row.grams_sha256) for row in rows}
+
+
+def _digest(grams: np.ndarray) -> str:
+    return hashlib.sha256(grams.tobytes()).hexdigest()
+
+
+def _refuse(path: Path, line: int | None, found: str) -> FormatError:
+    return FormatError(
+        "not the record of a takedown",
+        where=path if line is None else f"{path}: line {line}",
+        found=found,
+        do="restore takedown/, or remove it and apply the list again",
+        code="E-TAKEDOWN-RECORD",
+    )

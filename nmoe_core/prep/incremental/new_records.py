@@ -1,0 +1,96 @@
+"""The records of a block to tokenise: the records that no shard of the split already holds.
+
+A JSON line without kept columns is known by its bytes, unparsed; another record by id and raw text.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
+from nmoe_core.shards.lines import line_keys, placed_keys
+from nmoe_core.sources.file_sources import BLOCK_BYTES
+from nmoe_core.sources.jsonl import LinesBlock
+from nmoe_core.sources.passthrough_columns import Kept
+from nmoe_core.sources.records import BadRecord, Block, Record, RecordColumns, Rows
+
+
+class BlockRecords(NamedTuple):
+    """Records of a block that are to be tokenised."""
+
+    records: RecordColumns
+    keys: np.ndarray
+    """uint64 `[records, 2]`: keys of their lines; zero if the line does not identify the
+    document."""
+    kept: Kept | None = None
+    """Kept columns of all records of the block, including records that are copied whole."""
+    match: LineMatch | None = None
+    """Documents of the block that are copied whole."""
+
+
+def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockRecords:
+    """The records of a block that belong to the split and are not known."""
+    if not rows.overlaps(block.start.row, block.end.row):
+        return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
+    has_columns = bool(block.reading.kept)  # which are taken from parsed records
+    if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
+        return _read_lines(block, lines, rows, known)
+    records = list(block.records())
+    match = None
+    kept = block.kept(records) if has_columns else None
+    if rows != Rows():
+        wanted = [i for i, record in enumerate(records) if record.row in rows]
+        records = [records[i] for i in wanted]
+        kept = kept and kept.take(wanted)
+    keys = _record_keys(records)
+    if known is not None and known.has_lines:
+        match = known.find_lines(keys)
+        new = np.delete(np.arange(len(keys)), match.lines)
+        row_numbers = np.array([record.row for record in records], np.int64)
+        match = match._replace(lines=row_numbers[match.lines] - block.start.row)
+        records = [records[i] for i in new.tolist()]
+        keys = keys[new]
+    return BlockRecords(RecordColumns.of(records), keys, kept, match)
+
+
+def _read_lines(
+    block: LinesBlock, lines: list[bytes], rows: Rows, known: KnownDocuments | None
+) -> BlockRecords:
+    keys = line_keys(lines)
+    match = None
+    wanted = np.ones(len(lines), np.bool_)
+    if rows != Rows():
+        wanted[:] = [block.start.row + i in rows for i in range(len(lines))]
+    if known is not None and known.has_lines:
+        match = _known_lines(block, keys, known)
+        match = LineMatch(*(values[wanted[match.lines]] for values in match))
+        wanted[match.lines] = False
+    numbers = np.flatnonzero(wanted).tolist()
+    records = block.parse((i, lines[i]) for i in numbers)
+    keys = keys[np.array(records.rows, np.int64) - block.start.row]
+    places = (records.ids[i] for i in records.placed)
+    keys[records.placed] = placed_keys(keys[records.placed], places)
+    keys[records.replaced] = 0  # such a record is counted, a known line is not
+    return BlockRecords(records, keys, match=match)
+
+
+def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> LineMatch:
+    """The known lines of a block, first those whose documents have ids of their own."""
+    own = known.find_lines(keys)
+    others = np.delete(np.arange(len(keys)), own.lines)
+    placed = known.find_lines(placed_keys(keys[others], block.places(others.tolist())))
+    placed = placed._replace(lines=others[placed.lines])
+    return LineMatch(*map(np.concatenate, zip(own, placed)))
+
+
+def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
+    """A key of each record, made of its id and raw text; 0 for replaced and for long texts."""
+    keys = np.zeros((len(records), 2), np.uint64)
+    chosen = [
+        (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))
+        for i, record in enumerate(records)
+        # A replaced record has to be counted, and a long text must not be copied once more.
+        if isinstance(record, Record) and not record.is_replaced and len(record.text) <= BLOCK_BYTES
+    ]
+    keys[[i for i, _ in chosen]] = line_keys(payload for _, payload in chosen)
+    return keys

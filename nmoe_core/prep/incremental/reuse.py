@@ -1,0 +1,139 @@
+"""Documents that a split already holds, found by their line or by the SHA-256 of their text.
+
+A pass over a source that grew or changed reuses their tokens and tokenises only new text. A known
+line is not even parsed: its document is copied whole. The tables (`tables`) are mapped by all
+processes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from loader.files.shard import open_shard
+from nmoe_core.prep.incremental.tables import BY_LINE, BY_TEXT, DOCUMENTS, FILES, KEY, TEXT, OldFile
+from nmoe_core.shards.lines import LINE_ROW
+from nmoe_core.shards.shard_file import NPY_HEADER_BYTES
+
+
+class LineMatch(NamedTuple):
+    """Known documents among lines, one entry each."""
+
+    lines: np.ndarray
+    """int64: number of the line."""
+    numbers: np.ndarray
+    """int64: number of the document; consecutive ones follow each other in one file."""
+    buckets: np.ndarray
+    num_tokens: np.ndarray
+    id_bytes: np.ndarray
+    text_bytes: np.ndarray
+
+
+class Run(NamedTuple):
+    """Consecutive documents, as they are written to a shard file."""
+
+    tokens: np.ndarray
+    num_tokens: np.ndarray
+    ids: memoryview
+    id_bytes: np.ndarray
+    lines: np.ndarray
+
+
+class KnownDocuments:
+    """The tables of a split; a process opens them when it first looks for something."""
+
+    def __init__(self, tables: Path) -> None:
+        self._directory = tables
+        self._maps: dict[int, tuple[np.ndarray, memoryview]] = {}
+
+    @cached_property
+    def has_lines(self) -> bool:
+        """Whether any line is known."""
+        return bool(self._files) and self._by_line.shape[1] > 0
+
+    def find_texts(self, sha256s: Sequence[str]) -> dict[int, np.ndarray]:
+        """Tokens, without BOS and EOS, of the texts that are known, by their place."""
+        if not self._files or not sha256s:
+            return {}
+        words = np.frombuffer(bytes.fromhex("".join(sha256s)), ">u8").reshape(-1, 4)
+        places, found = self._find(self._by_text, TEXT, words.astype(np.uint64))
+        rows = self._documents[[7, 8, 11]][:, found].T.tolist()
+        return dict(zip(places.tolist(), (self._inner(*row) for row in rows)))
+
+    def find_lines(self, keys: np.ndarray) -> LineMatch:
+        """The documents of those lines that are known; `keys` is uint64 `[lines, 2]`."""
+        lines, found = self._find(self._by_line, KEY, keys)
+        text_bytes, *places, files = self._documents[6:, found].astype(np.int64)
+        starts, ends, id_starts, id_ends = places
+        buckets = np.array([file.bucket for file in self._files], np.int32)[files]
+        sizes = ends - starts, id_ends - id_starts, text_bytes
+        return LineMatch(lines, found + files, buckets, *sizes)
+
+    def run(self, number: int, count: int) -> Run:
+        """Documents that follow each other in a file, from a number on."""
+        file = bisect_right(self._firsts, number) - 1
+        documents = self._documents[:, number - file : number - file + count]
+        starts, ends, id_starts, id_ends = documents[7:11].astype(np.int64)
+        lines = np.empty(count, LINE_ROW)
+        lines["key"] = documents[KEY].T
+        lines["text_bytes"] = documents[6]
+        tokens, ids = self._mapped(file)
+        tokens = tokens[starts[0] : ends[-1]]
+        ids = ids[id_starts[0] : id_ends[-1]]
+        return Run(tokens, ends - starts, ids, id_ends - id_starts, lines)
+
+    @cached_property
+    def _files(self) -> list[OldFile]:
+        path = self._directory / FILES
+        return [OldFile(*row) for row in orjson.loads(path.read_bytes())] if path.is_file() else []
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The number of each file's first document; between two files a number is left out."""
+        return [0, *accumulate(file.num_documents + 1 for file in self._files)]
+
+    @cached_property
+    def _documents(self) -> np.ndarray:
+        return self._load(DOCUMENTS)
+
+    @cached_property
+    def _by_text(self) -> np.ndarray:
+        return self._load(BY_TEXT)
+
+    @cached_property
+    def _by_line(self) -> np.ndarray:
+        return self._load(BY_LINE)
+
+    def _find(
+        self, order: np.ndarray, rows: slice, words: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the words, uint64 `[N, rows]`, are in the table, and their columns there."""
+        if order.shape[1] == 0:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        at = np.searchsorted(order[0], words[:, 0])
+        at[at == order.shape[1]] = 0
+        found = order[1, at].astype(np.int64)
+        places = np.flatnonzero((self._documents[rows, found] == words.T).all(axis=0))
+        return places, found[places]
+
+    def _inner(self, start: int, end: int, file: int) -> np.ndarray:
+        """The tokens of a document without BOS and EOS."""
+        return self._mapped(file)[0][start + self._files[file].has_bos : end - 1]
+
+    def _mapped(self, number: int) -> tuple[np.ndarray, memoryview]:
+        """The tokens and the ids of a file."""
+        if number not in self._maps:
+            file = self._files[number]
+            ids = np.asarray(np.memmap(file.ids, np.uint8, "r")).data
+            self._maps[number] = open_shard(Path(file.npy), file.dtype), ids
+        return self._maps[number]
+
+    def _load(self, name: str) -> np.ndarray:
+        path = self._directory / name
+        is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # which cannot be mapped
+        return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))

@@ -1,0 +1,181 @@
+"""The kept columns of a pass: appended beside the shards, and written as one Parquet file per shard
+at the end.
+
+A column's type is known when the source is read to its end, so until then the rows of a shard are
+Arrow streams in `.prep/columns/shard_NNNN.arrows`, one after the other. The journal keeps the
+length of each file, the types so far, and the columns that no record has had yet.
+"""
+
+import base64
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loader.files.shard import IndexReader
+from nmoe_core.base.docid import DocId
+from nmoe_core.base.errors import SourceError
+from nmoe_core.config.tree import shard_dir_name
+from nmoe_core.shards.documents import read_ids
+from nmoe_core.shards.shard_file import StagedFiles
+from nmoe_core.sources.file_sources import BLOCK_BYTES
+from nmoe_core.sources.passthrough_columns import Kept, as_types, common_types
+from nmoe_core.sources.records import Source
+
+_LOG = logging.getLogger(__name__)
+_WARN_ROWS = 10_000
+
+
+class ShardColumns(NamedTuple):
+    """Inputs of a worker that writes the file of a shard."""
+
+    staged: Path
+    """Arrow streams of its rows."""
+    directory: Path
+    """Directory of the shard's files; the new file goes there."""
+    rel: str
+    """Path of the shard below the data root."""
+    stems: tuple[str, ...]
+    types: bytes
+
+
+class KeptColumns(StagedFiles):
+    """The kept columns of a pass over `buckets`, perhaps none; files are below `directory`, and
+    `state` is the state of an earlier pass to resume.
+
+    Raises:
+        FormatError: A file is shorter than its state says (E-PREP-JOURNAL).
+    """
+
+    def __init__(
+        self, source: Source, directory: Path, buckets: tuple[int, ...], state: Any = None
+    ) -> None:
+        self.source = source
+        sizes = dict.fromkeys(buckets if source.reading.kept else (), 0)
+        self.types = None
+        self.absent = set(source.reading.kept)
+        self._is_warned = False
+        if state is not None:
+            sizes = {bucket: state["sizes"][str(bucket)] for bucket in sizes}
+            self.absent = set(state["absent"])
+            self.types = _read_types(state["types"])
+        super().__init__(directory / "columns", ".arrows", sizes)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state for the journal."""
+        types = None if self.types is None else self.types.serialize().to_pybytes()
+        return {
+            "sizes": {str(bucket): size for bucket, size in self.sizes.items()},
+            "absent": sorted(self.absent),
+            "types": None if types is None else base64.b64encode(types).decode(),
+        }
+
+    def see(self, kept: Kept | None, num_rows: int) -> None:
+        """Take up the types of a block; `num_rows` are those read so far."""
+        if kept is None:
+            return
+        self.types = common_types(self.types, kept.types, self.source.reading.source)
+        self.absent &= kept.absent
+        if self.absent and num_rows >= _WARN_ROWS and not self._is_warned:
+            self._is_warned = True
+            _LOG.warning("%s; the pass will be refused if no later record has it", self._absence())
+
+    def add(self, bucket: int, kept: Kept | None, first: int, last: int) -> None:
+        """Append rows `first` to `last` of a block to a shard."""
+        if kept is None:
+            return
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, kept.rows.schema) as stream:
+            stream.write_batch(kept.rows.slice(first, last - first))
+        self.append(bucket, memoryview(sink.getvalue()))
+
+    def require_all(self) -> None:
+        """Refuse columns that no record has had (E-SOURCE-FIELD)."""
+        if self.absent:
+            raise SourceError(
+                "no record has a column that is to be kept",
+                where=self.source.reading.source,
+                found=", ".join(self.source.field_names()),
+                expected=", ".join(sorted(self.absent)),
+                do="correct columns of [attributes], or give this source its own",
+                code="E-SOURCE-FIELD",
+            )
+
+    def jobs(self, rel: str, shards: Mapping[int, list[Path]]) -> Iterator[ShardColumns]:
+        """The work of sealing: `rel` is the split below the data root, `shards` the paths of the
+        files of each shard."""
+        self.suspend()
+        if not self.sizes:
+            return
+        types = _final(self.source.reading.kept, self.types).serialize().to_pybytes()
+        for bucket, paths in shards.items():
+            name = shard_dir_name(bucket)
+            stems = tuple(path.stem for path in paths if path.suffix == ".idx")
+            directory = self.directory.parent / name
+            yield ShardColumns(self.path(bucket), directory, f"{rel}/{name}", stems, types)
+
+    def _absence(self) -> str:
+        names = ", ".join(sorted(self.absent))
+        return f"{self.source.reading.source}: no record so far has column {names}"
+
+
+def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
+    """Make the Parquet file of a shard; return its entry for the manifest."""
+    import pyarrow as pa
+
+    from nmoe_core.shards.attribute_file import Documents
+    from nmoe_core.shards.columns import write_columns
+
+    doc_ids = []
+    digests = []
+    for stem in job.stems:
+        rel = f"{job.rel}/{stem}.npy"
+        spans = IndexReader(job.directory / f"{stem}.idx").to_array().tolist()
+        doc_ids += [str(DocId(rel.split("/")[0], rel, *span)) for span in spans]
+        digests += [digest for _, digest in read_ids(job.directory / f"{stem}.ids.jsonl")]
+    types = pa.ipc.read_schema(pa.py_buffer(job.types))
+    batches = (as_types(rows, types) for rows in _rows(job.staged))
+    return write_columns(job.directory, Documents(doc_ids, digests), types, batches)
+
+
+def _final(names: tuple[str, ...], types: Any) -> Any:
+    """The types of all columns in their order; null for one without a value."""
+    import pyarrow as pa
+
+    known = {} if types is None else {field.name: field.type for field in types}
+    return pa.schema([(name, known.get(name, pa.null())) for name in names])
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    """The rows of streams that follow each other in a file, about a block's at a time: a piece
+    costs as much time as many rows."""
+    import pyarrow as pa
+
+    held = []
+    num_bytes = 0
+    for rows in _streamed(path):
+        if held and (num_bytes > BLOCK_BYTES or not held[0].schema.equals(rows.schema, True)):
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held = []
+            num_bytes = 0
+        held.append(rows)
+        num_bytes += rows.nbytes
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
+def _streamed(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) if path.stat().st_size else pa.BufferReader(b"") as file:
+        while file.tell() < file.size():
+            yield from pa.ipc.open_stream(file)
+
+
+def _read_types(text: str | None) -> Any:
+    import pyarrow as pa
+
+    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

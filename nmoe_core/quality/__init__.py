@@ -1,0 +1,1 @@
+"""Quality: heads, the calibration of their thresholds, and the grading of documents."""

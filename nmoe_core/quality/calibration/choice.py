@@ -1,0 +1,126 @@
+"""The choice between graders: `[grading] grader = "auto"` (docs/calibration.md).
+
+The half of val that thresholds are fitted on decides: the winner is the grader with the higher
+lower bound of the rank correlation between its aggregate and the oracle's, or the student in a tie.
+The other half, and the test slice, measure both. Both are compared on the same documents, and
+neither was trained on any of them.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
+from nmoe_core.labels.scores import rounded
+from nmoe_core.quality.calibration.rows import CalibrationRows
+
+# A grader's rows of val, and of test if it is labelled.
+Candidate = tuple[CalibrationRows, CalibrationRows | None]
+_NAMES = {"hydra": "probe and judge", "student": "the student"}
+
+
+class Scored(NamedTuple):
+    """A grader's scores of the labelled documents: the half of val to fit on, the half to report
+    on, and the test slice if it is labelled."""
+
+    fit: CalibrationRows
+    report: CalibrationRows
+    test: CalibrationRows | None
+
+
+def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
+    """The graders, the best one first, and the facts of the choice, empty for a single grader."""
+    if len(candidates) == 1:
+        val, test = candidates[0]
+        return [Scored(*val.halves(), test)], {}
+    found = _halved(candidates)
+    bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
+    found.sort(key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"), reverse=True)
+    chosen = found[0].fit.grader
+    facts = {"lower_bounds_fit": bounds}
+    report = _compared(_fresh([one.report for one in found]), chosen)
+    tests = [one.test for one in found if one.test is not None]
+    if len(tests) == len(found):
+        facts["test"] = _compared(_fresh(tests), chosen)
+    return found, {"grader_choice": {"sentence": _sentence(report), "report": report, **facts}}
+
+
+def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
+    """The rows of documents that all graders scored, halved alike."""
+    vals = _shared([val for val, _ in candidates])
+    tests = [test for _, test in candidates if test is not None]
+    tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
+    # A grader that reads less of each document takes more documents for equal. Halves by its keys
+    # do not separate such documents.
+    keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
+    return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
+
+
+def _shared(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
+    doc_ids = reduce(np.intersect1d, (one.doc_ids for one in rows))
+    return [one.take(np.isin(one.doc_ids, doc_ids)) for one in rows]
+
+
+def _fresh(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
+    """The rows of documents that no grader was trained on."""
+    is_fresh = np.logical_and.reduce([one.is_held_out for one in rows])
+    return [one.take(is_fresh) for one in rows]
+
+
+def _lower_bound(rows: CalibrationRows) -> float:
+    interval = spearman_interval(*map(rows.scale.aggregate, (rows.judge, rows.oracle)))
+    return -1.0 if interval is None else interval[0]
+
+
+def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
+    """Rank correlations with the oracle, and the lead of the chosen grader."""
+    oracle = graders[0].scale.aggregate(graders[0].oracle)
+    scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
+    figures = {
+        name: {
+            "spearman": rounded(spearman(given, oracle)),
+            "spearman_ci95": spearman_interval(given, oracle),
+        }
+        for name, given in scores.items()
+    }
+    (other,) = scores.keys() - {chosen}
+
+    def difference(rows: np.ndarray) -> float | None:
+        a, b = (spearman(scores[name][rows], oracle[rows]) for name in (chosen, other))
+        return None if a is None or b is None else a - b
+
+    return {
+        "documents": len(oracle),
+        "graders": figures,
+        "chosen": chosen,
+        "other": other,
+        "difference": rounded(difference(np.arange(len(oracle)))),
+        "difference_ci95": bootstrap(difference, len(oracle)),
+    }
+
+
+def _sentence(report: dict[str, Any]) -> str:
+    """The chosen grader and its lead, on documents that the choice did not see."""
+    chosen = report["chosen"]
+    other = report["other"]
+    said = {"hydra": "Probe and judge grade", "student": "The student grades"}
+    shown = ", ".join(
+        f"{_NAMES[name]} {_shown(report['graders'][name])}" for name in (chosen, other)
+    )
+    found = f"{said[chosen]}. Spearman with the oracle on {report['documents']} documents that the "
+    found += f"choice did not see: {shown}; "
+    if report["difference"] is None or report["difference_ci95"] is None:
+        return found + "no difference can be given."
+    low, high = report["difference_ci95"]
+    found += f"difference {report['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+    verdict = "" if low > 0 else ", which may be chance" if high >= 0 else ", so not the better one"
+    return f"{found}{verdict}."
+
+
+def _shown(figures: dict[str, Any]) -> str:
+    if figures["spearman"] is None or figures["spearman_ci95"] is None:
+        return "undefined"
+    low, high = figures["spearman_ci95"]
+    return f"{figures['spearman']:.3f} ({low:.3f} to {high:.3f})"

@@ -1,0 +1,237 @@
+"""The files of a grading: rows that grow while it runs, and the counts of its summary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.files.checksummed_json import sealed
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.atomic import clear_left, failpoint, fsync_dir, write_json
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    read_sealed,
+    read_summary,
+    sha256_file,
+)
+from nmoe_core.base.jsonl import read_objects
+from nmoe_core.base.result import Result
+from nmoe_core.config.tree import SCORES_NAME
+from nmoe_core.labels.agreement import upper_bound
+from nmoe_core.quality.calibration.thresholds import DECISIONS
+
+SUMMARY_NAME = "summary.json"
+SUMMARY_FORMAT = "grade-summary/2"
+PARTIAL_NAME = ".quality_scores.partial.jsonl"
+NOTE_NAME = ".quality_scores.partial.json"
+PARTIAL_NAMES = PARTIAL_NAME, NOTE_NAME
+Row = dict[str, Any]
+Progress = Callable[[int, int], None]
+_DO = "it was edited or damaged: grade again, which writes it anew, or restore it"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A committed grading: its rows' file, their SHA-256, and its summary."""
+
+    path: Path
+    checksum: str
+    summary: dict[str, Any]
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, in order."""
+        found = read_objects(self.path, lambda n, why: _changed(self.path, f"line {n}: {why}"))
+        return (row for _, row in found)
+
+
+def read_grading_summary(directory: Path) -> dict[str, Any]:
+    """The summary of a grading. Raises FormatError: missing (E-MANIFEST-MISSING) or not JSON;
+    edited or damaged (E-GRADE-CHANGED)."""
+    path = directory / SUMMARY_NAME
+    return read_summary(path, code="E-GRADE-CHANGED", sealed_since="format", do=_DO)
+
+
+def read_graded(directory: Path) -> Graded:
+    """The grading of a directory, its rows compared with the SHA-256 that the summary names.
+
+    Summaries of older versions name none; their rows are not compared. Raises FormatError: as
+    `read_grading_summary`; the rows are missing or differ from the committed ones
+    (E-GRADE-CHANGED).
+    """
+    summary = read_grading_summary(directory)
+    path = directory / SCORES_NAME
+    found = sha256_file(path) if path.is_file() else "no file"
+    expected = summary.get("scores_sha256", found)
+    if found != expected or not path.is_file():
+        raise _changed(path, found, expected)
+    return Graded(path, found, summary)
+
+
+def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None:
+    """The result of a grading that was made from these inputs, after removing leftovers of a killed
+    one. None if it must be made: there is none, or its rows were edited since."""
+    if not is_current(directory / SUMMARY_NAME, fingerprints):
+        return None
+    try:
+        graded = read_graded(directory)
+    except FormatError:
+        return None
+    clear_left(directory, *PARTIAL_NAMES)
+    return result_of(graded, 0, 0, changed=False)
+
+
+def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
+    return FormatError(
+        "quality scores are not those that were graded",
+        where=path,
+        found=found,
+        expected=expected,
+        do=_DO,
+        code="E-GRADE-CHANGED",
+    )
+
+
+def scored_by(row: Row, judge: str) -> str:
+    """The grader of a row's `aggregated`; `judge` is the last one of its grading."""
+    if not row["early_exit"]:
+        return judge
+    return "student" if row["q_probe"] is None else "probe"
+
+
+class PartialRows:
+    """Rows of an unfinished grading; a context manager that holds their file open.
+
+    The note beside them names the inputs they are made from, how many bytes were appended (whole
+    buffers of documents that ran together) and their SHA-256. After a kill, later bytes are cut
+    off; rows that were damaged meanwhile or made from other `fingerprints` are graded again. The
+    caller holds the lock of `out_dir`.
+    """
+
+    def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
+        self._out_dir = out_dir
+        self._fingerprints = fingerprints
+        self._note = out_dir / NOTE_NAME
+        self._log = AppendLog(out_dir / PARTIAL_NAME)
+
+    def __enter__(self) -> PartialRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+
+    def resume(self, tally: Tally) -> int:
+        """Cut the file to the rows that are known to be whole, count them into `tally`, and return
+        their number."""
+        note = read_sealed(self._note) or {}
+        num_rows = 0
+        is_of_these = note.get("fingerprints") == self._fingerprints
+        if is_of_these and self._log.starts_with(note["bytes"], note["sha256"]):
+            for line in self._log.lines(end=note["bytes"]):
+                tally.add([json.loads(line.payload)])
+                num_rows += 1
+        self._log.cut()
+        self._write_note()
+        return num_rows
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add the rows of a buffer and make them durable."""
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        self._log.append("".join(lines).encode(), durable=True)
+        self._write_note()
+
+    def _write_note(self) -> None:
+        made = {"bytes": self._log.size, "sha256": self._log.sha256}
+        write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
+
+    def commit(self, facts: Mapping[str, Any]) -> Graded:
+        """Replace `quality_scores.jsonl` by the rows, then write a summary of these facts."""
+        path = self._out_dir / SCORES_NAME
+        summary = self._out_dir / SUMMARY_NAME
+        # The old summary goes first, so that it never describes another run's rows.
+        summary.unlink(missing_ok=True)
+        failpoint("rename")
+        os.replace(self._log.path, path)
+        fsync_dir(self._out_dir)
+        self._note.unlink(missing_ok=True)
+        digest = self._log.sha256
+        value = sealed({"format": SUMMARY_FORMAT, **facts, "scores_sha256": digest})
+        write_json(summary, value)
+        return Graded(path, digest, value)
+
+
+class Tally:
+    """Counts over the rows of a grading. If no document leaves early, `tau_keep` is given: the
+    tally then counts the documents that would leave below `tau_probe` although the judge keeps
+    them.
+    """
+
+    def __init__(self, tau_probe: float, tau_keep: float | None) -> None:
+        self._tau_probe = tau_probe
+        self._tau_keep = tau_keep
+        self._decisions: dict[str, Counter[str]] = {}
+        self._num_exits = self._would_exit = self._false_drops = 0
+        self.failed: dict[str, str] = {}
+
+    @property
+    def total(self) -> int:
+        """Rows so far."""
+        return sum(counts.total() for counts in self._decisions.values())
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Count some rows."""
+        for row in rows:
+            self._decisions.setdefault(row["source"], Counter())[row["decision"]] += 1
+            self._num_exits += row["early_exit"]
+            if "failed" in row:
+                self.failed[row["doc_id"]] = row["failed"]
+            elif self._tau_keep is not None and row["q_probe"] < self._tau_probe:
+                self._would_exit += 1
+                self._false_drops += row["aggregated"] >= self._tau_keep
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as `summary.json` holds them."""
+        total = sum(self._decisions.values(), Counter[str]())
+        facts: dict[str, Any] = {
+            "total": self.total,
+            **_by_decision(total),
+            "per_source": {s: _by_decision(c) for s, c in sorted(self._decisions.items())},
+            "early_exits": self._num_exits,
+            "failed": len(self.failed),
+        }
+        if self._tau_keep is not None:
+            rate = self._false_drops / self._would_exit if self._would_exit else None
+            facts["probe_gate"] = {
+                "would_exit": self._would_exit,
+                "judge_keeps": self._false_drops,
+                "false_drop_rate": rate,
+                "false_drop_rate_upper95": upper_bound(self._false_drops, self._would_exit),
+            }
+        return facts
+
+
+def _by_decision(decisions: Counter[str]) -> dict[str, int]:
+    drop, band, keep = (decisions[decision] for decision in DECISIONS)
+    return {"kept": keep, "dropped": drop, "band": band}
+
+
+def result_of(graded: Graded, num_run: int, tokens: int, *, changed: bool) -> Result:
+    """The result of a call that ran the grader on `num_run` documents and the backbone on
+    `tokens` tokens."""
+    summary = graded.summary
+    names = ("kept", "band", "dropped", "early_exits", "failed")
+    facts = {
+        "documents": summary["total"],
+        **{name: summary[name] for name in names},
+        "keep_rate": summary["kept"] / max(summary["total"], 1),
+        "backbone_documents": num_run,
+        "backbone_tokens": tokens,
+        "changed": changed,
+    }
+    return Result(graded.checksum, facts)

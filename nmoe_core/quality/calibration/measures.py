@@ -1,0 +1,223 @@
+"""Measurements of fitted thresholds and of the heads.
+
+Every function takes documents that no head was trained on, each content once; rates come with 95 %
+intervals or upper bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmoe_core.labels.agreement import (
+    agreement,
+    auc,
+    auc_interval,
+    average_precision,
+    baselines,
+    calibration_error,
+    isotonic,
+    quadratic_kappa,
+    regression_line,
+    upper_bound,
+    wilson,
+)
+from nmoe_core.labels.ranks import Interval, spearman, spearman_interval
+from nmoe_core.labels.scores import Scale, rounded
+from nmoe_core.quality.calibration.rows import CalibrationRows
+from nmoe_core.quality.calibration.thresholds import (
+    Certificate,
+    RowThresholds,
+    Thresholds,
+    midpoint_above,
+)
+
+NUM_BINS = 10
+Taus = Thresholds | RowThresholds
+
+
+class Aggregates(NamedTuple):
+    """Aggregated scores `[N]` in 0..1."""
+
+    probe: np.ndarray | None
+    judge: np.ndarray
+    oracle: np.ndarray
+    student: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, rows: CalibrationRows, scale: Scale) -> Aggregates:
+        """Aggregates of rows, by the weights of a scale."""
+        early = (rows.probe, rows.student)
+        probe, student = (None if s is None else scale.aggregate(s) for s in early)
+        judge = scale.aggregate(rows.judge)
+        oracle = scale.aggregate(rows.oracle)
+        return cls(probe, judge, oracle, student)
+
+    def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
+        """Masks of the documents that have left after each early step, in the order of the steps;
+        steps that do not run have none."""
+        steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
+        found = dict[str, np.ndarray]()
+        has_left = np.zeros(len(self.judge), np.bool_)
+        for name, scores, tau in steps:
+            if scores is not None:
+                found[name] = has_left = has_left | (scores < tau)
+        return found
+
+    def exits(self, taus: Taus) -> np.ndarray:
+        """Mask of the documents that leave before the judge."""
+        return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
+
+    def deployed(self, taus: Taus) -> np.ndarray:
+        """The judge's score, -1 for documents that left before it."""
+        return np.where(self.exits(taus), -1.0, self.judge)
+
+    def decisions(self, taus: Taus) -> np.ndarray:
+        """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
+        # A threshold of 0 keeps every document that is judged; one that left is always dropped.
+        decided = np.where(self.judge >= taus.tau_keep, 2, self.judge >= taus.tau_drop)
+        return np.where(self.exits(taus), 0, decided)
+
+
+def errors(scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray) -> dict[str, Any]:
+    """False drops with their upper bounds, and the precision and recall of keeping."""
+    decided = scores.decisions(taus)
+    exits = scores.exits(taus)
+    keeps = decided == 2
+    drops = decided == 0
+    judge_keeps = scores.judge >= taus.tau_keep
+    return {
+        "num_dropped": int(drops.sum()),
+        "num_false_drops": int((drops & oracle_keeps).sum()),
+        **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
+        **_share("probe_false_drop_rate", oracle_keeps, exits, "upper95"),
+        **_share("probe_judge_conflict_rate", judge_keeps, exits, "upper95"),
+        **_share("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits), "upper95"),
+        **_share("precision_keep", oracle_keeps, keeps, "ci95"),
+        **_share("recall_keep", keeps, oracle_keeps, "ci95"),
+        "oracle_keep": rounded(oracle_keeps.mean()),
+    }
+
+
+def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str, Any]:
+    """A share of documents, and its 95 % interval (`ci95`) or upper bound (`upper95`)."""
+    hits = int(of[among].sum())
+    count = int(among.sum())
+    if not count:
+        return {name: None, f"{name}_{bound}": None}
+    interval = interval_of(wilson(hits, count))
+    found = interval if bound == "ci95" else rounded(upper_bound(hits, count))
+    return {name: rounded(hits / count), f"{name}_{bound}": found}
+
+
+def triage(
+    fit: tuple[Aggregates, np.ndarray, RowThresholds],
+    report: tuple[Aggregates, np.ndarray, RowThresholds],
+    taus: Thresholds,
+    delta: float,
+) -> list[dict[str, Any]]:
+    """The steps of grading in their order, with the evidence for each step's threshold.
+
+    `fit` and `report` are scores, masks of the documents that the oracle would keep, and thresholds
+    of the documents; `taus`, the thresholds of documents in no group, are shown. Each row has a
+    `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at this
+    step; and of the documents that this and earlier steps drop: `certified_upper95`, the bound on
+    false drops that the fit half proves, `false_drop_rate` of the report half and its bound, and
+    `lost_keep_rate`, the share of all documents that the judge would have kept.
+    """
+    found = []
+    before = 0.0
+    _, fit_keeps, _ = fit
+    scores, oracle_keeps, own = report
+    left, shown = ({**s.left_at(t), "judge": s.decisions(t) == 0} for s, _, t in (fit, report))
+    judge_keeps = scores.judge >= own.tau_keep
+    for step, drops in shown.items():
+        proof = Certificate.of(left[step], fit_keeps, delta)
+        found.append(
+            {
+                "step": step,
+                "tau": taus.tau_drop if step == "judge" else getattr(taus, f"tau_{step}"),
+                "leave": rounded(drops.mean() - before),
+                "labels_below": proof.num_below,
+                "certified_upper95": rounded(proof.upper95),
+                **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
+                **_share("lost_keep_rate", judge_keeps & drops, np.ones_like(drops), "upper95"),
+            }
+        )
+        before = drops.mean()
+    return found
+
+
+def decision_agreement(
+    scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
+) -> dict[str, Any]:
+    """Decisions against the decisions by the oracle's own scores at the same shares."""
+    decided = scores.decisions(taus)
+    deployed = scores.deployed(taus)
+    drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
+    by_oracle = np.where(oracle_keeps, 2, np.where(scores.oracle < drop_below, 0, 1))
+    matrix = np.zeros((3, 3), int)
+    np.add.at(matrix, (by_oracle, decided), 1)
+    return {
+        "auc_keep": rounded(auc(deployed, oracle_keeps)),
+        "auc_keep_ci95": auc_interval(deployed, oracle_keeps),
+        "average_precision_keep": rounded(average_precision(deployed, oracle_keeps)),
+        "decisions_oracle_by_grading": matrix.tolist(),
+        "decision_kappa": rounded(quadratic_kappa(by_oracle, decided, 3)),
+    }
+
+
+def score_reliability(
+    fit: Aggregates, report: Aggregates, fit_keeps: np.ndarray, oracle_keeps: np.ndarray
+) -> dict[str, Any]:
+    """Reliability of the judge's score: against the oracle's, and as a probability of keep."""
+    points, chances = isotonic(fit.judge, fit_keeps.astype(float))
+    chance = np.interp(report.judge, points, chances)
+    line = regression_line(report.judge, report.oracle)
+    order = np.argsort(report.judge, kind="stable")
+    return {
+        "ece_keep": rounded(calibration_error(chance, oracle_keeps.astype(float))),
+        "reliability_line": line and [rounded(value) for value in line],
+        # Ten bins of equal count, by the judge's score.
+        "reliability": [
+            {
+                "count": len(rows),
+                "judge_mean": rounded(report.judge[rows].mean()),
+                "oracle_mean": rounded(report.oracle[rows].mean()),
+                "oracle_keep_rate": rounded(oracle_keeps[rows].mean()),
+            }
+            for rows in np.array_split(order, min(NUM_BINS, len(order)))
+        ],
+    }
+
+
+def head_agreement(fit: CalibrationRows, report: CalibrationRows, scale: Scale) -> dict[str, Any]:
+    """Agreement of each head with the oracle on the second rows, and of heads with each other."""
+    sources = report.sources.tolist()
+    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, scale)}
+    if report.probe is not None:
+        found["probe"] = agreement(report.probe, report.oracle, sources, scale)
+        a = scale.aggregate(report.probe)
+        b = scale.aggregate(report.judge)
+        found["probe_with_judge"] = {
+            "spearman": rounded(spearman(a, b)),
+            "spearman_ci95": spearman_interval(a, b),
+        }
+    found["baselines"] = baselines(
+        (fit.oracle, fit.sources.tolist(), fit.lengths),
+        (report.oracle, sources, report.lengths),
+        scale,
+    )
+    return found
+
+
+def keep_curve(scores: np.ndarray) -> list[list[float]]:
+    """Points (share to keep, threshold that keeps it) at 1 % to 99 %."""
+    descending = np.sort(scores)[::-1]
+    counts = ((percent, max(1, round(percent * len(scores) / 100))) for percent in range(1, 100))
+    return [[percent / 100, midpoint_above(descending, count)] for percent, count in counts]
+
+
+def interval_of(value: Interval) -> list[float | None]:
+    return [rounded(bound) for bound in value]

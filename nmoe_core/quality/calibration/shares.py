@@ -1,0 +1,68 @@
+"""Shares of documents and of tokens that are kept, with intervals that count copies as one."""
+
+from typing import Any
+
+import numpy as np
+
+from nmoe_core.labels.agreement import Z975, wilson
+from nmoe_core.labels.ranks import Interval, bootstrap
+from nmoe_core.labels.scores import rounded
+from nmoe_core.quality.calibration.measures import interval_of
+from nmoe_core.quality.calibration.rows import CalibrationRows
+
+
+def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
+    """Share of tokens that is kept (bool `[N]`), with an interval over contents: copies are drawn
+    together."""
+    places = np.unique(rows.keys, return_inverse=True)[1]
+    sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
+
+    def share(drawn: np.ndarray) -> float:
+        return float(sums[0][drawn].sum() / sums[1][drawn].sum())
+
+    every = np.arange(len(sums[0]))
+    interval = bootstrap(share, len(every), edges=(0.0, 1.0))
+    return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
+
+
+def keep_shares(
+    rows: CalibrationRows, keeps: np.ndarray, groups: np.ndarray
+) -> list[dict[str, Any]]:
+    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), of all
+    and by `group` (texts `[N]`). Tokens are counted over whole documents; None if ids do not tell
+    them."""
+    every = np.ones(len(rows), np.bool_)
+    found = []
+    for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
+        tokens = rows.lengths[member]
+        kept = keeps[member]
+        found.append(
+            {
+                "group": group,
+                "documents": int(member.sum()),
+                "tokens": int(tokens.sum()),
+                "keep_documents": rounded(kept.mean()),
+                "keep_documents_ci95": interval_of(wilson(*independent(kept, rows.keys[member]))),
+                "keep_tokens": rounded(tokens[kept].sum() / tokens.sum()) if tokens.any() else None,
+            }
+        )
+    return found
+
+
+def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
+    """95 % interval of the share of new documents that the fitted thresholds keep.
+
+    Both halves are evidence: the report half by counting, and the fit half because a threshold at
+    an order statistic keeps a share of known distribution, Beta(k, n - k + 1), for any distribution
+    of scores. The interval is of both counts together, at 97.5 %. It has to cover both the share of
+    new documents and the share of the report half itself, so each gets half of the error
+    (Bonferroni). `keys` name the contents of the documents of both halves.
+    """
+    return wilson(*independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
+
+
+def independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
+    """(hits, documents), both reduced for copies, which are decided alike (Kish 1965)."""
+    copies = np.unique(keys, return_counts=True)[1].astype(float)
+    count = float(copies.sum() ** 2 / (copies**2).sum())
+    return float(hits.mean()) * count, count

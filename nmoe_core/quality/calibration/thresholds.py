@@ -1,0 +1,292 @@
+"""Thresholds from the heads' own scores, and the aggregation weights (docs/calibration.md).
+
+Each threshold is midway between two observed scores, so the last digits of a score do not move a
+document across it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
+from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
+from nmoe_core.quality.calibration.targets import DELTA, Targets
+
+Decision = Literal["drop", "band", "keep"]
+Group = str | None
+"""The source or language whose thresholds a document has; None: the thresholds of all."""
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
+STARTS = (1.0, 1.6, 2.6, 5.0)
+# Largest share of all documents that the early exit may take from what the judge keeps.
+MAX_LOST_KEEP = 0.01
+MAX_ENUMERATED = 10  # dimensions, of which 1,023 sets are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Scores in 0..1 that separate documents; no threshold is above `tau_keep`.
+
+    A document leaves at the student when its student score is below `tau_student`, and at the probe
+    when its probe score is below `tau_probe`; otherwise it is kept from `tau_keep` on and dropped
+    below `tau_drop`, both on the judge's score.
+    """
+
+    tau_probe: float
+    tau_drop: float
+    tau_keep: float
+    tau_student: float = 0.0
+
+    def decide(self, aggregated: float) -> Decision:
+        """The one decision rule, for a document that the judge scored."""
+        if aggregated >= self.tau_keep:
+            return "keep"
+        return "drop" if aggregated < self.tau_drop else "band"
+
+
+class RowThresholds(NamedTuple):
+    """Thresholds of documents, each float64 `[N]`, by the document's group."""
+
+    tau_probe: np.ndarray
+    tau_drop: np.ndarray
+    tau_keep: np.ndarray
+    tau_student: np.ndarray
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], own: Callable[[Group], Thresholds]) -> RowThresholds:
+        """Thresholds of documents of these groups; `own` gives the thresholds of a group."""
+        numbers: dict[Group, int] = {}
+        places = [numbers.setdefault(group, len(numbers)) for group in groups]
+        each = np.array([astuple(own(group)) for group in numbers], np.float64).reshape(-1, 4)
+        return cls(*each[places].T)
+
+
+class Certificate(NamedTuple):
+    """Evidence for a threshold in the fitted documents: `num_wrong` of `num_below` are wrong.
+
+    With a confidence of 95 % or more, the share of wrong ones is at most `upper95`; 0 without
+    documents.
+    """
+
+    num_below: int
+    num_wrong: int
+    upper95: float
+
+    @classmethod
+    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float) -> Certificate:
+        """From bool `[N]` arrays; the bound fails with a chance of `delta`."""
+        below = int(is_below.sum())
+        wrong = int((is_below & is_wrong).sum())
+        return cls(below, wrong, upper_bound(wrong, below, delta) if below else 0.0)
+
+
+def fit_thresholds(
+    early: Sequence[np.ndarray | None],
+    judge: np.ndarray,
+    oracle_keeps: np.ndarray,
+    targets: Targets,
+    is_proof: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> Thresholds:
+    """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
+
+    `early` are the scores of the student and of the probe, in the order in which they run; None is
+    a step that does not run, where no document leaves. Early exits count as dropped:
+    `max_false_drop` bounds the drops up to each step, and all drops. `oracle_keeps` (bool `[N]`)
+    are the documents that the oracle would keep; `is_proof` the documents that bounds are proved
+    on, all by default: no grader was trained on them, and no two have the same content. `weights`
+    (`[N]`, 1 each by default) weigh the documents in the shares to keep and to drop. Raises
+    CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
+    """
+    proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
+    most = targets.max_false_drop
+    drop = targets.target_drop
+    delta = targets.delta
+    counts = np.ones(len(judge), np.int64) if weights is None else weights
+    num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
+    least_keep = _least_tau_keep(judge, counts, num_keep)
+    # A document that left has no later score; it ranks below all others.
+    has_left = np.zeros(len(judge), np.bool_)
+    taus = [0.0] * len(early)
+    for step, given in enumerate(early):
+        if given is None:
+            continue
+        # Hardly any document that the judge keeps may leave early, and no more than are to be
+        # dropped.
+        scores = np.where(has_left, -1.0, given)
+        ceiling = least_keep
+        if drop is not None:
+            order = np.argsort(scores, kind="stable")
+            num_dropped = np.searchsorted(np.cumsum(counts[order]), drop * counts.sum(), "right")
+            ceiling = min(ceiling, float(scores[order][min(num_dropped, len(scores) - 1)]))
+        judge_keeps = judge[proof] >= least_keep
+        taus[step] = largest_certified(
+            scores[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
+        )
+        has_left |= scores < taus[step]
+    deployed = np.where(has_left, -1.0, judge)
+    order = np.argsort(-deployed, kind="stable")
+    descending = deployed[order]
+    reached = np.cumsum(counts[order])
+    tau_keep = max(midpoint_above(descending, num_keep, reached), least_keep)
+    if drop is None:
+        proved = deployed[proof], oracle_keeps[proof]
+        tau_drop = largest_certified(*proved, most, tau_keep, delta=delta)
+    else:
+        num_stay = counts.sum() - round(drop * counts.sum())
+        tau_drop = min(midpoint_above(descending, num_stay, reached), tau_keep)
+        is_below = (deployed < tau_drop) & proof
+        _require_bound(Certificate.of(is_below, oracle_keeps, targets.delta), targets, proof)
+    tau_student, tau_probe = taus
+    return Thresholds(tau_probe, tau_drop, tau_keep, tau_student)
+
+
+def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> float:
+    """The least threshold of keeping: `num_keep` documents and the most that may leave early reach
+    it."""
+    # Above a fixed rank of the scores, the number of new documents is a binomial count.
+    order = np.argsort(-judge, kind="stable")
+    descending = judge[order]
+    reached = np.cumsum(counts[order])
+    most = min(num_keep + math.ceil(MAX_LOST_KEEP * reached[-1]), reached[-1])
+    cut = descending[np.searchsorted(reached, most)]
+    lower = descending[descending < cut]
+    return _between(float(lower[0]), float(cut)) if len(lower) else 0.0
+
+
+def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> None:
+    if found.upper95 <= targets.max_false_drop:
+        return
+    share = found.num_wrong / found.num_below
+    raise CalibrationError(
+        "dropping as many documents as target_drop asks for breaks max_false_drop",
+        found=f"{share:.3f} of {found.num_below} dropped documents are ones that the oracle keeps, "
+        f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
+        expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
+        do="leave target_drop out: then as many are dropped as the labels prove safe; or raise "
+        "max_false_drop; or label more documents",
+        code="E-CALIBRATION-BOUND",
+    )
+
+
+def midpoint_above(
+    descending: np.ndarray, num_above: int, reached: np.ndarray | None = None
+) -> float:
+    """A threshold that `num_above` of the scores reach: midway to the next lower score.
+
+    It is 0.0 when all reach it. Scores tied at the cut all reach it or, if that is nearer to
+    `num_above`, none does. `reached` (int64 `[N]`) counts the documents that reach each score, 1,
+    2, ... by default.
+    """
+    reached = np.arange(1, len(descending) + 1) if reached is None else reached
+    if num_above >= reached[-1]:
+        return 0.0
+    cut = descending[np.searchsorted(reached, num_above)]
+    first = int(np.searchsorted(-descending, -cut, side="left"))
+    last = int(np.searchsorted(-descending, -cut, side="right"))
+    is_first = first > 0 and num_above - reached[first - 1] < reached[last - 1] - num_above
+    nearest = first if is_first else last
+    if nearest >= len(descending):
+        return 0.0
+    return _between(float(descending[nearest]), float(descending[nearest - 1]))
+
+
+def largest_certified(
+    scores: np.ndarray,
+    oracle_keeps: np.ndarray,
+    max_false_drop: float,
+    ceiling: float,
+    judge_keeps: np.ndarray | None = None,
+    delta: float = DELTA,
+) -> float:
+    """The largest threshold up to `ceiling` below which few documents are worth keeping; or 0.0.
+
+    With a confidence of 1 - `delta`, the oracle keeps at most `max_false_drop` of the documents
+    below it; with the same confidence, the documents of `judge_keeps` (bool `[N]`) below it are at
+    most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth of
+    the documents apart, from four starts, each at a quarter of the error; a start's first failure
+    of either bound ends it. That is fixed-sequence testing, so it needs no correction for the
+    number of thresholds (Angelopoulos et al. 2021, Learn then Test). The first start has just
+    enough documents to pass without an error.
+    """
+    if max_false_drop <= 0:
+        return 0.0
+    order = np.argsort(scores, kind="stable")
+    num_scores = len(scores)
+    ranked = scores[order]
+    false_drops = np.cumsum(oracle_keeps[order])
+    lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
+    delta = delta / len(STARTS)
+    best = 0.0
+    fewest = math.log(delta) / math.log1p(-max_false_drop)
+    for start in STARTS:
+        for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):
+            count = int(np.searchsorted(ranked, ranked[place], side="left"))
+            if count == 0:
+                continue
+            tau = _between(float(ranked[count - 1]), float(ranked[count]))
+            chance = chance_of_at_most(int(false_drops[count - 1]), count, max_false_drop)
+            if judge_keeps is not None:
+                num_lost = int(lost[count - 1])
+                chance = max(chance, chance_of_at_most(num_lost, num_scores, MAX_LOST_KEEP))
+            if tau > ceiling or chance > delta:
+                break
+            best = max(best, tau)
+    return best
+
+
+def _between(low: float, high: float) -> float:
+    """Midway between two scores, above `low` and at most `high`, with the decimals of scores."""
+    middle = round((max(0.0, low) + high) / 2, DECIMALS)
+    return middle if low < middle <= high else high
+
+
+def would_keep(oracle: np.ndarray, target_keep: float, weights: np.ndarray | None = None) -> float:
+    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave. `weights`
+    as in `fit_thresholds`."""
+    if weights is None:
+        return float(np.quantile(oracle, 1 - target_keep, method="higher"))
+    order = np.argsort(oracle, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(oracle[order][np.searchsorted(below, (1 - target_keep) * below[-1])])
+
+
+def fit_weights(
+    scores: np.ndarray, targets: np.ndarray, scale: Scale = QUALITY
+) -> dict[str, float]:
+    """Weights, none negative, that sum to 1 and explain targets `[N]` in 0..1 by least squares.
+
+    With at most ten dimensions it is exact: a solution is the plain one on the dimensions that it
+    does not set to zero, and there are few such sets (31 of five). With more, the sum of 1 is one
+    equation among the others, with a million times their weight.
+    """
+    x = scale.shares(scores)
+    y = targets
+    num = len(scale)
+    if num > MAX_ENUMERATED:
+        from scipy.optimize import nnls
+
+        heavy = 1e6 * math.sqrt(len(y))
+        weights = nnls(np.vstack([x, np.full(num, heavy)]), np.append(y, heavy))[0]
+        return scale.by_name(weights / weights.sum())
+    best = np.full(num, 1 / num)
+    best_error = math.inf
+    for size in range(1, num + 1):
+        for chosen in itertools.combinations(range(num), size):
+            # The last chosen one is 1 minus the others.
+            *others, last = chosen
+            rest = x[:, [last]]
+            free = np.linalg.lstsq(x[:, others] - rest, y - rest[:, 0], rcond=None)[0]
+            weights = np.zeros(num)
+            weights[[*others, last]] = [*free, 1 - free.sum()]
+            error = float(((x @ weights - y) ** 2).sum())
+            if weights.min() >= 0 and error < best_error - 1e-12:
+                best = weights
+                best_error = error
+    return scale.by_name(best)

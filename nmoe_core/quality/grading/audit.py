@@ -1,0 +1,170 @@
+"""The error of a run's decisions, by the oracle's labels of documents that grading kept and
+dropped.
+
+Documents are drawn from the test split, which no fit uses: from each source a number of kept and a
+number of dropped ones, the ids with the lowest hashes. Labels of the same texts are reused, and a
+larger draw labels only the documents it adds. The rows of `all` are the lowest hashes in all
+sources, so they are a plain sample of the corpus and cost no further label.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.atomic import replacing, write_jsonl
+from nmoe_core.base.docid import split_of
+from nmoe_core.base.errors import CalibrationError
+from nmoe_core.config.run import Run
+from nmoe_core.labels.agreement import lower_bound, upper_bound, wilson
+from nmoe_core.labels.cost import require_budget
+from nmoe_core.labels.documents import shard_documents
+from nmoe_core.labels.jobs import LabelJob, label_documents, oracles_of
+from nmoe_core.labels.label_files import SCORES_NAME
+from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
+from nmoe_core.labels.scores import parse_scores, rounded
+from nmoe_core.labels.slices import LABEL_SHARDS
+from nmoe_core.quality.calibration.graded import read_graded
+from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.text.tokenizer import load_tokenizer
+
+ALL = "all"
+_NAMES = {"keep": "kept", "drop": "dropped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The oracle's verdict on a sample of the documents of one decision.
+
+    `documents` counts the test split, `asked` the sample, `unlabelled` the documents of the sample
+    without a label. `worth_keeping` is the share of labelled ones that the oracle would keep, `low`
+    to `high` its interval with a confidence of 95 %; for dropped documents it is the share of false
+    drops. It is at least `at_least` and at most `at_most`, each with the same confidence.
+    """
+
+    source: str
+    decision: str
+    documents: int
+    asked: int
+    unlabelled: int
+    worth_keeping: float | None
+    low: float
+    high: float
+    at_least: float
+    at_most: float
+
+
+class _One(NamedTuple):
+    """A document of a sample; the thresholds of `group` decided it."""
+
+    key: bytes
+    doc_id: str
+    group: str | None
+
+
+class _Drawn(NamedTuple):
+    documents: int
+    lowest: list[_One]
+
+
+def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
+    """Ask the run's oracle about `count` kept and `count` dropped documents of each source.
+
+    Raises:
+        CalibrationError: The thresholds were not fitted on scores, so the oracle's decisions are
+            not known (E-CALIBRATION-HEADS).
+        FormatError: A shard is not graded (E-MANIFEST-MISSING), or its grades were edited.
+        LabelError: As `label_shard` and `require_budget`.
+    """
+    calibrated = read_calibration(run.tree.calibration_summary)
+    if "oracle_tau_keep" not in calibrated:
+        raise CalibrationError(
+            "the calibration does not say what the oracle would keep",
+            where=run.tree.calibration_summary,
+            found=calibrated.get("rule"),
+            do="run nmoe hydra calibrate on a grader's scores",
+            code="E-CALIBRATION-HEADS",
+        )
+    drawn = {source: _draw(run, source, count) for source in sources}
+    jobs = [_job(run, source, found) for source, found in drawn.items()]
+    oracles = oracles_of(run)
+    require_budget(run, jobs, oracles)
+    records: dict[str, Record] = {}
+    for job in jobs:
+        label_documents(run, job, oracles)
+        records |= latest(read_records(job.out_dir / SCORES_NAME))
+    if len(drawn) > 1:
+        drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}
+    weights = calibrated["weights"]
+    tau = calibrated["oracle_tau_keep"]
+    groups = {row["group"]: row["oracle_tau_keep"] for row in calibrated.get("groups", ())}
+
+    def audited(source: str, name: str, found: _Drawn) -> Audited:
+        asked = [records[one.doc_id] for one in found.lowest]
+        own = [groups.get(one.group or "", tau) for one, r in zip(found.lowest, asked) if r["ok"]]
+        keeps = _aggregates(asked, weights, run.tree.labels) >= np.array(own)
+        num_labels = len(keeps)
+        hits = int(keeps.sum())
+        low, high = wilson(hits, num_labels)
+        return Audited(
+            *(source, _NAMES[name], found.documents, len(asked), len(asked) - num_labels),
+            worth_keeping=rounded(hits / num_labels) if num_labels else None,
+            low=low,
+            high=high,
+            at_least=lower_bound(hits, num_labels),
+            at_most=upper_bound(hits, num_labels),
+        )
+
+    return [audited(s, name, found) for s, both in drawn.items() for name, found in both.items()]
+
+
+def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
+    """The sampled documents of a source, by decision."""
+    found: dict[str, list[_One]] = {name: [] for name in _NAMES}
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        for row in read_graded(shard.graded).rows():
+            if row["decision"] in found and split_of(doc_id := row["doc_id"]) == "test":
+                found[row["decision"]].append(_One(_hash(doc_id), doc_id, row.get("group")))
+    return {
+        name: _Drawn(len(all_), heapq.nsmallest(count, all_, key=lambda one: one[:2]))
+        for name, all_ in found.items()
+    }
+
+
+def _hash(doc_id: str) -> bytes:
+    return hashlib.sha256(f"audit/{doc_id}".encode()).digest()
+
+
+def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
+    lowest = heapq.nsmallest(
+        count, (one for part in parts for one in part.lowest), key=lambda one: one[:2]
+    )
+    return _Drawn(sum(part.documents for part in parts), lowest)
+
+
+def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
+    """The sample of a source, as a slice beside its labels."""
+    out_dir = run.tree.labels / "audit" / source
+    sample = (one for part in drawn.values() for one in part.lowest)
+    rows = [{"doc_id": one.doc_id, "source": source} for one in sample]
+    path = out_dir / "docids.jsonl"
+    with replacing(path):
+        write_jsonl(path, rows)
+    tokenizer = load_tokenizer(run.tokenizer)
+    most = run.config.oracle.max_doc_tokens
+    documents = shard_documents(path, run.tree.data, tokenizer, most)
+    labelled = (*(run.tree.label_shard(*shard) for shard in LABEL_SHARDS), out_dir)
+    documents = replace(documents, labelled=labelled)
+    return LabelJob(f"audit of {source}", documents, out_dir, relabel=0)
+
+
+def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:
+    """Aggregates of the labels among records: float64 `[labels]`."""
+    parsed = [record for record in records if record["ok"]]
+    scale = one_scale(parsed, where)
+    scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]
+    return scale.weighted(weights).aggregate(np.array(scores).reshape(-1, len(scale)))

@@ -1,0 +1,62 @@
+"""A run without a grader: one row per document, without scores, with the decision keep."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Literal
+
+from loader.files.format import Manifest, load_manifest
+from nmoe_core.base.atomic import output_lock
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.base.result import Result
+from nmoe_core.base.settings import GraderKind
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.quality.calibration.graded import PartialRows, Row, Tally, current_result, result_of
+from nmoe_core.quality.grading import GRADE_CODE
+from nmoe_core.shards.documents import document_ids
+from nmoe_core.shards.manifest import documents_digest
+
+_ROWS_AT_ONCE = 10_000
+
+
+def require_grader(run: Run) -> GraderKind | Literal["auto"]:
+    """The grader that the run names. Raises ConfigError if it names none."""
+    if (asked := run.config.grading.grader) == "none":
+        raise ConfigError(
+            "this run scores no document",
+            where=run.path,
+            found='[grading] grader = "none"',
+            do="name a grader there: student, auto or hydra",
+        )
+    return asked
+
+
+def keep_documents(shard: ShardPaths) -> Result:
+    """Write the rows and the summary of a shard; current ones are left alone. Facts as
+    `grade_documents`."""
+    manifest = load_manifest(shard.manifest)
+    out_dir = shard.graded
+    fingerprints = keep_fingerprints(manifest)
+    if (current := current_result(out_dir, fingerprints)) is not None:
+        return current
+    with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
+        tally = Tally(0.0, None)
+        for rows in _batches(shard, manifest, partial.resume(tally)):
+            partial.append(rows)
+            tally.add(rows)
+        facts = {**tally.facts(), "grader": "none", "fingerprints": fingerprints}
+        return result_of(partial.commit(facts), 0, 0, changed=True)
+
+
+def keep_fingerprints(manifest: Manifest) -> Fingerprints:
+    """Fingerprints of the rows of a shard that no grader scores."""
+    return {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
+
+
+def _batches(shard: ShardPaths, manifest: Manifest, start: int) -> Iterator[list[Row]]:
+    ids = islice(document_ids(shard.tree.data, manifest), start, None)
+    unscored = {"scores": None, "aggregated": None, "decision": "keep"}
+    unscored |= {"q_probe": None, "early_exit": False, "probe_scores": None}
+    while batch := list(islice(ids, _ROWS_AT_ONCE)):
+        yield [{"doc_id": str(one), "source": shard.source, **unscored} for one in batch]

@@ -1,0 +1,317 @@
+"""Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
+
+They are read and written as arrays, without torch. The only metadata entry `nmoe` is a JSON header
+that names the inputs of the head. Equal weights and header give equal bytes. A head is loaded only
+for the backbone it was trained on; pickles are refused, because reading one runs whatever code it
+holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from loader.files.checksummed_json import check_seal, sealed
+from loader.files.nested import json_value
+from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
+from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
+from nmoe_core.base.result import Result
+from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.scores import Scale
+from nmoe_core.quality.heads.metrics import head_card
+from nmoe_core.quality.heads.shapes import arch_from_dict, arch_to_dict
+
+if TYPE_CHECKING:
+    from nmoe_core.engine import Transformer
+    from nmoe_core.quality.heads.models import Judge, Probe
+
+HEAD_FORMAT = "hydra-head/2"
+# Heads of older versions, whose header has no hashes.
+UNSEALED_FORMATS = ("hydra-head/1",)
+HEADER_KEY = "nmoe"
+CONTENTS_KEY = "train_contents"
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+Header = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], key: str, header: Header, has_card: bool = False
+) -> str:
+    """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
+    the file's SHA-256. A head's card is written before it, so that a current head has its card."""
+    stored = {name: np.require(value, requirements="C") for name, value in tensors.items()}
+    full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
+    text = json.dumps(full, ensure_ascii=False, allow_nan=False)
+    payload = save(stored, metadata={key: text})
+    digest = hashlib.sha256(payload).hexdigest()
+    if has_card:
+        write_bytes(path.with_suffix(".md"), head_card(path.name, digest, header).encode())
+    write_bytes(path, payload)
+    return digest
+
+
+def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, Arrays]:
+    """Header and tensors of a file of `write_tensors`, unchecked; no tensors if `with_weights` is
+    false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if it is no such file.
+    """
+    with safe_open(str(path), framework="np") as file:
+        header = json_value((file.metadata() or {})[key])
+        names = list(file.keys()) if with_weights else []
+        return header, {name: file.get_tensor(name) for name in names}
+
+
+def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over the names, shapes and bytes of contiguous arrays; types as torch names them."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name} torch.{value.dtype} {value.shape} ".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def save_head(
+    path: Path,
+    head: Probe | Judge,
+    header: Mapping[str, Any],
+    train_contents: np.ndarray | None = None,
+    has_card: bool = False,
+) -> str:
+    """Commit a head with a header that names its inputs; return its file's SHA-256.
+
+    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
+    """
+    state = head.state_dict()
+    tensors = {name: value.detach().float().cpu().numpy() for name, value in state.items()}
+    if train_contents is not None:
+        tensors[CONTENTS_KEY] = np.unique(train_contents)
+    arch = {"kind": head.kind, **arch_to_dict(head.arch)}
+    full = {"format": HEAD_FORMAT, "arch": arch, **header}
+    return write_tensors(path, tensors, HEADER_KEY, full, has_card)
+
+
+def header_of(
+    model: Transformer, tap: int, max_ctx: int, labels_digest: str, scorer: Scorer
+) -> Header:
+    """Inputs of a head, as its header states them."""
+    config = model.config
+    return {
+        "tap": tap,
+        "max_ctx": max_ctx,
+        "backbone": {
+            "digest": model.digest,
+            "num_hidden_layers": config.num_hidden_layers,
+            "hidden_size": config.hidden_size,
+        },
+        "labels_digest": labels_digest,
+        **scorer._asdict(),
+    }
+
+
+def read_header(path: Path) -> Header:
+    """The JSON header of a head file, without its weights. Raises HeadError: missing
+    (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a format known here
+    (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED)."""
+    return _read(path, with_weights=False)[0]
+
+
+def read_head(path: Path) -> tuple[Header, Arrays]:
+    """Header and tensors of a head file, unchanged since it was written. Raises HeadError: as
+    `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
+    header, tensors = _read(path, with_weights=True)
+    expected = header.get("tensors_sha256")  # headers of older versions have none
+    if expected is not None and (found := tensors_digest(tensors)) != expected:
+        raise HeadError(
+            "the head's weights are not those that were trained",
+            where=path,
+            found=found,
+            expected=expected,
+            do="restore the file, or train the head again",
+            code="E-HEAD-CHANGED",
+        )
+    return header, tensors
+
+
+def _read(path: Path, with_weights: bool) -> tuple[Header, Arrays]:
+    _require_safe(path)
+    try:
+        header, tensors = read_tensors(path, HEADER_KEY, with_weights)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise bad_format(path, f"{type(error).__name__}: {error}") from None
+    if not isinstance(header, dict) or header.get("format") not in (HEAD_FORMAT, *UNSEALED_FORMATS):
+        raise bad_format(path, repr(header)[:80])
+    check_seal(
+        header,
+        path,
+        required=header["format"] == HEAD_FORMAT,
+        code="E-HEAD-CHANGED",
+        error=HeadError,
+        do="it was edited or damaged: restore it, or train the head again",
+    )
+    return header, tensors
+
+
+def _require_safe(path: Path) -> None:
+    """Refuse a missing file, and a pickle in its place or beside it."""
+    # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
+    pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
+    if path.is_file():
+        with open(path, "rb") as file:
+            start = file.read(9)
+        # A safetensors header of 640 bytes starts as a pickle does; its JSON follows at byte 8.
+        pickles = [path] if start.startswith(_PICKLE_STARTS) and start[8:] != b"{" else []
+    if pickles:
+        raise HeadError(
+            "head is a pickle, which can run code when it is read",
+            where=pickles[0],
+            expected="a .safetensors file",
+            do="convert it once: nmoe train import-pt",
+            code="E-HEAD-PICKLE",
+        )
+    if not path.is_file():
+        raise HeadError(
+            "head is missing",
+            where=path,
+            do="train it: nmoe train probe, nmoe train judge",
+            code="E-HEAD-MISSING",
+        )
+
+
+def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
+    """The header of a head that was made from these inputs and is unchanged; removes leftovers of a
+    killed training beside it and restores its own card."""
+    if not path.is_file():
+        return None
+    try:
+        header, _ = read_head(path)
+    except HeadError as error:
+        if error.code != "E-HEAD-CHANGED":
+            raise
+        return None
+    if header.get("fingerprints") != fingerprints:
+        return None
+    card = path.with_suffix(".md")
+    text = head_card(path.name, sha256_file(path), header).encode()
+    is_own = card.is_file() and card.read_bytes() == text
+    if not is_own or any(path.parent.glob(f"*{path.stem}.*{TMP_MARK}*")):
+        with replacing(path, card, training_state(path)):
+            write_bytes(card, text)
+    return header
+
+
+def training_state(path: Path) -> Path:
+    """Path of the state of a head's training until the head is written."""
+    return path.with_name(f".{path.stem}.training.safetensors")
+
+
+def result_of(path: Path, header: Header, **more: int) -> Result:
+    """A training's result: the numbers of its agreement on val, `labels`, `path`, and `more`."""
+    metrics = header["metrics"]
+    facts = {
+        **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
+        "labels": header["training"]["num_documents"],
+        **more,
+        "path": str(path),
+    }
+    return Result(sha256_file(path), facts)
+
+
+def bad_format(path: Path, found: str) -> HeadError:
+    return HeadError(
+        "not a head file",
+        where=path,
+        found=" ".join(found.split())[:200],
+        expected=f"a {HEAD_FORMAT} file whose tensors have the shapes of its header",
+        do="train the head again",
+        code="E-HEAD-FORMAT",
+    )
+
+
+def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
+    """The scale of a head's scores. Raises HeadError (E-HEAD-FORMAT): the header names none, or a
+    scale with another number of scores."""
+    try:
+        scale = Scale.read(header.get("scale"))
+    except ValueError as error:
+        raise bad_format(path, str(error)) from None
+    if len(scale) != num_scores:
+        raise bad_format(path, f"{num_scores} scores, a scale of {len(scale)}")
+    return scale
+
+
+class LoadedHead(NamedTuple):
+    """A head in evaluation mode, its file's header, its training documents' digests, and the scale
+    of its scores."""
+
+    head: Probe | Judge
+    header: Header
+    train_contents: np.ndarray
+    scale: Scale
+
+
+def context_of(path: Path) -> int:
+    """The tokens of a document that a head was trained on. Raises HeadError as `read_header`."""
+    max_ctx = read_header(path).get("max_ctx")
+    if type(max_ctx) is not int or max_ctx < 1:
+        raise bad_format(path, f"max_ctx {max_ctx!r}"[:80])
+    return max_ctx
+
+
+def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
+    """Load a head for a backbone, onto its device, and for `max_ctx` tokens of a document. Raises
+    HeadError: as `read_head`; its tensors do not have its shape (E-HEAD-FORMAT) or are not finite
+    (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another number of
+    tokens (E-HEAD-CONTEXT)."""
+    import torch
+
+    from nmoe_core.quality.heads.features import device_of
+    from nmoe_core.quality.heads.models import head_of
+
+    header, arrays = read_head(path)
+    named = header.get("backbone")
+    trained_on = named.get("digest") if isinstance(named, dict) else None
+    if trained_on != model.digest:
+        raise HeadError(
+            "head was trained on another backbone",
+            where=path,
+            found=f"backbone {model.digest}",
+            expected=trained_on,
+            do="train the heads again on this backbone",
+            code="E-HEAD-BACKBONE",
+        )
+    if header.get("max_ctx") != max_ctx:
+        raise HeadError(
+            "the head was trained on another number of tokens per document",
+            where=path,
+            found=f"max_ctx {max_ctx} asked for",
+            expected=f"{header.get('max_ctx')} as in training",
+            do="use the same max_ctx, or train the heads again",
+            code="E-HEAD-CONTEXT",
+        )
+    contents = arrays.pop(CONTENTS_KEY, np.empty(0, np.int64))
+    if contents.dtype != np.int64 or contents.ndim != 1:
+        raise bad_format(path, f"{CONTENTS_KEY} {contents.dtype} {list(contents.shape)}")
+    try:
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        head = head_of(arch_from_dict(header["arch"]), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_format(path, str(error)) from None
+    bad = sorted(name for name, value in arrays.items() if not np.isfinite(value).all())
+    if bad:
+        raise HeadError("weights are not finite", where=path, found=bad[0], code="E-HEAD-NONFINITE")
+    scale = scale_of_head(path, header, head.arch.num_scores)
+    return LoadedHead(head.to(device_of(model)).eval(), header, contents, scale)
+
+
+def heads_digest(probe_digest: str, judge_digest: str) -> str:
+    """The digest of a pair of head files."""
+    return sha256_json({"probe": probe_digest, "judge": judge_digest})

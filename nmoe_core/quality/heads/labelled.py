@@ -1,0 +1,133 @@
+"""The labels of one training: train is fitted on, val and test are only reported on."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints
+from nmoe_core.labels.label_files import Labels, read_labels
+from nmoe_core.labels.slices import data_digest
+from nmoe_core.quality.heads.metrics import head_metrics, held_out, require_same_scorer
+from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
+from nmoe_core.text.near_copies import near_copies
+
+MIN_LABELS = 10
+# Names of the fingerprints that do not affect the weights.
+REPORTED_ON = ("labels_val", "labels_test", "student")
+_FIGURES = {"val": "metrics", "test": "test_metrics"}
+# Scores that a split's documents get.
+Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
+
+
+class Reported(NamedTuple):
+    """What a training reports: `metrics` on val and `test_metrics`, empty if there are none; and
+    digests of contents that must not be measured on: train and its near copies."""
+
+    figures: dict[str, dict[str, Any]]
+    contents: np.ndarray
+
+
+class Labelled:
+    """Merged label files by split; `train` is required.
+
+    Attributes:
+        train: Labels to fit on.
+        reported: Labels of val and test, if there are some.
+        use_salvaged: Whether salvaged labels are among them.
+
+    Raises:
+        LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
+        HeadError: Too few labels (E-HEAD-FEW), or all alike (E-HEAD-CONSTANT).
+    """
+
+    def __init__(self, files: Mapping[str, Path | None], use_salvaged: bool) -> None:
+        named = {split: path for split, path in files.items() if path is not None}
+        read = {split: read_labels(path, use_salvaged) for split, path in named.items()}
+        self.use_salvaged = use_salvaged
+        self.train = read.pop("train")
+        self.reported = read
+        _require_learnable(self.train)
+        for others in read.values():
+            require_same_scorer(others, self.train.scorer)
+
+    @property
+    def digests(self) -> Fingerprints:
+        """Digests of the labels of each split; empty if it has none."""
+        found = {split: labels.digest for split, labels in self.reported.items()}
+        val = found.get("val", "")
+        test = found.get("test", "")
+        return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources of all labelled documents, sorted."""
+        read = [self.train, *self.reported.values()]
+        return sorted({source for labels in read for source in labels.sources})
+
+    def fingerprints(self, corpus: Corpus) -> Fingerprints:
+        """Fingerprints of the labels, and of the documents that their ids name."""
+        data = data_digest(corpus.data_root, self.sources)
+        return {**self.digests, "data": data, **corpus.fingerprints}
+
+    def report(
+        self,
+        corpus: Corpus,
+        fitted: DocumentTokens,
+        predict: Predict,
+        student: Mapping[str, np.ndarray] | None = None,
+    ) -> Reported:
+        """Figures on the documents of val whose content, or a near copy of it, is not in train, and
+        on the documents of test that are in neither.
+
+        `fitted` are the documents of train, `student` the student's scores by split.
+        """
+        found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
+        used = fitted.digests()
+        read = list(fitted.tokens)
+        near = np.empty(0, np.int64)
+        for split, name in _FIGURES.items():
+            labels = self.reported.get(split)
+            if labels is not None and labels.doc_ids:
+                documents = corpus.read(labels.doc_ids)
+                contents = documents.digests()
+                copies = contents[near_copies(documents.tokens, read)]
+                copies = copies[~np.isin(copies, used)]
+                near = np.concatenate([near, copies])
+                fresh = held_out(contents, np.concatenate([used, near]))
+                beside = None if student is None else student[split]
+                predicted = predict(split, labels, documents)
+                found[name] = head_metrics(predicted, beside, labels, self.train, fresh)
+                if found[name]:
+                    found[name]["num_near_copies"] = int(np.isin(contents, copies).sum())
+                used = np.concatenate([used, contents])
+                read += documents.tokens
+        return Reported(found, np.concatenate([fitted.digests(), near]))
+
+
+def _require_learnable(train: Labels) -> None:
+    if len(train.doc_ids) < MIN_LABELS:
+        do = 'label more documents, or set grader = "none" in [grading]'
+        if train.num_unsupported:
+            unknown = f"{train.num_unsupported} of the labelled documents"
+            do = f"take an oracle that judges the language of {unknown}, or label more documents"
+        raise HeadError(
+            "too few labels to train on",
+            where=train.path,
+            found=len(train.doc_ids),
+            expected=f"at least {MIN_LABELS}",
+            do=do,
+            code="E-HEAD-FEW",
+        )
+    train.require_coverage()
+    given = train.scale.aggregate(train.scores)
+    if np.ptp(given) == 0:
+        raise HeadError(
+            "all labels are equal, so a head cannot learn from them",
+            where=train.path,
+            found=f"aggregate {given[0]} for {len(train.doc_ids)} documents",
+            do="check the oracle",
+            code="E-HEAD-CONSTANT",
+        )

@@ -1,0 +1,275 @@
+"""Agreement of a trained head with the oracle on documents it was not fitted on; its card.
+
+Documents are compared by the tokens that heads see (`DocumentTokens.digests`), not by their ids: a
+corpus holds the same text under several ids, in train and in val.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmoe_core.base.docid import parse_doc_id
+from nmoe_core.base.errors import FormatError, LabelError
+from nmoe_core.labels.agreement import (
+    agreement,
+    auc,
+    auc_interval,
+    baselines,
+    exact_interval,
+    read_noise,
+)
+from nmoe_core.labels.label_files import Labels
+from nmoe_core.labels.oracle import Scorer
+from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spearman_interval
+from nmoe_core.labels.scores import rounded
+
+MIN_DOCUMENTS = 3
+TOP_SHARE = 0.2  # the part of a corpus that the precision is measured on
+
+
+class HeldOut(NamedTuple):
+    """Documents to measure on.
+
+    `rows` is bool `[N]`; `num_seen` documents are left out because of their content, `num_repeated`
+    because an earlier one has the same content.
+    """
+
+    rows: np.ndarray
+    num_seen: int
+    num_repeated: int
+
+
+def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
+    """The documents whose content is not among `seen`, the first one of each content.
+
+    Both are digests of contents; `contents` belong to the documents, `[N]`.
+    """
+    digests = np.asarray(contents)
+    is_seen = np.isin(digests, np.asarray(seen, digests.dtype))
+    is_first = np.zeros(len(digests), np.bool_)
+    is_first[np.unique(digests, return_index=True)[1]] = True
+    rows = ~is_seen & is_first
+    return HeldOut(rows, int(is_seen.sum()), int((~is_seen & ~is_first).sum()))
+
+
+def head_metrics(
+    predicted: np.ndarray, student: np.ndarray | None, labels: Labels, train: Labels, fresh: HeldOut
+) -> dict[str, Any]:
+    """Agreement and baselines on the documents `fresh`; empty if these are fewer than three.
+
+    `predicted` and `student` are the scores that the head and the student give to the documents of
+    `labels`, `[N, D]`, NaN if states are not finite; `train` are the labels that both were fitted
+    on. `student` is None for the student's own metrics.
+    """
+    is_finite = np.isfinite(predicted).all(axis=1)
+    good = np.flatnonzero(fresh.rows & is_finite)
+    if len(good) < MIN_DOCUMENTS:
+        return {}
+    sources = [labels.sources[i] for i in good.tolist()]
+    metrics = agreement(predicted[good], labels.scores[good], sources, labels.scale)
+    metrics |= baselines(
+        (train.scores, train.sources, document_lengths(train.doc_ids)),
+        (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
+        labels.scale,
+    )
+    given, oracle = (labels.scale.aggregate(of[good]) for of in (predicted, labels.scores))
+    metrics |= selection_metrics(given, oracle)
+    if student is not None:
+        metrics |= _beside_student(given, labels.scale.aggregate(student[good]), oracle)
+    ceiling = _noise_ceiling(labels.path)
+    share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
+    return metrics | {
+        "noise_ceiling": ceiling,
+        "share_of_ceiling": share and round(share, 6),
+        "num_failed": int((fresh.rows & ~is_finite).sum()),
+        "num_trained_on": fresh.num_seen,
+        "num_repeated": fresh.num_repeated,
+    }
+
+
+def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """How well scores `[N]` select what the oracle's `[N]` would select, with 95 % intervals.
+
+    `auc_better_half`: the chance that a document of the oracle's better half scores above one of
+    the other half. `precision_top_fifth`: the share of the highest-scored fifth that is in the
+    oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth count
+    as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: the share
+    of the lowest-scored fifth that is in the oracle's better half, by chance `chance_bottom_fifth`.
+    Intervals of shares are Clopper-Pearson's, of the documents of the fifth; its edge depends on
+    the sample too, so they are approximate. None below `MIN_ITEMS` documents.
+    """
+    better = oracle > np.median(oracle)
+    count = max(1, round(TOP_SHARE * len(oracle)))
+    best = oracle >= np.sort(oracle)[-count]
+
+    def highest(scores: np.ndarray, hits: np.ndarray) -> float:
+        # The order among equal scores is no merit of the grader, so each of them counts in part.
+        edge = np.sort(scores)[-count]
+        above = scores > edge
+        at = scores == edge
+        return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
+
+    def interval(share: float) -> Interval | None:
+        return exact_interval(share * count, count) if len(oracle) >= MIN_ITEMS else None
+
+    precision = highest(given, best)
+    false_drops = highest(-given, better)
+    return {
+        "auc_better_half": rounded(auc(given, better)),
+        "auc_better_half_ci95": auc_interval(given, better),
+        "precision_top_fifth": rounded(precision),
+        "precision_top_fifth_ci95": interval(precision),
+        "chance_top_fifth": rounded(best.mean()),
+        "false_drops_bottom_fifth": rounded(false_drops),
+        "false_drops_bottom_fifth_ci95": interval(false_drops),
+        "chance_bottom_fifth": rounded(better.mean()),
+    }
+
+
+def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """Rank correlation of the student's aggregates `[N]`, and the head's lead over it, with
+    intervals."""
+
+    def gain(rows: np.ndarray) -> float | None:
+        own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
+        return None if own is None or other is None else own - other
+
+    every = np.arange(len(oracle))
+    return {
+        "spearman_student": rounded(spearman(theirs, oracle)),
+        "spearman_student_ci95": spearman_interval(theirs, oracle),
+        "gain_over_student": rounded(gain(every)),
+        "gain_over_student_ci95": bootstrap(gain, len(oracle)),
+    }
+
+
+def _noise_ceiling(labels: Path) -> float | None:
+    """Best rank correlation that the oracle's noise allows; None if its noise was not measured."""
+    path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
+    ceiling = (read_noise(path) or {}).get("ceiling")
+    return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
+
+
+def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
+    """Tokens of each document, int64 `[N]`; 0 if its id does not tell."""
+    lengths = np.zeros(len(doc_ids), np.int64)
+    for i, doc_id in enumerate(doc_ids):
+        with contextlib.suppress(FormatError):
+            span = parse_doc_id(doc_id)
+            lengths[i] = span.end - span.start
+    return lengths
+
+
+def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
+    """Refuse labels to measure on if another scorer made the labels that were fitted on. Raises
+    LabelError: E-LABEL-MIXED."""
+    if labels.doc_ids and labels.scorer != scorer:
+        raise LabelError(
+            "labels to measure on have another scorer or rubric",
+            where=labels.path,
+            found="/".join(labels.scorer),
+            expected="/".join(scorer),
+            code="E-LABEL-MIXED",
+        )
+
+
+def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
+    """A head's card in Markdown: its kind, its inputs, and its agreement on val and test. `name`
+    and `digest` are its file's, `header` is the file's header; the student's header names no
+    backbone.
+    """
+    backbone = header.get("backbone")
+    training = header["training"]
+    start = f"the first {header['max_ctx']} tokens of a document"
+    facts = {"file": f"{name}, SHA-256 {digest}", "arch": "see the file's header"}
+    if backbone is None:
+        facts["reads"] = f"{start}: {header['arch']['features']}"
+        steps = "ridge regression"
+    else:
+        facts["reads"] = f"the residual after block {header['tap']} of "
+        facts["reads"] += f"{backbone['num_hidden_layers']}, {start}"
+        facts["backbone"] = backbone["digest"]
+        steps = f"{training['num_steps']} steps"
+    facts |= {
+        "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
+        f"rubric {header['rubric_hash']}",
+        "labels": f"{training['num_documents']} documents, "
+        f"{training['num_salvaged_left_out']} salvaged ones left out, "
+        f"SHA-256 {header['labels_digest']}",
+        "training": f"{steps}, settings {header['settings']}",
+    }
+    lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
+    lines += ["", "## Val", ""]
+    lines += _figures(header["metrics"]) or ["No val labels: agreement was not measured."]
+    lines += ["", "## Test: only reported, never used to fit, choose or promote", ""]
+    lines += _figures(header["test_metrics"], "test") or [
+        "No test labels: agreement was not measured. No figure exists of documents that are "
+        "untouched."
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
+    if not metrics:
+        return []
+    lines = [
+        f"Agreement with the oracle on {metrics['n']} {split} documents, with 95 % intervals "
+        "that are approximate; none below 10 documents.",
+        f"Left out: {metrics['num_trained_on']} whose content was used before, "
+        f"{metrics.get('num_near_copies', 0)} of them near copies of one that was; "
+        f"{metrics['num_repeated']} that repeat another's.",
+        "",
+        "| score | Spearman | within source | MAE | R2 | QWK |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in metrics["dimensions"]:
+        own = (metrics[key][name] for key in ("mae", "r2", "qwk"))
+        lines.append(_line(name, metrics["dimensions"][name], *own))
+    aggregate = metrics["mae_aggregate"], metrics["r2_aggregate"], None
+    lines.append(_line("aggregate", metrics, *aggregate))
+    source = metrics["spearman_source_only"]
+    length = metrics["spearman_length_only"]
+    only = f"the source alone {_number(source)}, from the length alone {_number(length)}"
+    lines += ["", f"Spearman from {only}."]
+    if "auc_better_half" in metrics:
+        lines.append(
+            f"A document of the oracle's better half is placed above one of the other half with "
+            f"probability {_cell(metrics, 'auc_better_half')}; of the fifth placed highest, "
+            f"{_cell(metrics, 'precision_top_fifth')} is in the oracle's best fifth "
+            f"({metrics['chance_top_fifth']:.3f} by chance)."
+        )
+    if "false_drops_bottom_fifth" in metrics:
+        lines.append(
+            f"Of the fifth placed lowest ({max(1, round(TOP_SHARE * metrics['n']))} documents), "
+            f"{_cell(metrics, 'false_drops_bottom_fifth')} is in the "
+            f"oracle's better half ({metrics['chance_bottom_fifth']:.3f} by chance)."
+        )
+    if "spearman_student" in metrics:
+        student = _cell(metrics, "spearman_student")
+        lines.append(
+            f"A student without a backbone, fitted on the same labels, reaches {student}; this "
+            f"head's is higher by {_cell(metrics, 'gain_over_student')}."
+        )
+    if metrics["share_of_ceiling"] is not None:
+        lines.append(f"Share of the oracle's noise ceiling: {metrics['share_of_ceiling']:.3f}.")
+    return lines
+
+
+def _line(name: str, row: dict[str, Any], *values: float | None) -> str:
+    cells = [name]
+    cells += [_cell(row, key) for key in ("spearman", "spearman_within_source")]
+    return f"| {' | '.join([*cells, *map(_number, values)])} |"
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    """A figure with its interval."""
+    bounds = row[f"{key}_ci95"]
+    interval = "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+    return _number(row[key]) + interval
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

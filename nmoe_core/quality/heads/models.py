@@ -1,0 +1,139 @@
+"""The two heads: a linear probe on pooled states, and a small transformer judge on all states.
+
+Both normalise their input inside the module, by a LayerNorm without parameters; both compute in
+float32. Outputs are not clamped here. Parameter names are the first published heads'.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmoe_core.quality.heads.features import pooled, position_mask
+from nmoe_core.quality.heads.shapes import JudgeArch, ProbeArch
+
+DROPOUT = 0.1
+OLD_INFINITY = 1e4
+
+
+class Probe(nn.Module):
+    """Scores from the mean state of a document: LayerNorm, then one linear map."""
+
+    kind = "probe"
+
+    def __init__(self, arch: ProbeArch) -> None:
+        super().__init__()
+        self.arch = arch
+        self.proj = nn.Linear(arch.hidden_size, arch.num_scores)
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Scores `[B, D]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        return self.from_pooled(pooled(hidden, lengths))
+
+    def from_pooled(self, features: Tensor) -> Tensor:
+        """Scores `[B, D]` from pooled states `[B, H]`."""
+        if not self.arch.is_normalised:
+            return self.proj(features.float())
+        return self.proj(layer_norm(features, self.arch.nan_to_num))
+
+
+class Judge(nn.Module):
+    """Scores from all states of a document, read at a learned query token.
+
+    The query token and the normalised states are projected to `mid_dim` and run through one
+    encoder layer; a linear head reads the query's position. In training a second pass adds the
+    oracle's own scores to that position and predicts them again through a second layer and the
+    same head; grading never runs it.
+    """
+
+    kind = "judge"
+
+    def __init__(self, arch: JudgeArch) -> None:
+        super().__init__()
+        self.arch = arch
+        self.q0 = nn.Parameter(torch.randn(arch.hidden_size))
+        self.proj = nn.Linear(arch.hidden_size, arch.mid_dim)
+        self.enc0 = _encoder_layer(arch)
+        if arch.has_second_pass:
+            self.enc1 = _encoder_layer(arch)
+        self.shared_head = nn.Linear(arch.mid_dim, arch.num_scores)
+        if arch.has_second_pass:
+            mid = arch.mid_dim
+            self.score_embed = nn.Sequential(
+                nn.Linear(arch.num_scores, mid), nn.ReLU(), nn.Linear(mid, mid)
+            )
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Scores `[B, D]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
+        tokens, is_padding = self._tokens(hidden, lengths)
+        return self.shared_head(_at_query(self.enc0, tokens, is_padding))
+
+    def forward_with_teacher(
+        self, hidden: Tensor, lengths: Tensor, teacher: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores of both passes, `[B, D]` each, for training.
+
+        Only the second pass sees the `teacher`: the oracle's scores `[B, D]`, as shares in 0..1.
+        """
+        tokens, is_padding = self._tokens(hidden, lengths)
+        encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
+        hint = self.score_embed(teacher)
+        told = torch.cat([encoded[:, :1] + hint[:, None], encoded[:, 1:]], dim=1)
+        again = _at_query(self.enc1, told, is_padding)
+        return self.shared_head(encoded[:, 0]), self.shared_head(again)
+
+    def _tokens(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encoder input `[B, 1 + T, mid]`, the query token first, and a mask of its padding."""
+        mask = position_mask(lengths, hidden.shape[1])
+        # Padding may hold anything, NaN included, and attention multiplies masked values by zero.
+        states = layer_norm(hidden.float(), self.arch.nan_to_num)
+        states = torch.where(mask[:, :, None], states, 0.0)
+        query = self.q0.expand(len(states), 1, -1)
+        tokens = self.proj(torch.cat([query, states], dim=1))
+        return tokens, F.pad(~mask, (1, 0), value=False)
+
+
+def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
+    """LayerNorm of states `[..., H]` over the last dimension, in float32, without parameters.
+
+    `nan_to_num` first replaces NaN by 0 and infinities by +-1e4, as the published heads do. Grading
+    has counted both and failed the document before any head runs.
+    """
+    states = states.float()
+    if nan_to_num:
+        states = torch.nan_to_num(states, nan=0.0, posinf=OLD_INFINITY, neginf=-OLD_INFINITY)
+    return F.layer_norm(states, states.shape[-1:])
+
+
+def _encoder_layer(arch: JudgeArch) -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(
+        arch.mid_dim, arch.num_heads, arch.ffn_dim, dropout=DROPOUT, batch_first=True
+    )
+    # Dropout on attention weights would make torch hold all T x T of them for every head.
+    layer.self_attn.dropout = 0.0
+    return layer
+
+
+def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Tensor) -> Tensor:
+    """The layer's output at the first position alone, `[B, mid]`: T times less work than all."""
+    query = tokens[:, :1]
+    attended, _ = layer.self_attn(
+        query, tokens, tokens, key_padding_mask=is_padding, need_weights=False
+    )
+    x = layer.norm1(query + layer.dropout1(attended))
+    widened = layer.dropout(F.relu(layer.linear1(x)))
+    return layer.norm2(x + layer.dropout2(layer.linear2(widened)))[:, 0]
+
+
+def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
+    """A head with these weights, as float32. A shape that is not theirs takes no memory. Raises
+    ValueError: there is no head of that shape, or these are not its weights."""
+    try:
+        with torch.device("meta"):
+            head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)
+        weights = {name: tensor.float() for name, tensor in tensors.items()}
+        head.load_state_dict(weights, assign=True)
+    except (ArithmeticError, AttributeError, AssertionError, RuntimeError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    return head

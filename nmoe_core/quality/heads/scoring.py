@@ -1,0 +1,244 @@
+"""Runs documents through the backbone and both heads, with early exits before each.
+
+If a student scores first, documents that leave at it never reach the backbone. Blocks up to the
+probe's tap run for the others; documents that leave at the probe stop there. The rest are packed
+together and continue from the same states to the judge's tap, so no block runs twice and none runs
+for a document that has left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmoe_core.base.errors import HeadError
+from nmoe_core.base.fingerprint import Fingerprints, local_digest
+from nmoe_core.base.settings import GraderKind, expert_fingerprints
+from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
+from nmoe_core.engine import Residual, Transformer
+from nmoe_core.labels.scores import QUALITY, Scale
+from nmoe_core.quality.heads.features import Batch, arithmetic, batches, device_of, finite_states
+from nmoe_core.quality.heads.head_files import bad_format, context_of, heads_digest, load_head
+from nmoe_core.quality.heads.models import Judge, Probe
+from nmoe_core.quality.heads.scores import DocumentTokens, ExitRule, ExitRules, HeadScores, Scorer
+from nmoe_core.quality.heads.shapes import tap_of
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Probe and judge of one directory, with the digests of their files.
+
+    `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
+    `train_contents` the digests of the documents they were fitted on (int64, sorted; see
+    `DocumentTokens.digests`), empty if not known; `labels_digest` is the digest of their labels.
+    """
+
+    probe: Probe
+    judge: Judge
+    probe_digest: str
+    judge_digest: str
+    scorer_model: str
+    max_ctx: int
+    probe_tap: int
+    judge_tap: int
+    train_contents: np.ndarray
+    labels_digest: str = ""
+    scale: Scale = QUALITY
+
+    @property
+    def digest(self) -> str:
+        """One digest of both files."""
+        return heads_digest(self.probe_digest, self.judge_digest)
+
+
+def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) -> Heads:
+    """Load both heads of a directory for a backbone, for `max_ctx` tokens of a document, by default
+    as many as they were trained on. Raises HeadError: as `load_head`, for either
+    file; or the files are not a probe and a judge that reads no earlier block (E-HEAD-FORMAT)."""
+    paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
+    if max_ctx is None:
+        max_ctx = context_of(paths[0])
+    loaded = [load_head(path, model, max_ctx) for path in paths]
+    (probe, header, seen, scale), (judge, _, judge_seen, _) = loaded
+    if not isinstance(probe, Probe) or not isinstance(judge, Judge):
+        raise bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
+    found = zip(loaded, paths)
+    probe_tap, judge_tap = (
+        tap_of(one.head.kind, model, one.header.get("tap"), path) for one, path in found
+    )
+    if probe_tap > judge_tap:
+        raise bad_format(heads_dir, f"the probe reads block {probe_tap}, the judge {judge_tap}")
+    if loaded[0].scale != loaded[1].scale:
+        raise bad_format(heads_dir, "probe and judge of different rubrics")
+    return Heads(
+        *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
+        *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
+        train_contents=np.unique(np.concatenate([seen, judge_seen])),
+        labels_digest=str(header.get("labels_digest", "")),
+        scale=scale,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadScorer:
+    """The backbone and both heads; `batch_size` documents run together.
+
+    A `student` that was fitted on the same labels scores first; it reads the same ids.
+    """
+
+    model: Transformer
+    heads: Heads
+    batch_size: int = 32
+    student: Scorer | None = None
+
+    @property
+    def kind(self) -> GraderKind:
+        return "hydra"
+
+    @property
+    def max_ctx(self) -> int:
+        return self.heads.max_ctx
+
+    @property
+    def digest(self) -> str:
+        return self.heads.digest
+
+    @property
+    def scale(self) -> Scale:
+        return self.heads.scale
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        heads = self.heads
+        files = {"probe": heads.probe_digest, "judge": heads.judge_digest}
+        first = {} if self.student is None else self.student.fingerprints
+        way = expert_fingerprints(self.model.runtime.experts.name)
+        return {"backbone": self.model.digest, **way, **files, **first}
+
+    @property
+    def student_digest(self) -> str:
+        return "" if self.student is None else self.student.digest
+
+    @property
+    def scored_by(self) -> Fingerprints:
+        made_with = {"heads": self.digest, "arithmetic": arithmetic(self.model)}
+        return {"backbone": self.model.digest, **made_with}
+
+    @property
+    def scorer_model(self) -> str:
+        return self.heads.scorer_model
+
+    @property
+    def train_contents(self) -> np.ndarray:
+        return self.heads.train_contents
+
+    @property
+    def tokens_processed(self) -> int:
+        return self.model.tokens_processed
+
+    def score(
+        self,
+        documents: DocumentTokens,
+        exits: ExitRules | None = None,
+        known: HeadScores | None = None,
+    ) -> HeadScores:
+        """Score documents with the student, if there is one, and with both heads.
+
+        `exits` says which documents leave; without it none does. `known` are scores by this
+        backbone and these heads: a batch of the same documents with the same exits is reused whole.
+        Raises HeadError: a score is not finite although the states are (E-HEAD-NONFINITE).
+        """
+        exits = exits or ExitRules(*2 * [lambda scores, rows: np.zeros(len(rows), np.bool_)])
+        known = known or HeadScores.empty(0, len(self.scale))
+        scores = HeadScores.empty(len(documents), len(self.scale))
+        if self.student is not None:
+            read = [tokens[: self.student.max_ctx] for tokens in documents.tokens]
+            first = self.student.score(DocumentTokens(documents.names, read))
+            scores.student[:] = first.judge
+            scores.exited[:] = exits.student(scores.student, range(len(documents)))
+        stay = np.flatnonzero(~scores.exited).tolist()
+        for batch in batches(documents, self.batch_size, device_of(self.model), stay):
+            key = batch_key(documents, batch.rows)
+            scores.batches[key] = batch.rows
+            places = known.batches.get(key, [])
+            is_known = len(places) > 0
+            if is_known:
+                left = exits.probe(known.probe[places], batch.rows)
+                is_known = (left == known.exited[places]).all()
+            if not is_known:
+                self._score_batch(documents, batch, exits.probe, scores)
+                scores.ran.extend(batch.rows)
+                continue
+            for name in ("probe", "judge", "exited"):
+                getattr(scores, name)[batch.rows] = getattr(known, name)[places]
+            again = zip(batch.rows, places)
+            scores.failed.update({row: known.failed[i] for row, i in again if i in known.failed})
+        return scores
+
+    def _score_batch(
+        self, documents: DocumentTokens, batch: Batch, exits: ExitRule, scores: HeadScores
+    ) -> None:
+        heads = self.heads
+        failed = scores.failed
+        hidden, batch = finite_states(self.model, batch, heads.probe_tap, failed)
+        if not batch.rows:
+            return
+        scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents, self.scale)
+        scores.exited[batch.rows] = exits(scores.probe[batch.rows], batch.rows)
+        hidden, batch = batch.only(np.flatnonzero(~scores.exited[batch.rows]).tolist(), hidden)
+        if batch.rows and heads.judge_tap > heads.probe_tap:
+            start = Residual(heads.probe_tap, hidden)
+            hidden, batch = finite_states(self.model, batch, heads.judge_tap, failed, start)
+        if batch.rows:
+            scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents, self.scale)
+
+
+def predict(
+    model: Transformer,
+    head: Probe | Judge,
+    tap: int,
+    documents: DocumentTokens,
+    batch_size: int,
+    scale: Scale = QUALITY,
+) -> np.ndarray:
+    """Stored scores `[N, D]` of one head that reads block `tap`, by the same path.
+
+    They are NaN if states are not finite.
+    """
+    scores = np.full((len(documents), len(scale)), np.nan)
+    for batch in batches(documents, batch_size, device_of(model)):
+        hidden, good = finite_states(model, batch, tap, {})
+        if good.rows:
+            scores[good.rows] = _outputs(head, hidden, good, documents, scale)
+    return scores
+
+
+def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
+    """SHA-256 of the tokens of documents that run together, in their order."""
+    digest = hashlib.sha256()
+    for i in rows:
+        digest.update(np.asarray([len(documents.tokens[i])], "<u8").tobytes())
+        digest.update(np.asarray(documents.tokens[i], "<u4").tobytes())
+    return digest.hexdigest()
+
+
+def _outputs(
+    head: Probe | Judge, hidden: Tensor, batch: Batch, documents: DocumentTokens, scale: Scale
+) -> np.ndarray:
+    with torch.no_grad():
+        outputs = head(hidden, batch.lengths)
+    bad = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
+    if bad:
+        raise HeadError(
+            f"scores of the {head.kind} are not finite",
+            where=documents.names[batch.rows[bad[0]]],
+            found=f"{len(bad)} of {len(batch.rows)} documents in this batch",
+            do="train the heads again",
+            code="E-HEAD-NONFINITE",
+        )
+    return scale.stored(outputs.cpu().numpy())

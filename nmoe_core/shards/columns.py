@@ -1,0 +1,73 @@
+"""The passthrough columns of committed shards: `columns.parquet` beside the files of each."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nmoe_core.base.atomic import atomic_file
+from nmoe_core.config.attributes import KEYS
+from nmoe_core.shards.attribute_file import Documents, read_attribute, write_attribute
+from nmoe_core.shards.manifest import COLUMNS_NAME
+from nmoe_core.shards.shard_file import seal_file
+
+_EXAMPLE_CHARS = 40
+
+
+def column_facts(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Name, type, number of missing values and an example of each column of these files."""
+    tables = [read_attribute(path).drop_columns(list(KEYS)) for path in paths]
+    if not tables:
+        return []
+    table = pa.concat_tables(tables)
+    return [
+        {
+            "column": field.name,
+            "type": str(field.type),
+            "missing": table.column(i).null_count,
+            "documents": table.num_rows,
+            "example": _example(table.column(i)),
+        }
+        for i, field in enumerate(table.schema)
+    ]
+
+
+def write_columns(
+    directory: Path, documents: Documents, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> dict[str, str]:
+    """Write the columns of a shard's documents; return the file's fields in the manifest."""
+    path = directory / COLUMNS_NAME
+    digest = write_attribute(path, "columns", {}, documents, schema, batches)
+    return {
+        "columns_path": COLUMNS_NAME,
+        "columns_checksum": seal_file(path),
+        "columns_digest": digest,
+    }
+
+
+def copy_columns(paths: Sequence[Path], out: Path) -> None:
+    """Write the rows of all files, one after the other, as one file."""
+    with (
+        atomic_file(out) as file,
+        pq.ParquetWriter(
+            file, pq.read_schema(paths[0]).remove_metadata(), compression="zstd"
+        ) as writer,
+    ):
+        for path in paths:
+            writer.write_table(read_attribute(path))
+
+
+def values_of(path: Path, number: int) -> dict[str, Any]:
+    """The values of one document, by its number in the shard."""
+    row = read_attribute(path).slice(number, 1)
+    return {name: row.column(name)[0].as_py() for name in row.schema.names if name not in KEYS}
+
+
+def _example(values: pa.ChunkedArray) -> str | None:
+    known = values.drop_null()
+    if not len(known):
+        return None
+    text = str(known[0].as_py())
+    return text if len(text) <= _EXAMPLE_CHARS else text[: _EXAMPLE_CHARS - 3] + "..."

@@ -1,0 +1,158 @@
+"""Write a manifest's documents in another trainer's format, once."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from loader.files.addresses import local_path
+from loader.files.format import Manifest, load_manifest, read_json_object
+from nmoe_core.base.atomic import TMP_MARK, replace_dir, replacing, write_json
+from nmoe_core.base.errors import ConfigError, FormatError
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    is_current,
+    recorded,
+    seal_summary,
+    sha256_file,
+    sha256_json,
+)
+from nmoe_core.base.result import Result
+from nmoe_core.shards.documents import open_entry, require_undamaged
+from nmoe_core.shards.export import mds, raw
+from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, documents_digest
+
+EXPORT_CODE = "export/1"
+SUMMARY_NAME = "export.json"
+Form = Literal["megatron", "olmo", "mds"]
+_MAX_INT32 = 2**31 - 1
+
+
+def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = None) -> Result:
+    """Write all documents of a manifest to a directory; kept columns go beside them, in one file
+    `columns.parquet` with a row per document, in the same order.
+
+    Args:
+        manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
+        output: Directory of the export alone.
+        form: Name of the format.
+        seq_len: For `mds`: tokens of a sample, without a last shorter one; without it a sample is a
+            document.
+
+    Returns:
+        The digest of the files' names and checksums; `files`, `documents`, `tokens`, and whether
+        the export was `changed`.
+
+    Raises:
+        ConfigError: `seq_len` does not fit the format, or is below 1.
+        FormatError: The shards differ from the manifest, or were replaced meanwhile
+            (E-EXPORT-CHANGED); or the directory holds other files, or another export
+            (E-EXPORT-OUTPUT).
+        LockedError: Another process is writing there.
+    """
+    if seq_len is not None and (form != "mds" or seq_len < 1):
+        raise ConfigError(
+            "seq_len is for windows of MDS samples, 1 or more",
+            found=f"{form} with {seq_len}",
+            do="leave it out; these trainers cut windows themselves",
+        )
+    output = local_path(output).resolve()
+    manifest = load_manifest(manifest_path)
+    if manifest.vocab_size > _MAX_INT32:
+        raise FormatError(
+            "token ids do not fit 32 bits with a sign",
+            where=manifest.path,
+            found=manifest.vocab_size,
+            expected=f"at most {_MAX_INT32}",
+            code="E-EXPORT-OUTPUT",
+        )
+    made_from = {
+        "code": EXPORT_CODE,
+        "data": documents_digest(manifest),
+        "settings": sha256_json([form, seq_len]),
+    }
+    columns = column_files(manifest)
+    if columns:
+        made_from["columns"] = sha256_json(list(columns.values()))
+    with replacing(output):
+        _refuse_other(output, made_from)
+        summary = output / SUMMARY_NAME
+        names = read_json_object(summary)["files"] if is_current(summary, made_from) else {}
+        if names and all((output / name).is_file() for name in names):
+            return _result(names, manifest, changed=False)
+        staged = output.with_name(f".{output.name}{TMP_MARK}new")
+        staged.mkdir()
+        try:
+            files = {
+                path.name: sha256_file(path) for path in _write(form, staged, manifest, seq_len)
+            }
+            if columns:
+                from nmoe_core.shards.columns import copy_columns
+
+                copy_columns(list(columns), staged / COLUMNS_NAME)
+                files[COLUMNS_NAME] = sha256_file(staged / COLUMNS_NAME)
+            value = {
+                "format": form,
+                "manifest": str(manifest.path),
+                "num_documents": manifest.total_documents,
+                "num_tokens": manifest.total_tokens,
+                "eos_token_id": manifest.eos_token_id,
+                "dtype": manifest.dtype,
+                "files": files,
+                "fingerprints": made_from,
+            }
+            write_json(staged / SUMMARY_NAME, seal_summary(value))
+            _refuse_changed(manifest, made_from)
+            replace_dir(staged, output)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+    return _result(files, manifest, changed=True)
+
+
+def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
+    """Files are opened one by one: an export made while they were replaced mixes two versions."""
+    found = documents_digest(load_manifest(manifest.path))
+    if found != made_from["data"]:
+        raise FormatError(
+            "the shards were replaced while they were exported",
+            where=manifest.path,
+            found=f"content {found}",
+            expected=made_from["data"],
+            do="export them again",
+            code="E-EXPORT-CHANGED",
+        )
+
+
+def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Result:
+    counts = {"documents": manifest.total_documents, "tokens": manifest.total_tokens}
+    return Result(sha256_json(files), {"files": list(files), **counts, "changed": changed})
+
+
+def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
+    require_undamaged(manifest)
+    # In the order that the loader reads them.
+    files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
+    match form:
+        case "megatron":
+            return raw.write_megatron(output, manifest.dataset, files)
+        case "olmo":
+            return raw.write_olmo(output, manifest.dataset, files)
+        case "mds":
+            return mds.write(output, files, seq_len)
+
+
+def _refuse_other(output: Path, made_from: Fingerprints) -> None:
+    """Only an earlier export of the same form may be overwritten."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    found = recorded(output / SUMMARY_NAME) or {}
+    if found.get("settings") != made_from["settings"]:
+        raise FormatError(
+            "the output holds something else",
+            where=output,
+            found="another export" if found else "no export",
+            expected="nothing, or an earlier export of the same form",
+            do="choose another directory, or delete this one",
+            code="E-EXPORT-OUTPUT",
+        )

@@ -1,0 +1,149 @@
+"""Manifests and plans by path or URL: for `nmoe verify` and `nmoe info`.
+
+Files in a store are checked there, not in a cache: they are copied to a temporary directory, for
+one shard file at a time, and every message names the URL. Without checksums only the first bytes of
+large files are requested.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from loader.files import store
+from loader.files.addresses import address, is_url, join, parent
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, resolve_inside
+from loader.files.nested import json_value
+from loader.plan.file import load_plan, parse_plan
+from loader.plan.records import PLAN_FORMAT, LoaderPlan
+from loader.plan.remote import uncommitted
+from nmoe_core.base.errors import FormatError, NmoeError
+from nmoe_core.shards.manifest import left_out
+from nmoe_core.shards.publish.pieces import is_plan
+from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, verify_manifest
+
+_WORKERS = 8
+_DEPTHS = range(1, 5)  # depths at which manifests are searched below a directory without one
+_HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A manifest, or a plan with the manifests that it names, on this machine or in a store."""
+
+    where: str
+    plan: LoaderPlan | None
+    manifests: tuple[Manifest, ...]
+    url: str | None = None
+    """URL of the directory whose copy holds the manifests' paths."""
+    root: Path = Path()
+    """That copy."""
+
+    def verify(self, *, checksums: bool = False, deep: bool = False) -> list[Problem]:
+        """Problems of all files, as `verify_manifest` finds them."""
+        at_hand = on_this_machine if self.url is None else self._at_hand
+        found = [
+            problem
+            for manifest in self.manifests
+            for problem in verify_manifest(
+                manifest, checksums=checksums, deep=deep, at_hand=at_hand
+            )
+        ]
+        if self.url is None:
+            return found
+        return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]
+
+    def left_out(self) -> dict[str, Any]:
+        """As `shards.manifest.left_out`, of the first manifest."""
+        manifest = self.manifests[0]
+        at_hand = on_this_machine if self.url is None else self._at_hand
+        with at_hand(manifest, shard_manifests(manifest), True):
+            return left_out(manifest.path.parent, manifest.total_documents)
+
+    @contextmanager
+    def _at_hand(self, manifest: Manifest, names: Iterable[str], is_whole: bool) -> Iterator[None]:
+        """Copies of files that a manifest names; files that the store lacks stay missing."""
+        paths = [resolve_inside(manifest.path.parent, name) for name in names]
+
+        def fetch(path: Path) -> None:
+            url = join(str(self.url), path.relative_to(self.root).as_posix())
+            if is_whole or path.suffix == ".idx":
+                store.copy(url, path)
+            else:
+                store.copy_start(url, path, _HEAD_BYTES)
+
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            list(pool.map(fetch, paths))
+        yield
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(where: str) -> Iterator[Opened]:
+    """Open a manifest, the directory that holds one, or a plan. Raises as `load_manifest` and
+    `load_plan`, and PlanError if the store does not answer (E-STORE)."""
+    if not is_url(where):
+        path = Path(where)
+        yield _opened(_manifest_in(path) if path.is_dir() else path, where)
+        return
+    url = address(where)
+    if not url.partition("?")[0].endswith(".json"):
+        url = join(url, MANIFEST_NAME)
+    with TemporaryDirectory(prefix="nmoe-") as directory:
+        root = Path(directory)
+        base = parent(url)
+        content = store.read_bytes(url)
+        if content is None:
+            raise uncommitted(url)
+        try:
+            value = json_value(content)
+        except ValueError:
+            value = {}
+        name = join(url, "").rpartition("/")[2]
+        if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
+            plan = parse_plan(value, url)
+            base = join(base, plan.root)
+            content = json.dumps(value | {"root": "."}).encode()
+            for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:
+                if not store.copy(join(base, source), resolve_inside(root, source)):
+                    raise uncommitted(join(base, source))
+        (root / name).write_bytes(content)
+        try:
+            yield _opened(root / name, url, base, root)
+        except NmoeError as error:
+            raise _of_url(error, root, base) from None
+
+
+def _manifest_in(directory: Path) -> Path:
+    """A directory's manifest. Raises FormatError if there is none (E-MANIFEST-MISSING)."""
+    path = directory / MANIFEST_NAME
+    if path.exists():
+        return path
+    below = chain.from_iterable(sorted(directory.glob("*/" * n + MANIFEST_NAME)) for n in _DEPTHS)
+    names = [str(found) for found in islice(below, 3)]
+    raise FormatError(
+        "the directory holds no manifest",
+        where=directory,
+        do=f"name one below it, such as {' or '.join(names)}" if names else "make it with prep",
+        code="E-MANIFEST-MISSING",
+    )
+
+
+def _opened(path: Path, where: str, url: str | None = None, root: Path = Path()) -> Opened:
+    if not is_plan(path):
+        return Opened(where, None, (load_manifest(path),), url, root)
+    plan = load_plan(path)
+    sources = {source.manifest: source for source in (*plan.sources, *plan.valid)}
+    manifests = tuple(load_manifest(resolve_inside(plan.base, name)) for name in sources)
+    return Opened(where, plan, manifests, url, root)
+
+
+def _of_url(error: Any, root: Path, url: str) -> Any:
+    """An error about a copy as one about its original."""
+    return type(error)(str(error).replace(str(root), url), code=error.code)

@@ -1,0 +1,206 @@
+"""The texts of an ablation: three arms of equal tokens, and text that no grader saw.
+
+An arm takes the same number of tokens from each source, so a difference between arms is not one of
+sources. No grader was fitted, chosen or calibrated on an evaluation document: it has no label in
+`train` or `val`, nor the text of a document that has one, nor is it a near copy of one. Arms leave
+out evaluation documents and their near copies. Copies are sought in the first 512 tokens.
+Memory: the lengths of all documents, 512 tokens of each, and the texts that are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import CurationError
+from nmoe_core.config.run import Run
+from nmoe_core.labels.documents import JsonlTexts
+from nmoe_core.labels.label_files import read_label_file
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.shards.documents import ShardFile, beginning, shard_files
+from nmoe_core.tasks.selection.outcome import outcome_of
+from nmoe_core.text.near_copies import near_copies
+from nmoe_core.text.tokenizer import load_tokenizer
+
+_GRADER_SPLITS = ("train", "val")  # graders are only reported on for test
+ARMS = ("kept", "random", "dropped")
+MAX_TOKENS = 2048
+COPY_TOKENS = 512
+EVAL_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Documents:
+    """All documents of a source, in the order of its shards."""
+
+    files: list[ShardFile]
+    kept: np.ndarray  # bool [N]
+    lengths: np.ndarray  # int64 [N], tokens that an arm takes of each at most
+    labelled: np.ndarray  # bool [N]: a grader saw its text by a label of train or val
+
+    def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
+        """Its first tokens, without the EOS."""
+        for file in self.files:
+            if number < len(file.spans):
+                start, end = file.spans[number].tolist()
+                return file.tokens[start : min(end - 1, start + limit)]
+            number -= len(file.spans)
+        raise IndexError(number)
+
+
+class Texts:
+    """The documents of a run, from which evaluation text and arms are drawn.
+
+    Args:
+        run: A run whose documents are selected, or graded.
+        count: Evaluation documents of each set.
+        own: A JSON lines file of the user's evaluation texts; or None.
+
+    Attributes:
+        evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
+        left_out: Texts of `own` that a grader saw.
+
+    Raises:
+        CurationError: A set has fewer than ten documents that no grader saw (E-CURATION-ABLATE).
+        FormatError, LabelError: Documents, labels or decisions are missing or damaged.
+    """
+
+    def __init__(self, run: Run, count: int, own: Path | None = None) -> None:
+        self._run = run
+        self._tokenizer = load_tokenizer(run.tokenizer)
+        names = [one.name for one in run_sources(run)]
+        paths = [run.tree.merged_labels(split) for split in _GRADER_SPLITS]
+        ids = {r["doc_id"] for p in paths if p.is_file() for r in read_label_file(p)[1]}
+        self._sources = {name: self._read(name, ids) for name in names}
+        self._seen = [
+            one.tokens(i, COPY_TOKENS)
+            for one in self._sources.values()
+            for i in np.flatnonzero(one.labelled).tolist()
+        ]
+        self._held: dict[str, set[int]] = {name: set() for name in names}
+        self._eval_tokens: list[np.ndarray] = []
+        self.left_out = 0
+        self.evaluation = {name: self._evaluation(name, count) for name in ("kept", "all")}
+        if own is not None:
+            self.evaluation["own"] = self._own(own)
+        for name, texts in self.evaluation.items():
+            if len(texts) < 10:
+                raise CurationError(
+                    "too few documents that no grader saw",
+                    where=own if name == "own" else run.path,
+                    found=f"{len(texts)} for the evaluation set {name}",
+                    expected="at least 10",
+                    do="label fewer documents, or prepare more",
+                    code="E-CURATION-ABLATE",
+                )
+        self._free = {name: self._without_copies(name) for name in names}
+
+    def arms(self, num_tokens: int, seed: int) -> dict[str, list[bytes]]:
+        """Texts of each arm, `num_tokens` tokens of the run each, drawn by the seed.
+
+        Raises CurationError if the sources have fewer tokens for an arm (E-CURATION-ABLATE).
+        """
+        quotas = self._quotas(num_tokens)
+        return {arm: self._draw(arm, quotas, seed) for arm in ARMS}
+
+    def _read(self, source: str, labelled: set[str]) -> _Documents:
+        files: list[ShardFile] = []
+        kept: list[np.ndarray] = []
+        for shard in self._run.tree.shards(source, self._run.config.prep.num_shards):
+            files += shard_files(self._run.tree.data, load_manifest(shard.manifest))
+            kept.append(outcome_of(self._run, shard).codes == 0)
+        has_label = np.array([i in labelled for file in files for i in file.doc_ids()], np.bool_)
+        digests = [digest for file in files for _, digest in file.ids()]
+        seen = {digest for digest, is_seen in zip(digests, has_label) if is_seen and digest}
+        same = np.array([digest in seen for digest in digests], np.bool_)
+        lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
+        return _Documents(
+            files, np.concatenate(kept), np.minimum(lengths - 1, MAX_TOKENS), has_label | same
+        )
+
+    def _evaluation(self, name: str, count: int) -> list[bytes]:
+        """Documents of a set, equally many of each source if it has enough."""
+        found: list[bytes] = []
+        share = -(-count // len(self._sources))
+        for source, one in self._sources.items():
+            rng = np.random.default_rng([self._run.loader.seed, len(name)])
+            unseen = ~one.labelled & (one.kept if name == "kept" else True) & (one.lengths > 0)
+            numbers = rng.permutation(np.flatnonzero(unseen))[: 2 * share].tolist()
+            tokens = [one.tokens(i, COPY_TOKENS) for i in numbers]
+            fresh = np.flatnonzero(~near_copies(tokens, self._seen))[:share].tolist()
+            self._held[source] |= {numbers[k] for k in fresh}
+            self._eval_tokens += [tokens[k] for k in fresh]
+            texts = [self._bytes(tokens[k])[:EVAL_BYTES] for k in fresh]
+            found += [text for text in texts if text]
+        return found
+
+    def _own(self, path: Path) -> list[bytes]:
+        lines = JsonlTexts(path)
+        texts = [lines.text(doc_id) for doc_id, _ in lines.rows]
+        texts = [text for text in texts if text]
+        tokens = [
+            np.asarray(self._tokenizer.encode_long(t, COPY_TOKENS)[:COPY_TOKENS]) for t in texts
+        ]
+        fresh = np.flatnonzero(~near_copies(tokens, self._seen)).tolist()
+        self.left_out = len(texts) - len(fresh)
+        self._eval_tokens += [tokens[k] for k in fresh]
+        return [texts[k].encode("utf-8", "replace")[:EVAL_BYTES] for k in fresh]
+
+    def _without_copies(self, source: str) -> np.ndarray:
+        """Which documents an arm may take: bool `[N]`."""
+        one = self._sources[source]
+        free = one.lengths > 0
+        free[list(self._held[source])] = False
+        numbers = np.flatnonzero(free)
+        tokens = [one.tokens(i, COPY_TOKENS) for i in numbers.tolist()]
+        free[numbers[near_copies(tokens, self._eval_tokens)]] = False
+        return free
+
+    def _numbers(self, arm: str, source: str) -> np.ndarray:
+        one = self._sources[source]
+        free = self._free[source]
+        wanted = {"kept": one.kept, "random": True, "dropped": ~one.kept}[arm]
+        return np.flatnonzero(free & wanted)
+
+    def _quotas(self, num_tokens: int) -> dict[str, int]:
+        """Tokens of each source: equal, but for sources of which an arm has fewer."""
+        has = {
+            name: min(int(one.lengths[self._numbers(arm, name)].sum()) for arm in ARMS)
+            for name, one in self._sources.items()
+        }
+        if sum(has.values()) < num_tokens:
+            raise CurationError(
+                "too little text for arms of equal tokens",
+                where=self._run.path,
+                found=f"{sum(has.values())} tokens of each arm",
+                expected=f"{num_tokens} tokens",
+                do="ask for fewer with --tokens, or prepare more documents",
+                code="E-CURATION-ABLATE",
+            )
+        quotas = {}
+        left = num_tokens
+        for k, name in enumerate(sorted(has, key=lambda name: has[name])):
+            quotas[name] = min(has[name], left // (len(has) - k))
+            left -= quotas[name]
+        return quotas
+
+    def _draw(self, arm: str, quotas: dict[str, int], seed: int) -> list[bytes]:
+        texts: list[bytes] = []
+        for source, quota in quotas.items():
+            one = self._sources[source]
+            numbers = self._numbers(arm, source)
+            for i in np.random.default_rng([seed, 1]).permutation(numbers).tolist():
+                if quota <= 0:
+                    break
+                tokens = one.tokens(i, min(MAX_TOKENS, quota))
+                quota -= len(tokens)
+                texts.append(self._bytes(tokens))
+        return [texts[i] for i in np.random.default_rng([seed, 2]).permutation(len(texts))]
+
+    def _bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        tokens = np.asarray(tokens)
+        return beginning(tokens, self._tokenizer, len(tokens)).text.encode("utf-8", "replace")

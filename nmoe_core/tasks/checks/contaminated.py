@@ -1,0 +1,94 @@
+"""Text of a source that evaluation sets hold too, and whether its share is allowed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from loader.files.format import load_manifest
+from nmoe_core.base.errors import ConfigError, CurationError
+from nmoe_core.base.fingerprint import local_digest, sha256_json
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.tasks.attributes import attribute_names
+
+_NAME = "contamination"
+_COLUMNS = ("contamination", "contaminated_by")
+
+
+class Contaminated(NamedTuple):
+    """The curated documents of a source."""
+
+    share: float
+    """Share of their tokens in passages of evaluation sets."""
+    documents: int
+    """Documents with such a passage."""
+    most: str | None
+    """The set that most tokens come from."""
+
+
+def refuse_contaminated(run: Run, source: str) -> Contaminated:
+    """The contaminated text in the curated shards of a source. Raises ConfigError if the run has a
+    limit but not the attribute, FormatError if the attribute is not made, or is of other documents
+    or sets, and CurationError if there is more than `[contamination] max_share`
+    (E-CONTAMINATION-SHARE)."""
+    found = _contaminated(run, source)
+    limit = run.config.contamination.max_share
+    if limit is not None and found.share > limit:
+        raise CurationError(
+            "too much of what would be trained on stands in evaluation sets",
+            where=f"{source}, contamination.max_share",
+            found=f"{found.share:.4%} of tokens, in {found.documents} documents, most of "
+            f"{found.most}",
+            expected=f"at most {limit:.4%}",
+            do="add `contamination < 0.1` to curation.where, select and curate again",
+            code="E-CONTAMINATION-SHARE",
+        )
+    return found
+
+
+def _contaminated(run: Run, source: str) -> Contaminated:
+    from nmoe_core.curate.shards.inputs import document_lengths
+
+    if _NAME not in attribute_names(run):
+        raise ConfigError(
+            "contamination.max_share needs the attribute",
+            where=run.path,
+            do="add contamination to [attributes] use",
+            code="E-CONFIG-MISSING",
+        )
+    files = run.config.contamination.evaluations
+    sets = sha256_json({name: local_digest(run.resolve(path)) for name, path in files.items()})
+    tokens = inside = 0.0
+    documents = 0
+    by_set = dict[str, float]()
+    for shard in run.tree.shards(source, run.config.prep.num_shards):
+        rows = _rows_by_text(shard, sets)
+        manifest = load_manifest(shard.curated_manifest)
+        curated = shard_files(shard.tree.curated, manifest)
+        lengths = document_lengths(curated)
+        digests = (digest for file in curated for _, digest in file.ids())
+        for length, digest in zip(lengths.tolist(), digests, strict=True):
+            tokens += length
+            # Documents that training had consumed may have left their parent.
+            share, name = rows.get(digest, (0.0, None))
+            if name is not None:
+                inside = inside + share * length
+                documents = documents + 1
+                by_set[name] = by_set.get(name, 0.0) + share * length
+    most = max(by_set, key=by_set.__getitem__, default=None)
+    return Contaminated(inside / max(tokens, 1), documents, most)
+
+
+def _rows_by_text(shard: ShardPaths, sets: str) -> dict[str, tuple[float, str | None]]:
+    from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
+
+    path = shard.attribute(_NAME)
+    expected = {"documents": documents_digest(load_manifest(shard.manifest)), "evaluations": sets}
+    found = read_footer(path).fingerprints
+    if changed := [key for key, value in expected.items() if found.get(key) != value]:
+        raise stale(_NAME, path, f"other {changed[0]}")
+    table = read_attribute(path, ["text_sha256", *_COLUMNS])
+    hashes, *values = (table.column(name).to_pylist() for name in table.column_names)
+    return {digest.hex(): row for digest, row in zip(hashes, zip(*values))}

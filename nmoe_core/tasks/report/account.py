@@ -1,0 +1,211 @@
+"""The account of a run: the outcome of every file, record, document and token, up to the batches.
+
+A line is a total, or an amount taken from the total above it (`out`) or added to it (`in`), or a
+part of it (`of`). The next total of the same unit is their result; if it is not, a line has the
+difference.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loader.files.format import Manifest, load_manifest, read_json_object
+from loader.plan.build import num_windows
+from loader.plan.records import LoaderPlan
+from nmoe_core.base.atomic import replacing, write_json
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.report.plots import flow_plot, kept_picture, png_markdown
+from nmoe_core.shards.manifest import source_infos
+from nmoe_core.tasks.selection.outcome import left_out
+
+FORMAT = "nmoe-account-v1"
+NOT_ACCOUNTED = "not accounted for"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. `count` is None if the files do not say it."""
+
+    name: str
+    unit: str
+    kind: str
+    """`total`, `out`, `in` or `of`."""
+    count: int | None
+
+
+def run_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
+    """The account of a run whose plan this is, as JSON: lines of all sources together, and of each.
+    Raises FormatError if documents of a source are not selected yet (E-MANIFEST-MISSING)."""
+    sources = run_sources(run)
+    reasons = left_out(run, [source.name for source in sources])
+    by_source = {}
+    for source in sources:
+        of_source = {why: counts.get(source.name, 0) for why, counts in reasons.items()}
+        lines = _source_lines(run, plan, source, of_source)
+        by_source[source.name] = _checked(lines)
+    total = [*_file_lines(run), *_summed(list(by_source.values()))]
+    total += _step_lines(plan)
+    return {
+        "format": FORMAT,
+        "plan_hash": plan.plan_hash,
+        "total": [asdict(line) for line in _checked(total)],
+        "sources": {name: [*map(asdict, lines)] for name, lines in by_source.items()},
+    }
+
+
+def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
+    """Write the account beside the run unless it is there, and return it; raises as
+    `run_account`."""
+    account = run_account(run, plan)
+    path = run.tree.account
+    with replacing(path):  # also removes what a killed run left
+        if not path.is_file() or read_json_object(path) != account:
+            write_json(path, account)
+    return account
+
+
+def account_rows(account: dict[str, Any]) -> list[list[str | int | None]]:
+    """The lines as rows of a table: its name, the number in all, and the number of each source. A
+    line whose numbers are all 0 is left out, unless it is a total."""
+    signs = {"total": "", "out": "- ", "in": "+ ", "of": "  of these "}
+    by_source = [
+        {(line["name"], line["unit"]): line["count"] for line in lines}
+        for lines in account["sources"].values()
+    ]
+    rows = []
+    for line in account["total"]:
+        if line["count"] != 0 or line["kind"] == "total":
+            key = (line["name"], line["unit"])
+            name = signs[line["kind"]] + line["name"]
+            rows.append([name, line["count"], *(counts.get(key) for counts in by_source)])
+    return rows
+
+
+def account_picture(run: Run, account: dict[str, Any]) -> str:
+    """Markdown of the flow picture of all sources together."""
+    lines = account["total"]
+    kept = run.tree.picture("account")
+    return kept_picture(kept, lines, lambda: png_markdown(flow_plot(lines), "account of the run"))
+
+
+def _file_lines(run: Run) -> Iterator[Line]:
+    """The lines of files from the input ledger; none if `nmoe init` did not write one."""
+    path = run.tree.input_ledger
+    if not path.is_file():
+        return
+    ledger = read_json_object(path)
+    yield Line("files seen", "files", "total", ledger["seen"]["files"])
+    yield Line("left out", "files", "out", ledger["left_out"]["files"])
+    yield Line("held out", "files", "out", ledger["held_out"]["files"])
+    yield Line("files of training", "files", "total", ledger["taken"]["files"])
+
+
+def _source_lines(
+    run: Run, plan: LoaderPlan, source: SourcePlan, reasons: dict[str, int]
+) -> Iterator[Line]:
+    name = source.name
+    data = load_manifest(run.tree.manifest(name))
+    curated = load_manifest(run.tree.curated_manifest(name))
+    read = _Read.of(run, name, "train")
+    records = read.of_source("records_read")
+    held_out: int | None = 0
+    if source.has_valid and not source.spec.allow_overlap:
+        held_out = _Read.of(run, name, "valid").of_source("records_read")
+    both = None if records is None or held_out is None else records + held_out
+    yield Line("records", "documents", "total", both)
+    yield Line("held out for validation", "documents", "out", held_out)
+    yield Line("records of training", "documents", "total", records)
+    yield Line("cannot be read", "documents", "out", read.of_source("bad_records"))
+    yield Line("empty", "documents", "out", read.of_shards("empty_documents"))
+    yield Line("too short", "documents", "out", read.of_shards("filtered_documents"))
+    yield Line("further parts of long records", "documents", "in", read.of_shards("further_parts"))
+    yield Line("documents", "documents", "total", data.total_documents)
+    yield Line("cut at max_doc_tokens", "documents", "of", read.of_shards("truncated_documents"))
+    for reason, count in reasons.items():
+        yield Line(reason, "documents", "out", count)
+    yield Line("curated documents", "documents", "total", curated.total_documents)
+    yield Line("tokens", "tokens", "total", data.total_tokens)
+    omitted = data.total_tokens - curated.total_tokens
+    yield Line("of documents that are left out", "tokens", "out", omitted)
+    yield Line("curated tokens", "tokens", "total", curated.total_tokens)
+    yield from _window_lines(plan, curated, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Facts that prep wrote into the manifests of a split's shards; older manifests have fewer."""
+
+    infos: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, run: Run, name: str, split: str) -> "_Read":
+        return cls(source_infos(run.tree.split(name, split)))
+
+    def of_shards(self, key: str) -> int | None:
+        """A count that each shard has of its own."""
+        counts = self._counts(key)
+        return sum(counts) if counts else None
+
+    def of_source(self, key: str) -> int | None:
+        """A count of the whole split, which every shard repeats."""
+        counts = self._counts(key)
+        return max(counts) if counts else None
+
+    def _counts(self, key: str) -> list[int]:
+        """The count of every shard; empty unless all have it."""
+        counts = [info[key] for info in self.infos if key in info]
+        return counts if len(counts) == len(self.infos) else []
+
+
+def _window_lines(plan: LoaderPlan, curated: Manifest, name: str) -> Iterator[Line]:
+    windows = num_windows(curated, plan)
+    if plan.packing == "concat":
+        read = windows * plan.stride
+        rest = curated.total_tokens - read
+        yield Line("after the last whole window", "tokens", "out", rest)
+        yield Line("tokens of windows", "tokens", "total", read)
+    taken = plan.taken()[name]
+    yield Line("windows", "windows", "total", windows)
+    yield Line("not read", "windows", "out", max(0, windows - taken))
+    yield Line("read again", "windows", "in", max(0, taken - windows))
+    yield Line("sequences of training", "windows", "total", taken)
+
+
+def _step_lines(plan: LoaderPlan) -> Iterator[Line]:
+    steps = plan.num_sequences // plan.batch_size
+    yield Line("in no whole batch", "windows", "out", plan.num_sequences % plan.batch_size)
+    yield Line("sequences of whole batches", "windows", "total", steps * plan.batch_size)
+    yield Line("steps", "steps", "total", steps)
+
+
+def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
+    """The lines of several sources together; lines of reasons are in the order of the first source
+    that has them."""
+    counts: dict[tuple[str, str, str], list[int | None]] = {}
+    for line in (line for lines in accounts for line in lines if line.name != NOT_ACCOUNTED):
+        counts.setdefault((line.name, line.unit, line.kind), []).append(line.count)
+    for key, found in counts.items():
+        known = [count for count in found if count is not None]
+        yield Line(*key, sum(known) if len(known) == len(found) else None)
+
+
+def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
+    """The lines, and one more before each total that the lines above it do not add up to."""
+    checked: list[Line] = []
+    unit = ""
+    left = None
+    for line in lines:
+        if line.kind != "total":
+            sign = {"in": 1, "out": -1, "of": 0}[line.kind]
+            left = None if left is None or line.count is None else left + sign * line.count
+        else:
+            if line.unit == unit and left is not None and line.count is not None:
+                missing = left - line.count
+                if missing:
+                    kind = "out" if missing > 0 else "in"
+                    checked.append(Line(NOT_ACCOUNTED, unit, kind, abs(missing)))
+            unit = line.unit
+            left = line.count
+        checked.append(line)
+    return checked

@@ -1,0 +1,214 @@
+"""The data card of a corpus (README.md of a hub dataset) and its Croissant description."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nmoe_core.base.errors import one_line
+from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.report.corpus import UNREADABLE, Corpus, readable_manifest
+from nmoe_core.tasks.report.origins import facts, origin
+from nmoe_core.tasks.report.sections import language_shares
+from nmoe_core.tasks.report.summary import head_headers
+from nmoe_core.tasks.selection.outcome import left_out, rule_of
+
+MADE_BY = "# Written by nmoe report: it is replaced by the next one."
+_LEAST_SHARE = 0.01  # least share of a language that the card names
+_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
+_SIZES += ((10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "equivalentProperty": "cr:equivalentProperty",
+    "dct": "http://purl.org/dc/terms/",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileObject": "cr:fileObject",
+    "fileProperty": "cr:fileProperty",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+_FIELDS = {
+    "doc_id": ("sc:Text", "Shard file, first token and end of the document."),
+    "source": ("sc:Text", "Source of the document."),
+    "decision": ("sc:Text", "keep, band or drop, as the graders judge."),
+    "aggregated": ("sc:Float", "Score of the document, 0 to 1."),
+}
+
+
+def totals(corpus: Corpus) -> dict[str, int | None]:
+    """Counts over all sources; None for counts that some source does not have yet."""
+    found: dict[str, int | None] = {"sources": len(corpus.sources)}
+    for prefix, paths in (("", corpus.manifests()), ("kept ", corpus.curated())):
+        made = [one for one in map(readable_manifest, paths) if one is not None]
+        is_whole = bool(made) and len(made) == len(paths)
+        counts = sum(m.total_documents for m in made), sum(m.total_tokens for m in made)
+        names = ("documents", "tokens") if not prefix else ("kept", "kept tokens")
+        found |= dict(zip(names, counts if is_whole else (None, None)))
+    return found
+
+
+def data_card(corpus: Corpus) -> str:
+    """The Markdown of the card, with its YAML head."""
+    found = totals(corpus)
+    name = corpus.name
+    head = {
+        "pretty_name": name,
+        "license": "unknown",
+        "language": _languages(corpus),
+        "task_categories": ["text-generation"],
+        "size_categories": [_size(found["kept"] or found["documents"] or 0)],
+        "tags": ["pretraining", "tokenized", "nmoe"],
+    }
+    yaml = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+    parts = ["---", MADE_BY, *yaml, "---", "", f"# {_plain(name)}", "", *_text(corpus, found)]
+    return "\n".join(parts) + "\n"
+
+
+def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
+    run = corpus.run
+    yield "Token shards for pre-training language models, with a loader plan that says which"
+    yield "sequences a run reads. The licences of the sources hold for their texts: name them here."
+    yield "\n## Composition\n"
+    yield "| source | from | documents | tokens | kept | kept tokens |"
+    yield "|---|---|---|---|---|---|"
+    for source in run_sources(run):
+        paths = run.tree.manifest(source.name), run.tree.curated_manifest(source.name)
+        made = [readable_manifest(path) for path in paths]
+        counts = [(m.total_documents, m.total_tokens) if m else ("", "") for m in made]
+        cells = [f"{n:,}" if isinstance(n, int) else n for pair in counts for n in pair]
+        yield f"| {source.name} | {_plain(origin(source.spec))} | {' | '.join(cells)} |"
+    if all(path.is_file() for path in corpus.outcomes()):
+        yield "\n## What was left out\n"
+        yield f"Kept is a document of which this is true: `{rule_of(run)}`\n"
+        try:
+            for reason, counts in left_out(run, corpus.sources).items():
+                yield f"* {sum(counts.values()):,} documents: {_plain(reason)}"
+        except UNREADABLE as error:
+            yield f"Cannot be shown: {_plain(one_line(error))}"
+    if headers := head_headers(run):
+        yield "\n## Graders\n"
+        yield "Spearman's correlation with the oracle, on documents that were not trained on.\n"
+        yield "| grader | documents | Spearman |"
+        yield "|---|---|---|"
+        for kind, header in headers.items():
+            metrics = header["metrics"]
+            yield f"| {kind} | {metrics['n']:,} | {metrics['spearman'] or 0:.3f} |"
+    if found["kept"] is not None and run.tree.plan.is_file():
+        yield "\n## Use\n"
+        yield "    from loader import build_loader"
+        yield f'    loader, plan = build_loader("{run.tree.plan.name}", rank=0, world_size=1)'
+        yield "    inputs, targets = loader.next()"
+    yield "\n## Provenance\n"
+    for key, value in facts(corpus).items():
+        yield f"* {key}: `{value}`"
+
+
+def _plain(text: str) -> str:
+    """A text that neither ends a cell of a table nor becomes markup."""
+    line = " ".join(text.split())
+    for mark in "\\|<>[]`*_":
+        line = line.replace(mark, f"\\{mark}") if mark not in "<>" else line.replace(mark, " ")
+    return line
+
+
+def _size(count: int) -> str:
+    return next((name for limit, name in _SIZES if count < limit), "n>1T")
+
+
+def _languages(corpus: Corpus) -> list[str]:
+    if "language" not in corpus.run.config.attributes.use or not all(
+        path.is_file() for path in corpus.attribute("language")
+    ):
+        return []
+    try:
+        found = [language_shares(corpus.run, name) for name in corpus.sources]
+    except UNREADABLE:  # the page says why
+        return []
+    names = {lang for shares in found for lang, share in shares.items() if share >= _LEAST_SHARE}
+    return sorted(names - {"und"})
+
+
+def croissant(corpus: Corpus, base: Path) -> str:
+    """The JSON-LD of the corpus, with paths relative to its directory."""
+    name = corpus.name
+    tree = corpus.run.tree
+    made = [path for path in [*corpus.manifests(), *corpus.curated()] if path.is_file()]
+    files = [_file(path, base) for path in [*made, *[tree.plan] * tree.plan.is_file()]]
+    found = [one for one in map(readable_manifest, made) if one is not None]
+    dates = [one.extra.get("created_at", "") for one in found]
+    described: dict[str, Any] = {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": name,
+        "description": "Token shards for pre-training language models, and grades of documents.",
+        "license": "https://choosealicense.com/no-permission/",
+        "version": "1.0.0",
+        "datePublished": max(dates, default="")[:10] or "1970-01-01",
+        "citeAs": name,
+        "distribution": files,
+        "recordSet": [],
+    }
+    graded = [shard for shard in corpus.shards() if shard.scores.is_file()]
+    for shard in graded:
+        one = _file(shard.scores, base, "application/jsonlines")
+        files.append(one)
+        described["recordSet"].append(_records(one["@id"], f"{shard.source}_{shard.bucket:04d}"))
+    return json.dumps(described, ensure_ascii=False, indent=2) + "\n"
+
+
+def _file(path: Path, base: Path, form: str = "application/json") -> dict[str, str]:
+    where = Path(os.path.relpath(path.absolute(), base)).as_posix()
+    return {
+        "@type": "cr:FileObject",
+        "@id": where,
+        "name": where,
+        "contentUrl": where,
+        "encodingFormat": form,
+        "sha256": sha256_file(path),
+    }
+
+
+def _records(file: str, name: str) -> dict[str, Any]:
+    fields = [
+        {
+            "@type": "cr:Field",
+            "@id": f"{name}/{column}",
+            "name": column,
+            "description": text,
+            "dataType": kind,
+            "source": {"fileObject": {"@id": file}, "extract": {"column": column}},
+        }
+        for column, (kind, text) in _FIELDS.items()
+    ]
+    return {"@type": "cr:RecordSet", "@id": name, "name": name, "field": fields}

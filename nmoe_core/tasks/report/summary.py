@@ -1,0 +1,255 @@
+"""The table of a run, and a few rows of the result of each task."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from loader.__main__ import fingerprint
+from loader.files.format import load_manifest, read_json_object
+from loader.plan.file import load_plan
+from loader.plan.records import LoaderPlan
+from nmoe_core.base.errors import FormatError
+from nmoe_core.base.fingerprint import read_summary
+from nmoe_core.base.settings import THRESHOLDS
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.quality.calibration.graded import read_graded, read_grading_summary, scored_by
+from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.tasks.backbone import backbone_kind
+from nmoe_core.tasks.report.account import run_account
+from nmoe_core.tasks.selection.composition import composition, most_moved
+from nmoe_core.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIGEST_STEPS = 8
+_RANKED = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
+_RANKED += ("false_drops_bottom_fifth", "spearman_student", "gain_over_student")
+_SCOREBOARD = ("n", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggregate")
+_SCOREBOARD += ("spearman_source_only", "spearman_length_only", "noise_ceiling")
+Row = dict[str, str | int | float]
+_TEXT_CHARS = 160
+_TEXT_TOKENS = 64
+
+
+def run_report(run: Run) -> dict[str, Any]:
+    """Everything the table shows, as JSON values; FormatError if a task has not run
+    (E-MANIFEST-MISSING)."""
+    if not run.tree.plan.is_file():
+        raise FormatError(
+            "this run has no loader plan yet",
+            where=run.tree.plan,
+            do="make it with `nmoe run`",
+            code="E-MANIFEST-MISSING",
+        )
+    is_off = run.config.grading.is_off
+    calibration = {} if is_off else read_calibration(run.tree.calibration_summary)
+    plan = load_plan(run.tree.plan)
+    digest, num_steps = fingerprint(plan, DIGEST_STEPS)
+    names = [source.name for source in run_sources(run)]
+    moved = composition(run, names).items()
+    return {
+        "root": str(run.tree.root),
+        "sources": [_source(run, plan, name) for name in names],
+        "account": run_account(run, plan),
+        "composition": {kind: most_moved(found) for kind, found in moved},
+        "oracle": None
+        if is_off
+        else f"{calibration['scorer_model']}/{calibration['scorer_version']}",
+        "backbone": backbone_kind(run),
+        "grader": "none" if is_off else calibration.get("grader", "hydra"),
+        "grader_choice": calibration.get("grader_choice"),
+        "heads": {} if is_off else scoreboard(run),
+        "cost": [] if is_off else grader_costs(run),
+        "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
+        "plan": {
+            "path": str(run.tree.plan),
+            "plan_hash": plan.plan_hash,
+            "steps": plan.num_sequences // plan.batch_size,
+            "batch_size": plan.batch_size,
+            "seq_len": plan.seq_len,
+            "digest_steps": num_steps,
+            "digest": digest,
+        },
+    }
+
+
+def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
+    data = load_manifest(run.tree.manifest(name))
+    curated = load_manifest(run.tree.curated_manifest(name))
+    diversity = read_summary(run.tree.curation(name))["diversity"]["concat"]
+    grades = [
+        read_grading_summary(shard.graded)
+        for shard in run.tree.shards(name, run.config.prep.num_shards)
+    ]
+    quotas = [s.num_sequences for stage in plan.stages for s in stage.sources if s.name == name]
+    decided = (
+        {} if run.config.grading.is_off else {"keep": "kept", "band": "band", "drop": "dropped"}
+    )
+    return {
+        "source": name,
+        "documents": data.total_documents,
+        "tokens": data.total_tokens,
+        **{column: sum(grade[key] for grade in grades) for column, key in decided.items()},
+        "curated": curated.total_documents,
+        "curated_tokens": curated.total_tokens,
+        "sequences": sum(quotas),
+        "epochs": _epochs(sum(quotas) * plan.seq_len, curated.total_tokens),
+        "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
+        "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
+        "topics_ceiling": diversity["after"]["ceiling"] if diversity["after"] else None,
+    }
+
+
+def _epochs(read_tokens: int, tokens: int) -> float | None:
+    """How often training reads a source's curated tokens; None if it has none."""
+    return round(read_tokens / tokens, 2) if tokens else None
+
+
+def head_headers(run: Run) -> dict[str, dict[str, Any]]:
+    """Headers of the graders that are there: the student needs no heads, older runs have none."""
+    from nmoe_core.quality.heads.head_files import read_header
+
+    paths = {kind: getattr(run.tree, kind) for kind in ("student", "probe", "judge")}
+    return {kind: read_header(path) for kind, path in paths.items() if path.is_file()}
+
+
+def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
+    """Figures of each grader by the split they were measured on, `val` and `test`; empty if a split
+    has no labels. Files made before a figure existed give None for it."""
+
+    def shown(figures: dict[str, Any] | None) -> dict[str, Any]:
+        return {key: figures.get(key) for key in _SCOREBOARD} if figures else {}
+
+    return {
+        kind: {"val": shown(header["metrics"]), "test": shown(header.get("test_metrics"))}
+        for kind, header in head_headers(run).items()
+    }
+
+
+def grader_costs(run: Run) -> list[dict[str, Any]]:
+    """`hours_per_million_documents` of each `grader`, as measured by the last calibration that ran
+    it; none if no calibration did."""
+    path = run.tree.calibration_cost
+    graders = read_json_object(path).get("graders") if path.is_file() else None
+    return graders if isinstance(graders, list) else []
+
+
+def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
+    """The first documents of a shard: their number of tokens and the start of their text."""
+    path = run.tree.shard(source, bucket, split).manifest
+    documents = list(islice(document_ids(run.tree.data, load_manifest(path)), count))
+    texts = _texts(run, [str(document) for document in documents])
+    return [
+        {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
+        for document, text in zip(documents, texts)
+    ]
+
+
+def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
+    """Documents of a graded shard at even ranks of their score, lowest first: the decision, the
+    score it rests on and whose that is, and the probe's own."""
+    graded = read_graded(run.tree.shard(source, bucket).graded)
+    path = graded.path
+    judge = "student" if graded.summary.get("grader") == "student" else "judge"
+    with open(path, "rb") as file:
+        scores = [orjson.loads(line)["aggregated"] for line in file]
+    ranked = sorted(range(len(scores)), key=scores.__getitem__)
+    num = min(count, len(ranked))
+    chosen = [ranked[i * (len(ranked) - 1) // max(num - 1, 1)] for i in range(num)]
+    wanted = set(chosen)
+    with open(path, "rb") as file:
+        rows = {i: orjson.loads(line) for i, line in enumerate(file) if i in wanted}
+    picked = [rows[i] for i in chosen]
+    texts = _texts(run, [row["doc_id"] for row in picked])
+    return [
+        {
+            "decision": row["decision"],
+            "score": round(row["aggregated"], 3),
+            **({} if row["q_probe"] is None else {"probe": round(row["q_probe"], 3)}),
+            "by": scored_by(row, judge),
+            "text": text,
+        }
+        for row, text in zip(picked, texts)
+    ]
+
+
+def attribute_page(
+    run: Run, source: str, name: str, bucket: int, count: int = 3
+) -> tuple[str, list[Row]]:
+    """Markdown of histograms, of half size, of the columns of an attribute's shard, and `count`
+    documents at each end of the first column whose numbers differ; none if all are equal."""
+    from nmoe_core.config.attributes import KEYS
+    from nmoe_core.report.plots import columns_plot, kept_picture, png_markdown
+    from nmoe_core.shards.attribute_file import read_attribute, read_footer
+
+    path = run.tree.shard(source, bucket).attribute(name)
+    title = f"{source}: {name}"
+    table = read_attribute(path)
+
+    def draw() -> str:
+        columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
+        return png_markdown(columns_plot(columns, title, scale=1), title)
+
+    kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
+    picture = kept_picture(kept, [title, read_footer(path).digest], draw)
+    return picture, _both_ends(run, table, count)
+
+
+def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
+    from nmoe_core.shards.attribute_file import numbers
+
+    found = numbers(table).items()
+    column = next((n for n, values in found if len(values) and values.min() != values.max()), None)
+    if column is None:
+        return []
+    rows = table.select(["doc_id", column]).to_pylist()
+    ranked = sorted((row for row in rows if row[column] is not None), key=lambda row: row[column])
+    count = min(count, len(ranked) // 2)
+    picked = [*ranked[:count], *ranked[len(ranked) - count :]]
+    texts = _texts(run, [row["doc_id"] for row in picked])
+    return [
+        {column: round(float(row[column]), 4), "text": text, "doc_id": row["doc_id"]}
+        for row, text in zip(picked, texts)
+    ]
+
+
+def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
+    """The first parsed labels of a slice: the scores, which are one column in the order of the
+    rubric, and the document's id. No text, because a log of events keeps these rows."""
+    from nmoe_core.labels.label_files import SCORES_NAME
+
+    split, _, number = key.rpartition("-")
+    lines = (run.tree.label_shard(split, int(number)) / SCORES_NAME).read_bytes().splitlines()
+    parsed = (record for record in map(orjson.loads, lines) if record["ok"])
+    return [
+        {
+            "aggregated": round(record["aggregated"], 3),
+            "scores": ",".join(str(record["scores"][name]) for name in run.rubric.dimensions),
+            "doc_id": record["doc_id"],
+        }
+        for record in islice(parsed, count)
+    ]
+
+
+def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
+    tokenizer = load_tokenizer(run.tokenizer)
+    reader = DocumentReader(run.tree.data)
+    texts = []
+    for doc_id in doc_ids:
+        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
+        text, is_truncated = beginning(tokens, tokenizer, _TEXT_TOKENS)
+        texts.append(_start(text, is_whole=not is_truncated))
+    return texts
+
+
+def _start(text: str, *, is_whole: bool = True) -> str:
+    """The start of a text on one line; an ellipsis marks that it continues."""
+    line = " ".join(text.split())
+    if is_whole and len(line) <= _TEXT_CHARS:
+        return line
+    return f"{line[:_TEXT_CHARS].rstrip()}…"

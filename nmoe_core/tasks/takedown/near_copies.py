@@ -1,0 +1,54 @@
+"""Near copies of documents that are taken down: they stay, unless the list names them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nmoe_core.audit.takedown.find import Found
+from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
+from nmoe_core.prep.mixture import run_sources
+
+
+def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None:
+    """Near copies of documents of the training split that are taken down, by the run's attribute
+    `duplicates`; None if the run does not look for copies. Similarity is known only to the kept
+    document of a group, so the whole group is listed, each document with its estimated similarity
+    to the kept one; the kept one has none."""
+    if "duplicates" not in run.config.attributes.use:
+        return None
+    shards = [
+        shard
+        for source in run_sources(run)
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards)
+        if shard.attribute("duplicates").is_file()
+    ]
+    rows = {name: row for shard in shards for name, row in _rows(shard).items()}
+    going = {f"{one.source}//{one.ingest_id}" for one in found if one.split == "train"}
+    kept = going | {rows[name][0] for name in going if name in rows}
+    near = {name: row for name, row in rows.items() if row[0] in kept}
+    near |= {name: (name, None) for name in kept if name not in near}
+    return [
+        {"document": name, "of": of, "jaccard": jaccard}
+        for name, (of, jaccard) in sorted(near.items())
+        if name not in going
+    ]
+
+
+def _rows(shard: ShardPaths) -> dict[str, tuple[str, float | None]]:
+    """The near copies of a shard by name, each with the document that is kept and the similarity;
+    the similarity is None for an exact copy."""
+    from nmoe_core.attributes.attribute import open_shard_documents
+    from nmoe_core.shards.attribute_file import read_attribute
+
+    table = read_attribute(shard.attribute("duplicates"), ["exact_of", "near_of", "near_jaccard"])
+    exact, near, jaccard = (column.to_pylist() for column in table.columns)
+    if not any(exact) and not any(near):
+        return {}
+    ids = open_shard_documents(shard).ingest_ids
+    return {
+        f"{shard.source}//{ids[i]}": (of, jaccard[i])
+        for i, of in enumerate(a or b for a, b in zip(exact, near))
+        if of is not None
+    }
