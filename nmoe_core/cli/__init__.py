@@ -28,10 +28,16 @@ from nmoe_core.cli.project import commands as project
 _GROUPS = {
     "start: a project and its tasks": ("init", "run", "ui", "completion", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
-    "judge: what documents are and how good": ("attributes", "select", "sql", "hydra", "train"),
-    "curate: what is kept, in which order": ("curate", "ablate", "takedown"),
-    "change: plans of runs that are under way": ("remix", "bisect", "twin"),
-    "look: before, during, after a run": ("plan", "report", "explain", "seen", "info", "inspect"),
+    "judge: attributes, labels, heads and grades": (
+        "attributes",
+        "select",
+        "sql",
+        "hydra",
+        "train",
+    ),
+    "curate: select, order and remove documents": ("curate", "ablate", "takedown"),
+    "change: edit the plan of a run in progress": ("remix", "bisect", "twin"),
+    "look: preview, report, search": ("plan", "report", "explain", "seen", "info", "inspect"),
     "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
 }
 
@@ -52,7 +58,7 @@ class _Verbs:
         self.lines: dict[str, str] = {}
 
     def add_parser(self, name: str, **texts: Any) -> argparse.ArgumentParser:
-        """As the method of what `add_subparsers` returns."""
+        """Add a verb, as the method of argparse's subparsers does."""
         self.lines[name] = texts["help"]
         return self.parts.add_parser(name, **texts)
 
@@ -72,14 +78,14 @@ def build_parser() -> argparse.ArgumentParser:
         usage="nmoe [-h] [-v] [--version] COMMAND ...",
         description="Data platform for language-model pre-training.",
     )
-    parser.add_argument("-v", "--traceback", action="store_true", help="show the whole trace")
+    parser.add_argument("-v", "--traceback", action="store_true", help="show the full traceback")
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, prep, shards, stores, attributes)
     for module in (*prepared, heads, generate, curate, takedown, run, seen, plans):
         module.register(verbs)
     completion.register(verbs, parser)
-    more = "nmoe COMMAND --help says more of each."
+    more = "Details of each: nmoe COMMAND --help"
     parser.epilog = "\n\n".join((verbs.listed(), str(parser.epilog), _EXIT, more))
     return parser
 
@@ -93,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of the output has enough, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except NmoeError as error:

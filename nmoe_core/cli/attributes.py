@@ -1,5 +1,5 @@
-"""`nmoe attributes`, `select`, `sql`, `ablate`: attributes of documents, selections, and their
-effect."""
+"""`nmoe attributes`, `select`, `sql`, `ablate`: record attributes, preview and query selections,
+and measure their effect on training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def register(verbs: Any) -> None:
     attributes.add_argument("--only", nargs="+", metavar="NAME", help="only these attributes")
     attributes.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(attributes, is_required=True)
-    text = "what a rule over attributes keeps, before anything is written"
+    text = "preview which documents a rule over attributes keeps; writes nothing"
     selected = add_verb(verbs, "select", select, text, _show_selection)
     selected.add_argument("--where", metavar="SQL", help="the rule; default curation.where")
     selected.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
@@ -30,21 +30,21 @@ def register(verbs: Any) -> None:
         "--sample", type=number(0), default=0, metavar="N", help="show N documents at the edge"
     )
     add_run_flags(selected, is_required=True)
-    text = "a question in SQL over all documents of a run"
+    text = "run an SQL query over all documents of a run"
     sql = add_verb(verbs, "sql", ask, text, print_rows)
-    sql.add_argument("query", metavar="SQL", help="over the view documents")
+    sql.add_argument("query", metavar="SQL", help="a query of the view `documents`")
     add_run_flags(sql, is_required=True)
-    text = "small decoders trained on kept, random and dropped text of equal tokens"
+    text = "measure a selection: train small decoders on kept, random and dropped text"
     ablated = add_verb(verbs, "ablate", run_ablation, text, _show_ablation)
     sizes = {
-        "tokens": (100_000, "tokens of each arm"),
-        "seeds": (3, "decoders of each arm, from three on"),
-        "documents": (150, "evaluation documents of each set"),
+        "tokens": (100_000, "training tokens per arm"),
+        "seeds": (3, "decoders per arm, at least 3"),
+        "documents": (150, "documents per evaluation set"),
     }
     for name, (default, text) in sizes.items():
         least = number(3 if name == "seeds" else 1)
         ablated.add_argument(f"--{name}", type=least, default=default, metavar="N", help=text)
-    text = "a JSON lines file with a text you trust per line, to evaluate on it too"
+    text = "a JSON lines file of trusted texts, one per line, as one more evaluation set"
     ablated.add_argument("--eval", type=Path, metavar="FILE", help=text)
     add_run_flags(ablated, is_required=True)
 
@@ -98,7 +98,8 @@ def _show_selection(kept: list[Kept]) -> None:
         print()
         rows = [[name, *counts, _percent(counts[1], counts[0])] for name, counts in ordered]
         print_table(("language", "documents", "kept", "%"), rows)
-    print("\ndropped by each clause: as the first of them, alone, and where it is the only one")
+    print("\ndocuments dropped by each clause: first = it is the first clause that drops them,")
+    print("alone = it would drop them without the other clauses, only = no other clause drops them")
     rows = []
     for figures in zip(*(one.clauses for one in kept)):
         counts = [sum(getattr(f, key) for f in figures) for key in ("first", "alone", "last")]
@@ -119,7 +120,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     short = [row for row in rows if row.get("short_strings")]
     for row in short[:1]:
         count = f"{row['short_strings']} of {row['evaluation_strings']} strings"
-        print(f"\n{count} of evaluation sets have fewer than 8 words and were not looked for")
+        print(f"\n{count} of evaluation sets have fewer than 8 words and were not searched for")
 
 
 def run_ablation(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""`nmoe curate`: reorder a JSONL file, and look at what an order is made of.
+"""`nmoe curate`: reorder a JSONL file, and inspect an order and its embeddings.
 
-The flags are those of the published tool. Without `--order`, a given `--seq-len` is taken
-for the length that will be trained on, and windows of that length are filled; else the order is
-one that serves any length.
+The published tool has the same flags. Without `--order`, `--seq-len` is taken as the training
+sequence length and windows of that length are filled; without either, the order suits any length.
 """
 
 import argparse
@@ -22,28 +21,28 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "n-clusters": {"type": number(1), "default": 30, "metavar": "K"},
     "seq-len": {"type": number(1), "metavar": "TOKENS", "help": f"default {_SEQ_LEN}"},
     "text-field": {"default": "text"},
-    "load-embeddings": {"type": Path, "metavar": "NPY", "help": "use these instead"},
+    "load-embeddings": {"type": Path, "metavar": "NPY", "help": "use these embeddings instead"},
     "pca-components": {"type": number(0), "default": 0, "metavar": "N", "help": "0: no PCA"},
     "no-plot": {"action": "store_true", "help": "draw no pictures"},
     "seed": {"type": number(0), "default": 42},
     "tokenizer": {"metavar": "NAME", "help": "a tiktoken encoding"},
     "full-width": {
         "action": "store_true",
-        "help": "embed at the width of the table, not projected to 256",
+        "help": "keep the table's width instead of projecting to 256",
     },
     "on-error": {
         "choices": ("fail", "set-aside"),
         "default": "fail",
-        "help": "lines that are no records: refuse the file, or write them to *_set_aside.jsonl "
-        "(and count loaded embeddings that are not finite as zeros)",
+        "help": "lines that are not records: refuse the file, or write them to *_set_aside.jsonl "
+        "(and treat loaded embeddings that are not finite as zeros)",
     },
 }
 _OF_FILE = ("n-clusters", "seq-len", "text-field", "load-embeddings", "pca-components", "no-plot")
 _OF_FILE += ("seed", "tokenizer", "full-width", "on-error")
 _VERDICTS = {
-    "redundant": "ARI above 0.7: both see the same structure",
-    "moderate": "ARI 0.3 to 0.7: they differ in part",
-    "different": "ARI below 0.3: very different clusterings; try the deep embeddings",
+    "redundant": "ARI above 0.7: both embeddings find the same clusters",
+    "moderate": "ARI 0.3 to 0.7: the clusters differ in part",
+    "different": "ARI below 0.3: the clusters differ widely; try the deep embeddings",
 }
 
 
@@ -53,21 +52,28 @@ def register(verbs: Any) -> None:
     curate.description = __doc__
     curate.add_argument("--json", action="store_true", help="print JSON")
     _add_file_flags(curate, is_required=False)
-    curate.add_argument("--stats-only", action="store_true", help="print figures, write nothing")
-    curate.add_argument("--calibrate-k", action="store_true", help="as `nmoe curate calibrate-k`")
+    curate.add_argument("--stats-only", action="store_true", help="print statistics, write no file")
+    curate.add_argument(
+        "--calibrate-k", action="store_true", help="same as `nmoe curate calibrate-k`"
+    )
     curate.add_argument(
         "--order",
         metavar="NAME",
-        help="default: auto with --seq-len (the best of three by topics), else golden",
+        help="order (default: auto with --seq-len, the most diverse of three; else golden)",
     )
     curate.add_argument(
-        "--loader", choices=("concat", "flush"), default="concat", help="how windows will be filled"
+        "--loader",
+        choices=("concat", "flush"),
+        default="concat",
+        help="how the loader will fill windows",
     )
-    curate.add_argument("--token-counts", type=Path, metavar="NPY", help="default: beside input")
-    curate.add_argument("--refit", action="store_true", help="fit new clusters, keep none")
+    curate.add_argument("--token-counts", type=Path, metavar="NPY", help="default: beside --input")
+    curate.add_argument(
+        "--refit", action="store_true", help="fit new clusters instead of reusing the old ones"
+    )
     curate.set_defaults(parser=curate)
     parts = curate.add_subparsers(dest="part", metavar="PART", required=False)
-    text = "sweep the number of clusters"
+    text = "sweep the number of clusters and recommend one"
     calibrate = add_verb(parts, "calibrate-k", find_k, text, _show_k)
     _add_file_flags(calibrate, is_required=True)
     _add_embed(parts)
@@ -77,21 +83,23 @@ def register(verbs: Any) -> None:
 
 
 def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
-    """Flags by their names in `_FLAGS`."""
+    """Add flags by their names in `_FLAGS`."""
     for name in names:
         parser.add_argument(f"--{name}", **_FLAGS[name] | more)
 
 
 def _add_file_flags(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     _add(parser, "input", "model-dir", required=is_required)
-    text = "default of calibrate-k: {input}_curated.jsonl, whose embeddings are kept"
+    text = "output file (calibrate-k: reuse its embeddings; default {input}_curated.jsonl)"
     parser.add_argument("--output", type=Path, metavar="JSONL", help=text)
     _add(parser, *_OF_FILE)
-    parser.add_argument("--gpu", type=int, default=0, help="accepted: shallow embedding uses none")
+    parser.add_argument(
+        "--gpu", type=int, default=0, help="ignored: shallow embedding needs no GPU"
+    )
 
 
 def _add_embed(parts: Any) -> None:
-    text = "deep embeddings: the model's last hidden state"
+    text = "compute deep embeddings: the model's last hidden state"
     embed = add_verb(parts, "embed", run_embed, text, _show_embedded)
     _add(embed, "input", "model-dir", required=True)
     embed.add_argument("--output", type=Path, required=True, metavar="NPY")
@@ -105,7 +113,7 @@ def _add_embed(parts: Any) -> None:
         "--reverse", action="store_true", dest="is_reverse", help="longest records first"
     )
     embed.add_argument("--device", "--devices", nargs="+", dest="devices")
-    embed.add_argument("--gpu", type=int, help="as --device cuda:GPU")
+    embed.add_argument("--gpu", type=int, help="same as --device cuda:GPU")
     embed.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     embed.add_argument(
         "--tp", type=int, default=1, dest="tensor_parallel", help="refused: use --devices"
@@ -114,25 +122,27 @@ def _add_embed(parts: Any) -> None:
 
 
 def _add_compare(parts: Any) -> None:
-    text = "whether two embeddings see different structure"
+    text = "compare the clusters of two embeddings"
     compare = add_verb(parts, "compare", run_compare, text, _show_comparison)
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")
-    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="of the deep ones")
+    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="PCA of --deep alone")
     compare.add_argument("--plot", type=Path, metavar="PNG")
     _add(compare, "n-clusters", "pca-components", "seed")
 
 
 def _add_animate(parts: Any) -> None:
-    text = "a film of the order (MP4 with ffmpeg or imageio-ffmpeg, else GIF)"
+    text = "make a film of the order (MP4 with ffmpeg or imageio-ffmpeg, else GIF)"
     animate = add_verb(parts, "animate", run_animate, text, lambda paths: print(*paths, sep="\n"))
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")
-    animate.add_argument("--umap", type=Path, metavar="NPY", help="points in the plane")
+    animate.add_argument("--umap", type=Path, metavar="NPY", help="2-D points of the documents")
     animate.add_argument("--labels", type=Path, metavar="NPY", help="default: beside --embeddings")
     animate.add_argument("--order", type=Path, metavar="NPY", help="default: beside --embeddings")
     animate.add_argument("--output", type=Path, default=Path("ordering_animation.mp4"))
-    animate.add_argument("--frames", type=number(1), help="default 600, as GIF 120")
+    animate.add_argument(
+        "--frames", type=number(1), help="number of frames (default 600; 120 for GIF)"
+    )
     _add(animate, "n-clusters", "seed")
     _add(animate, "seq-len", default=_SEQ_LEN)
 

@@ -1,7 +1,7 @@
-"""Flags of verbs that work on a run: each sets a key of its schema or a root of its tree.
+"""Flags of verbs that work on a run: each sets a configuration key or a directory of the run.
 
-With `--config`, flags override the file; without it, they are the whole configuration. Either way a
-verb gets one checked `Run` from `run_of`.
+With `--config`, flags override the file; without it, flags alone are the configuration. Either way
+a verb gets one checked `Run` from `run_of`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from nmoe_core.config.schema import Key, run_keys, setting
 _NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
-_PUBLISHED = ("--max-batch",)  # the published documents name it, so it stays
+_PUBLISHED = ("--max-batch",)  # the published documents name it
 MODEL_KEYS = ("checkpoint", "device", "dtype", "moe_backend")
 _ROOTS = {
     "data": "directory of token shards",
@@ -49,7 +49,7 @@ def add_run_flags(
     group.add_argument(
         "--config",
         metavar="TOML",
-        help="its configuration; also a name: demo, moonlet"
+        help="configuration file or a bundled one: demo, moonlet"
         + f" (default: {PROJECT_FILE} in this directory)" * is_required,
     )
     add_keys(group, {name: run_keys()[key] for name, key in named.items()})
@@ -61,7 +61,7 @@ def add_run_flags(
         default=[],
         dest="settings",
         metavar="KEY=VALUE",
-        help="another value for any key of the run, such as compute.workers=4; repeatable",
+        help="set any configuration key, such as compute.workers=4; repeatable",
     )
     parser.set_defaults(keys=named, roots=roots, needs_run=is_required)
 
@@ -99,8 +99,8 @@ def run_of(
 
 
 def apply_default_config(arguments: argparse.Namespace) -> None:
-    """Let a task of a run work on the project of the working directory, if the command line names
-    no configuration, no directory, and no file of documents or labels."""
+    """Use the project of the working directory if the command line names no configuration, no
+    directory, and no file of documents or labels."""
     is_task = getattr(arguments, "is_task", False)
     if is_task and arguments.config is None and Path(PROJECT_FILE).is_file():
         named = (*arguments.roots, *_FILES)
@@ -122,18 +122,18 @@ def project_file() -> Path:
 
 
 def _from_here(key: str, value: Path) -> str:
-    """A path on the command line, absolute; or a name, which the run looks up."""
+    """An absolute path, or a bundled name unchanged: the run looks it up."""
     here = Path.cwd() / value
     is_name = key in _NAMED and not value.suffix and not here.exists()
     return str(value) if is_name else str(here)
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:
-    """A flag that this use of the verb needs; ConfigError if it was not given."""
+    """The value of a flag that this use of the verb needs; ConfigError if it is missing."""
     value = getattr(arguments, name)
     if value is None:
         raise ConfigError(
-            f"{flag_of(name)} is not given", do=f"add {flag_of(name)}, or --config of a run"
+            f"{flag_of(name)} is missing", do=f"add {flag_of(name)}, or --config of a run"
         )
     return value
 
@@ -152,7 +152,7 @@ def default_dtype(device: str) -> str:
 
 
 def number(least: int) -> Any:
-    """The type of a flag that takes whole numbers from `least` on."""
+    """The type of a flag that takes integers of at least `least`."""
 
     def whole_number(text: str) -> int:
         value = int(text)
@@ -164,7 +164,7 @@ def number(least: int) -> Any:
 
 
 def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
-    """Add the flags of keys, by the names of the flags; one that is not given has None."""
+    """Add the flags of `keys` (key by flag name); a flag that is not given has the value None."""
     for name, key in keys.items():
         if key.annotation is bool:
             flag = flag_of(f"no_{name}" if key.default else name)
@@ -189,8 +189,8 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
 
 
 class _EarlierFlag(argparse.Action):
-    """A flag under an earlier name: it warns unless documents name it, and does what the flag
-    does."""
+    """A flag under an earlier name: works as the flag, and warns unless the published documents
+    use that name."""
 
     def __init__(self, *args: Any, of: argparse.Action, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -198,7 +198,7 @@ class _EarlierFlag(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, name: str | None = None) -> None:
         if name not in _PUBLISHED:
-            text = f"{name} is now {self._of.option_strings[0]}; this release still takes it"
+            text = f"{name} is now {self._of.option_strings[0]}; this release still accepts it"
             warnings.warn(text, FutureWarning, stacklevel=2)
         self._of(parser, namespace, values, name)
 

@@ -23,9 +23,9 @@ def register(verbs: Any) -> None:
     parser.add_argument("prompts", type=Path, help="JSON lines with id, and text or tokens")
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th prompt, from I")
-    parser.add_argument("--max-tokens", type=int, default=256, help="new tokens of a prompt")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="prompts I, I+N, I+2N, ...")
+    parser.add_argument("--max-tokens", type=int, default=256, help="new tokens per prompt")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: most likely token")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all")
     parser.add_argument("--seed", type=int, default=0)
@@ -33,8 +33,10 @@ def register(verbs: Any) -> None:
         "--stop-ids", type=int, nargs="*", metavar="ID", help="default: all of the model's EOS"
     )
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
-    size = parser.add_argument("--batch-size", type=int, default=32, help="sequences at once")
-    parser.add_argument("--device", default="cpu", help="cuda: the device of the shard's number")
+    size = parser.add_argument(
+        "--batch-size", type=int, default=32, help="sequences generated together"
+    )
+    parser.add_argument("--device", default="cpu", help="with cuda, --shard I/N uses cuda:I")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
     backend = parser.add_argument(
         "--moe-backend",
@@ -45,7 +47,7 @@ def register(verbs: Any) -> None:
     )
     add_earlier_flags(parser, size, "oracle.engine.batch_size")
     add_earlier_flags(parser, backend, "oracle.engine.moe_backend")
-    parser.add_argument("--threads", type=int, help="default: those torch chooses")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
     )
@@ -54,7 +56,7 @@ def register(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Complete what has no completion yet."""
+    """Complete the prompts that have no completion yet."""
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
-    """The model in its generator, and the settings with the model's own stop ids if none is named.
+    """The generator of the model, and the settings, with the model's stop ids by default.
 
     Sampling settings are checked first: a model may take minutes to load.
     """

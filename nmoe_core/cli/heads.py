@@ -26,12 +26,21 @@ def register(verbs: Any) -> None:
     hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
-    text = "fit thresholds on the grader's scores of val"
+    text = "fit thresholds on the grader's scores of the val labels"
     fit = add_task(parts, "calibrate", calibrate, text, _show_calibration)
     fit.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
-    fit.add_argument("--labels-test", type=Path, metavar="FILE", help="only reported on")
-    fit.add_argument("--predictions", type=Path, metavar="FILE", help="rows as grade writes them")
-    fit.add_argument("--compat", action="store_true", help="the published rule, from labels alone")
+    fit.add_argument(
+        "--labels-test", type=Path, metavar="FILE", help="merged labels of test: for reports only"
+    )
+    fit.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="rows of grades, as nmoe hydra grade writes",
+    )
+    fit.add_argument(
+        "--compat", action="store_true", help="use the published rule, on labels alone"
+    )
     roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
     add_run_flags(fit, [*_MODEL, "tokenizer", *_GRADER, *_TARGETS], roots)
 
@@ -46,7 +55,7 @@ def register(verbs: Any) -> None:
 
     train = verbs.add_parser("train", help="train the heads and the student")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
-    text = "fit the student, which needs no backbone, on labels"
+    text = "train the student on labels; it needs no backbone"
     student = add_task(heads, "student", train_student, text)
     _add_label_flags(student)
     keys = ["tokenizer", "oracle.max_doc_tokens", "heads.use_salvaged"]
@@ -111,7 +120,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
         return {"calibration": commands.calibrate_file(run, val, rows)}
     if arguments.config is None and arguments.heads_dir is None:
         raise ConfigError(
-            "there are no scores to calibrate on",
+            "no scores to calibrate on",
             expected="--predictions, or --heads-dir with --data-root and --checkpoint, or with "
             "--data-root and --grader student",
             do="add one of them; --compat fits the published rule to labels alone",
@@ -122,12 +131,12 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
 
 
 def _show_calibration(facts: dict[str, Any]) -> None:
-    """The thresholds; the share kept of each source; the bound and its cost; excluded documents."""
+    """Print thresholds, shares kept by source, the bound and its cost, and excluded documents."""
     found = facts["calibration"]
     if "keep_by_source" not in found:  # the published rule makes no measurements
         return labels.show_outputs(facts)
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
-    print(f"{found['grader']}: {taus}; fitted on half of {found['count']} labels\n")
+    print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels\n")
     rows = [
         [row["source"], row["documents"], row["tokens"], _share(row), _percent(row["keep_tokens"])]
         for row in found["keep_by_source"]
@@ -138,7 +147,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
             [
                 *(row["group"], f"{row['tau_drop']:.4f}", f"{row['tau_keep']:.4f}"),
                 *(_percent(row["target_keep"]), _share(row)),
-                "own" if row["has_own"] else "of the rest",
+                "own" if row["has_own"] else "shared",
             ]
             for row in found["groups"]
         ]
@@ -152,21 +161,21 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     if dropped:
         rate, upper = map(_percent, (found["false_drop_rate"], found["false_drop_rate_upper95"]))
         print(f", {rate} of them worth keeping, at most {upper} (95 %)", end="")
-    print(f"; asked: at most {_percent(bound)}\n{found['dropping']}")
+    print(f"; allowed: at most {_percent(bound)}\n{found['dropping']}")
     if costs := found["drops_by_labels"]:
         more = ", ".join(f"{n:,}: {_percent(share)}" for n, share in costs["more"])
-        print(f"dropped by number of labels like these to fit on: {more}")
-        print(f"without a margin for chance: {_percent(costs['certain'])}")
+        print(f"share dropped if more such labels were fitted on: {more}")
+        print(f"share dropped without a margin for chance: {_percent(costs['certain'])}")
     if costs := found.get("cost"):
         hours = [f"{c['grader']} {c['hours_per_million_documents']:g} h" for c in costs]
         print(f"a million such documents on this machine: {', '.join(hours)}")
     left_out = {k: n for k, n in found["left_out"].items() if n}
-    print(f"left out of figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
+    print(f"excluded from figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
     return None
 
 
 def _show_triage(found: dict[str, Any]) -> None:
-    """The steps at which documents are dropped, and the bound proved for each."""
+    """Print each step that drops documents, and its proved bound."""
     shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
     rows = [
         [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
@@ -176,11 +185,11 @@ def _show_triage(found: dict[str, Any]) -> None:
     print()
     columns = ["drops at", "below", "labels below", "dropped here", "judge's keeps lost"]
     print_table([*columns, "false drops proved", "seen", "at most (95 %)"], rows)
-    print("false drops: of the documents dropped up to this step, those that the oracle keeps")
+    print("false drops: share of documents dropped up to this step that the oracle would keep")
 
 
 def _show_graders(found: dict[str, Any]) -> None:
-    """The shares that each possible grader would drop and keep, and how much of it wrongly."""
+    """Print what each possible grader would drop and keep, and the errors among these."""
     if (choice := found.get("grader_choice")) is None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
@@ -243,8 +252,8 @@ def _show_progress(num_done: int, num_all: int | None) -> None:
 
 
 def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
-    """How well each possible grader ranks documents, beside baselines that do not read them; and
-    the cost."""
+    """Print how well each possible grader ranks documents, baselines that do not read the text,
+    and the cost."""
     if not heads:
         return
     split = "test" if any(found["test"] for found in heads.values()) else "val"
@@ -261,11 +270,11 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         rows.append(["noise ceiling", None, _two(found["noise_ceiling"]), *[None] * 4])
     header = [split, "documents", "Spearman (95 %)", "within source (95 %)", "AUC", "top fifth"]
     print_table([*header, "bottom fifth"], rows)
-    print("Spearman: with the oracle, on documents that no grader was trained on", end="")
-    print("; the test slice took part in no choice" if split == "test" else "")
-    print("AUC: how often one of the oracle's better half is placed above one of the other half")
-    print("top fifth: share of the best fifth that is in the oracle's best fifth; chance: 0.20")
-    print("bottom fifth: share of the worst fifth that is in the oracle's better half: false drops")
+    print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
+    print("; test labels are not used to choose a grader" if split == "test" else "")
+    print("AUC: how often a document of the oracle's better half is ranked above one of the other")
+    print("top fifth: share of the grader's top fifth in the oracle's top fifth; by chance 0.20")
+    print("bottom fifth: share of the grader's bottom fifth in the oracle's better half")
     print(_cost(costs))
 
 
@@ -276,7 +285,7 @@ def _cost(costs: list[dict[str, Any]]) -> str:
         for cost in costs
     )
     shown = ", ".join(times) or "not measured"
-    return f"to grade a million such documents took, on the machine that calibrated: {shown}\n"
+    return f"time to grade a million such documents, measured at calibration: {shown}\n"
 
 
 def _with_interval(found: dict[str, Any], name: str) -> str:

@@ -33,18 +33,20 @@ def register(parts: Any) -> None:
 
     label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
     label.add_argument(
-        "--estimate", action="store_true", help="only print questions, tokens and cost"
+        "--estimate", action="store_true", help="print questions, tokens and cost; ask no oracle"
     )
-    label.add_argument("--slices", nargs="+", metavar="train-00", help="only these of the run")
+    label.add_argument("--slices", nargs="+", metavar="train-00", help="only these slices")
     add_file_flags(label)
-    label.add_argument("--out", type=Path, metavar="DIR", help="directory of the file's labels")
-    label.add_argument("--max-new", type=int, help="most tokens of an answer")
+    label.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for labels of an input file"
+    )
+    label.add_argument("--max-new", type=int, help="most new tokens per answer")
     label.add_argument("--reasoning", choices=("low", "none"), help="reasoning effort")
     label.add_argument(
         "--rubric",
         type=Path,
         metavar="TOML",
-        help="a file, or a name: quality_v1, education_v1, properties_v1",
+        help="a file or a bundled one: quality_v1, education_v1, properties_v1",
     )
     keys = [f"oracle.{name}" for name in _ORACLE]
     keys += [f"oracle.engine.{name}" for name in _ENGINE] + [f"oracle.http.{n}" for n in _HTTP]
@@ -68,20 +70,22 @@ def register(parts: Any) -> None:
     looked.add_argument("--documents", type=number(1), default=5, metavar="N", help="default: 5")
     looked.add_argument("--source", help="only this source")
     looked.add_argument("--correct", metavar="DOC_ID", help="correct the label of this document")
-    looked.add_argument("--scores", nargs="+", metavar="NAME=GRADE", help="of --correct")
-    looked.add_argument("--by", metavar="NAME", help="of --correct: who says so")
-    looked.add_argument("--note", default="", help="of --correct: why")
+    looked.add_argument(
+        "--scores", nargs="+", metavar="NAME=GRADE", help="with --correct: new grades"
+    )
+    looked.add_argument("--by", metavar="NAME", help="with --correct: name of the person")
+    looked.add_argument("--note", default="", help="with --correct: the reason")
     add_run_flags(looked, roots={"labels": "labels"}, is_required=True)
 
-    text = "ask the oracle about documents that were kept and dropped"
+    text = "check decisions: let the oracle score a sample of kept and dropped documents"
     asked = add_verb(parts, "audit", audit, text, _show_errors)
     asked.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
-    text = "of each source and decision (default: 50)"
+    text = "documents per source and decision (default: 50)"
     asked.add_argument("--documents", type=number(1), default=50, metavar="N", help=text)
     keys = [f"oracle.http.{name}" for name in ("input_price", "output_price", "max_cost")]
     add_run_flags(asked, keys, {"calibration": "calibration"}, is_required=True)
 
-    text = "PENDING, RUNNING or DONE of each label shard"
+    text = "show the state of each label shard: PENDING, RUNNING or DONE"
     status = add_verb(parts, "status", find_status, text, _show_status)
     status.set_defaults(is_task=True)
     add_run_flags(status, roots={"labels": "labels", "slices": "slices"})
@@ -101,12 +105,12 @@ def add_task(
 
 
 def add_file_flags(parser: argparse.ArgumentParser) -> None:
-    """A file of documents in place of the run's own; the same for every verb."""
+    """Add the flags of an input file that replaces the run's documents."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--input-docids", type=Path, metavar="SLICE", help="rows of document ids")
     source.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
-    parser.add_argument("--text-field", help="of --input-jsonl; default: text")
-    parser.add_argument("--id-field", help="of --input-jsonl; default: doc_id, else id, if there")
+    parser.add_argument("--text-field", help="with --input-jsonl (default: text)")
+    parser.add_argument("--id-field", help="with --input-jsonl (default: doc_id or id)")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
@@ -123,7 +127,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
-    """Labels of slices of a run, or of one file of documents; or what they would cost."""
+    """Label slices of a run or one file of documents, or estimate the cost."""
     from nmoe_core.labels.jobs import slice_jobs
     from nmoe_core.tasks.commands import label_file, label_job
     from nmoe_core.tasks.hydra import label_slices
@@ -154,7 +158,7 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.tasks.hydra import merge_split
 
     run = run_of(arguments, "labels")
-    # Older runs did not label test.
+    # Runs of earlier releases have no test labels.
     splits = [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
     return {split: merge_split(run, split) for split in splits}
 
@@ -171,11 +175,11 @@ def _show_agreement(facts: dict[str, Any]) -> None:
     print_rows(facts["rows"])
     counts = [f"{facts['documents']:,} documents in both"]
     counts += [f"{facts[key]:,} {key.replace('_', ' ')}" for key in ("other_text", "only_in_one")]
-    print(f"{', '.join(counts)}; kappa has quadratic weights; intervals hold 95 %")
+    print(f"{', '.join(counts)}; kappa has quadratic weights; intervals cover 95 %")
 
 
 def look(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Labelled documents to read; or the correction of one of them."""
+    """Labelled documents to read, or the corrected label."""
     run = run_of(arguments)
     if arguments.correct is None:
         from nmoe_core.quality.grading.examples import look_at_labels
@@ -213,7 +217,7 @@ def audit(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _show_errors(rows: list[dict[str, Any]]) -> None:
     print_rows(rows)
-    print("worth_keeping: the share that the oracle would keep; of dropped ones, false drops")
+    print("worth_keeping: share that the oracle would keep; among dropped documents: false drops")
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -232,8 +236,8 @@ def _show_status(rows: list[dict[str, Any]]) -> None:
 def named_file(
     arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
 ) -> Any:
-    """The file of documents that the command line names, if any. Raises ConfigError if there is
-    neither a file nor a run, or if a flag works only with the other one."""
+    """The input file that the command line names, if any. Raises ConfigError if it names neither
+    a file nor a run, or if a flag does not work with the one that it names."""
     from nmoe_core.tasks.commands import InputFile
 
     texts = arguments.input_jsonl
@@ -242,14 +246,14 @@ def named_file(
     is_run = path is None
     if is_run and arguments.config is None:
         expected = "--input-docids, --input-jsonl or --config"
-        raise ConfigError(f"there is nothing to {what}", expected=expected)
+        raise ConfigError(f"no documents to {what}", expected=expected)
     wrong = [*(of_file if is_run else of_run)]
     wrong += ["text_field", "id_field"] if texts is None else []
     wrong += ["sample"] if rows is None else []
     for name in wrong:
         if getattr(arguments, name, None) is not None:
             kind = "the run's own documents" if is_run else "this kind of input file"
-            raise ConfigError(f"{flag_of(name)} is not used with {kind}", do="leave it out")
+            raise ConfigError(f"{flag_of(name)} has no effect with {kind}", do="leave it out")
     if path is None:
         return None
     sample = getattr(arguments, "sample", None)
@@ -258,7 +262,7 @@ def named_file(
 
 
 def _labelling_run(arguments: argparse.Namespace) -> Run:
-    """The run; without `--config` its oracle is the engine by default."""
+    """The run; without `--config`, the engine is the default oracle."""
     kind = arguments.oracle
     if kind is None:
         kind = Run(arguments.config).config.oracle.kind if arguments.config else "engine"

@@ -18,7 +18,7 @@ def add_verb(
     text: str,
     show: Callable[[Any], None] | None = None,
 ) -> argparse.ArgumentParser:
-    """A verb: `run` returns the exit status, or facts for `show`, or `--json`, to print."""
+    """Add a verb. `run` returns the exit status, or facts that `show` prints (or `--json`)."""
     verb = parts.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     verb.set_defaults(run=run)
     if show is not None:
@@ -28,7 +28,7 @@ def add_verb(
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; a dataclass is an object."""
+    """Print one JSON document; a dataclass becomes an object."""
     print(printable(json.dumps(value, ensure_ascii=False, indent=2, default=_plain)))
 
 
@@ -45,12 +45,12 @@ def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
 
 
 def in_line(value: object) -> str:
-    """A foreign value, safe as part of a line: its line breaks would forge lines of ours."""
+    """A foreign value as one line: its line breaks could forge lines of our output."""
     return printable(str(value)).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table with numbers flush right and thousands separated."""
+    """Print a table: numbers are right-aligned, with thousands separators."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells)]
     numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
@@ -63,7 +63,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 
 def print_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    """A table of rows with the same keys; no output if there are none."""
+    """Print rows with equal keys as a table; print nothing if `rows` is empty."""
     if rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
 
@@ -82,7 +82,7 @@ def _cell(value: object) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """`1.2 GB`; `?` if it is not known."""
+    """A size such as `1.2 GB`; `?` for None."""
     if size_bytes is None:
         return "?"
     return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
@@ -94,7 +94,7 @@ def counted(count: int, what: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`12 s`, `3 min`, `2.5 h`; `?` if it is not known."""
+    """A duration such as `12 s`, `3 min` or `2.5 h`; `?` for None."""
     if seconds is None:
         return "?"
     if seconds < 90:

@@ -1,6 +1,6 @@
-"""`nmoe prep`, `nmoe prep-mixture`: one source, or all of a mixture, to token shards.
+"""`nmoe prep` and `nmoe prep-mixture` tokenize one source, or all sources of a mixture, to shards.
 
-`nmoe versions`: the kept versions of a split.
+`nmoe versions` lists, compares and restores earlier versions of a split.
 """
 
 import argparse
@@ -56,9 +56,9 @@ def register(verbs: Any) -> None:
     mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
     mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
     mixture.add_argument(
-        "--continue-on-error", action="store_true", help="go on with the other sources; exit 1"
+        "--continue-on-error", action="store_true", help="skip a source that fails; exit 1"
     )
-    mixture.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    mixture.add_argument("--dry-run", action="store_true", help="print an estimate, write nothing")
     _add_common(mixture)
     named = {"mixture": "mixture_toml", "flow_profiles": "flow_profiles_toml", "flow": "flow_mode"}
     roots = {"data_root": "data"}
@@ -77,26 +77,26 @@ def register(verbs: Any) -> None:
 
 
 def _register_versions(verbs: Any) -> None:
-    versions = verbs.add_parser("versions", help="earlier versions of a split")
+    versions = verbs.add_parser("versions", help="list and restore earlier versions of a split")
     parts = versions.add_subparsers(dest="part", required=True, metavar="COMMAND")
-    listed = add_verb(parts, "list", find_versions, "current and kept versions", print_rows)
+    listed = add_verb(parts, "list", find_versions, "list all versions of a split", print_rows)
     compared = add_verb(
-        parts, "compare", compare, "documents and tokens of two versions", _show_compared
+        parts, "compare", compare, "compare documents and tokens of two versions", _show_compared
     )
-    restored = add_verb(parts, "restore", restore, "make a kept version current", print_rows)
+    restored = add_verb(parts, "restore", restore, "make an earlier version current", print_rows)
     for verb in (listed, compared, restored):
         verb.add_argument("split", type=Path, help="directory of manifest.json")
     compared.add_argument("old", metavar="VERSION", help="id, or the start of one")
-    compared.add_argument("new", metavar="WITH", nargs="?", help="by default the current one")
+    compared.add_argument("new", metavar="WITH", nargs="?", help="default: the current version")
     restored.add_argument("version", metavar="VERSION", help="id, or the start of one")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parallel", action="store_true", help="one worker per core, where --workers is not given"
+        "--parallel", action="store_true", help="one worker per core, unless --workers is given"
     )
     parser.add_argument(
-        "--force", action="store_true", help="make all shards again, whatever is there"
+        "--force", action="store_true", help="make all shards again, even current ones"
     )
 
 
@@ -122,7 +122,7 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
     else:
         if not arguments.continue_on_error:
             refuse_unnamed((source.spec for source, _ in jobs), run.loader.mixture_toml)
-            for source, split in jobs:  # none is written before all can be read
+            for source, split in jobs:  # check all sources before writing the first
                 open_source(source.spec, run.base, split).source.check()
         for source, split in jobs:
             try:
@@ -134,7 +134,7 @@ def prep_mixture(arguments: argparse.Namespace) -> int:
                 failures += 1
         print_facts(results, arguments.json, _show)
     if without and not arguments.json:
-        print(f"no validation split is named for: {', '.join(without)}")
+        print(f"sources without a validation split: {', '.join(without)}")
     return 1 if failures else 0
 
 
@@ -146,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> Run:
 def _made(
     run: Run, job: Job, arguments: argparse.Namespace, output: Path | None = None
 ) -> dict[str, Any]:
-    """Facts of a prepared split; excluded or changed records are named."""
+    """Prepare a split; return its facts, and report skipped or changed records."""
     made: Result = make_split(run, job, output, is_forced=arguments.force)
     facts = dict(made.facts)
     name = f"{facts['source']}/{facts['split']}"
@@ -180,7 +180,7 @@ def _spec(arguments: argparse.Namespace) -> SourceSpec:
 
 
 def _dry_run(run: Run, jobs: list[Job], *, as_json: bool) -> int:
-    """Print the plan; return the number of sources that could not be prepared as they are."""
+    """Print the estimate; return the number of sources that prep would refuse."""
     from nmoe_core.prep.estimate import plan_split
 
     planned = [plan_split(run, source, split) for source, split in jobs]
@@ -205,13 +205,13 @@ def _print_totals(run: Run, planned: Iterable[Any]) -> None:
     )
     unknown = [f"{part.source}/{part.split}" for part in planned if part.tokens is None]
     if unknown:
-        print(f"not in the total, since their size is not known: {', '.join(unknown)}")
+        print(f"of unknown size, not in the total: {', '.join(unknown)}")
     if any(part.kind == "huggingface" and not part.problem for part in planned):
-        print("time of Hugging Face datasets is that of tokenising, without the network")
+        print("time of Hugging Face datasets includes tokenizing but not the download")
     for part in planned:
         if part.exists:
-            print(f"{part.source}/{part.split}: there already; it grows with its source and budget")
-    print(f"files go below {run.tree.data.absolute()}; nothing was written")
+            print(f"{part.source}/{part.split}: exists; prep adds what is new or within budget")
+    print(f"dry run: no file written; prep would write below {run.tree.data.absolute()}")
 
 
 def _plan_row(part: Any) -> list[object]:
@@ -244,7 +244,7 @@ def find_versions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Counts of documents; tokens, and the share of all sources' tokens, of both versions."""
+    """Number of documents, tokens and share of the mixture's tokens, of both versions."""
     split = arguments.split.resolve()
     old = find_version(split, arguments.old)
     new = find_version(split, arguments.new) if arguments.new else list_versions(split)[0]
@@ -256,7 +256,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def restore(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Restore a version; then the versions as `list` gives them."""
+    """Restore a version; return all versions, as `list` does."""
     restore_version(arguments.split, arguments.version)
     return find_versions(arguments)
 

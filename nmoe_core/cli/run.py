@@ -1,5 +1,4 @@
-"""`nmoe plan`, `explain`, `curate shards`: preview a run, explain its results, or run a part of
-it."""
+"""`nmoe plan`, `explain`, `curate shards`: preview a run, trace its documents, or curate shards."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from nmoe_core.tasks.graph.walk import State
     from nmoe_core.tasks.preview import RegradePlan, RunPlan, SplitState
 
-SHOWN_CHARS = 16  # of the hash of a plan
+SHOWN_CHARS = 16  # of a plan's hash
 _SHOWN_FLIPS = 5
 _NOT_YET = "not yet"
 _FIGURES = {
@@ -34,15 +33,15 @@ _FIGURES = {
 
 def register(verbs: Any) -> None:
     register_plan(verbs)
-    text = "from a step to its source documents, or from a document to its steps"
+    text = "trace a step to its source documents, or a document to its steps"
     lineage = add_verb(verbs, "explain", explain, text, _show_lineage)
     what = lineage.add_mutually_exclusive_group(required=True)
-    what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id, or ingest id")
+    what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id or ingest id")
     what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
     lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
-    text = "a step of this plan, by its path or URL, instead of --config"
+    text = "path or URL of a loader plan, instead of --config; only with --step"
     lineage.add_argument("--plan", metavar="PLAN", help=text)
-    lineage.add_argument("--cache-dir", type=Path, metavar="DIR", help="copies of a URL's files")
+    lineage.add_argument("--cache-dir", type=Path, metavar="DIR", help="cache for files of a URL")
     add_run_flags(lineage)
 
 
@@ -50,26 +49,25 @@ def register_curation(parts: Any) -> None:
     """Add `shards` to the parts of `nmoe curate`."""
     shards = add_verb(parts, "shards", curate_shards, "curate the graded shards of a run")
     shards.description = (
-        "Topics, curated shards and curated manifests, as the assets make them. Shards whose "
-        "inputs did not change are left alone, and so is a topic model that is there: a new one "
-        "moves every document."
+        "Make topics, curated shards and curated manifests, as the assets do. Current shards are "
+        "kept, and so is an existing topic model: a new one changes the order of all documents."
     )
     shards.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
-    shards.add_argument("--refit", action="store_true", help="fit the topic model again")
+    shards.add_argument("--refit", action="store_true", help="fit a new topic model")
     shards.add_argument("--json", action="store_true", help="print JSON")
     add_run_flags(shards, is_required=True)
 
 
 def register_plan(verbs: Any) -> None:
     """Add `nmoe plan`."""
-    plan = add_verb(verbs, "plan", find_plan, "what a run would do, before it does it", _show_plan)
+    plan = add_verb(verbs, "plan", find_plan, "preview what a run would do", _show_plan)
     add_run_flags(plan, is_required=True)
     plan.add_argument(
         "--sample",
         type=number(0),
         default=32,
         metavar="N",
-        help="documents graded for flips and time if only models can tell (default 32; 0: none)",
+        help="documents to grade now, to estimate flipped decisions and time (default 32)",
     )
 
 
@@ -84,29 +82,29 @@ def find_plan(arguments: argparse.Namespace) -> RunPlan:
 
 def _show_plan(plan: RunPlan) -> None:
     if not plan.outputs:
-        print(f"all is current: {plan.num_current} outputs, nothing would be made")
+        print(f"all is current: nmoe run would make none of the {plan.num_current} outputs")
         return
     print_outputs(plan.outputs)
     print(f"\n{plan.num_current} other outputs are current")
     _print_splits(plan.splits)
     if plan.regrade is None:
-        print("\nno document is scored: the run has no grader")
+        print("\ndocuments are not scored: the run has no grader")
     else:
         _print_regrade(plan.regrade, plan.flips)
     _print_tokens(plan.tokens)
-    print(f"\nfiles to write again: {size(plan.size_bytes)} as they are now")
-    print(f"to make just this: nmoe run --plan {plan.digest[:SHOWN_CHARS]}")
+    print(f"\nfiles to be replaced: {size(plan.size_bytes)}")
+    print(f"to run exactly this plan: nmoe run --plan {plan.digest[:SHOWN_CHARS]}")
 
 
 def print_outputs(outputs: Iterable[State]) -> None:
-    """A table of outputs that are not current: partitions with the same reason are one row."""
+    """Print outputs that are not current: one row for all partitions with the same reason."""
     from nmoe_core.tasks.preview import TOLD, told
 
     print_table(TOLD, told(outputs))
 
 
 def _print_splits(splits: Sequence[SplitState]) -> None:
-    """The splits that prep would make, estimated from a sample of each source."""
+    """Print the splits that prep would make, estimated from a sample of each source."""
     rows = []
     for part in splits:
         estimate = part.estimate
@@ -119,18 +117,18 @@ def _print_splits(splits: Sequence[SplitState]) -> None:
         rows.append([part.source, part.split, *figures, problem])
     if rows:
         print()
-        columns = ["source", "split", "shards there", "tokens", "seconds", "MB", "problem"]
+        columns = ["source", "split", "shards made", "tokens", "seconds", "MB", "problem"]
         print_table(columns, rows)
 
 
 def _print_regrade(regrade: RegradePlan, flips: Sequence[tuple[str, str, str]]) -> None:
     if regrade.problem:
-        print(f"\nscores cannot be given yet: {regrade.problem}")
+        print(f"\ndocuments cannot be scored yet: {regrade.problem}")
         return
     if not regrade.shards:
         return
     low, high = regrade.may_flip
-    sampled = f" ({regrade.sampled_flips} of {regrade.sampled} sampled do)" * (regrade.sampled > 0)
+    sampled = f" ({regrade.sampled_flips} of {regrade.sampled} sampled)" * (regrade.sampled > 0)
     flip = f"{low:,} decisions flip" if low == high else f"{low:,} to {high:,} decisions may flip"
     time = "not known" if regrade.seconds is None else duration(regrade.seconds)
     print(f"\n{regrade.documents:,} documents to grade: {flip}{sampled}; time {time}")
@@ -144,11 +142,11 @@ def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
     rows = [[source, now, then] for source, (now, then) in tokens.items()]
     if rows and any(now != then for _, now, then in rows):
         print()
-        print_table(["source", "curated tokens now", "then (- if not known yet)"], rows)
+        print_table(["source", "curated tokens now", "after the run (- unknown)"], rows)
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:
-    """Curate sources; the status is 1 if a blocking check failed."""
+    """Curate sources; exit status 1 if a blocking check failed."""
     from nmoe_core.tasks.commands import curate_sources
 
     run = run_of(arguments)
@@ -173,12 +171,12 @@ def explain(arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.audit.lineage import explain_document, explain_step
 
     if arguments.row is not None and arguments.step is None:
-        raise ConfigError("--row is of a step", found="--row without --step", do="add --step N")
+        raise ConfigError("--row needs --step", found="--row without --step", do="add --step N")
     if arguments.plan is None and arguments.config is None:
         arguments.config = project_file()
     if arguments.plan is not None and arguments.config is not None:
         do = "give --config, or --plan and --step"
-        raise ConfigError("name the run, or the plan alone", found="both", do=do)
+        raise ConfigError("--plan and --config exclude each other", found="both", do=do)
     if arguments.plan is not None:
         return explain_plan(arguments)
     run = run_of(arguments)
@@ -238,7 +236,7 @@ def _label(facts: dict[str, Any]) -> str:
         return f"{split} slice, {_NOT_YET}"
     scorer = f"{label['scorer_model']}/{label['scorer_version']}"
     if not label["ok"]:
-        return f"{split} slice, {scorer}: no scores in its answer"
+        return f"{split} slice, {scorer}: no scores in the oracle's answer"
     return f"{split} slice, {scorer}: {label['aggregated']:.3f} ({_scores(label['scores'])})"
 
 
@@ -255,7 +253,7 @@ def _grade(facts: dict[str, Any]) -> str:
     if "failed" in grade:
         judge = f"failed: {grade['failed']}"
     elif grade["early_exit"]:
-        judge = f"left at the {names[-1]}"
+        judge = f"dropped by the {names[-1]}"
     else:
         judge = f"{by} {grade['aggregated']:.3f} ({_scores(grade['scores'])})"
     now = "" if taus is None else "; " + ", ".join(f"{k} {v:.3f}" for k, v in taus.items())
@@ -277,7 +275,7 @@ def _training(readings: list[dict[str, Any]] | None) -> str:
         f"step {r['step']}, row {r['row']}: {r['tokens']:,} tokens from {r['row_start']:,}"
         for r in readings
     ]
-    return ("\n" + " " * 12).join(places) or "the plan does not read it"
+    return ("\n" + " " * 12).join(places) or "not read by the plan"
 
 
 def _scores(scores: dict[str, float]) -> str:

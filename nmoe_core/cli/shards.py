@@ -1,4 +1,4 @@
-"""`nmoe verify`, `info`, `inspect`, `regenerate-index`, `export`: work on prepared shards."""
+"""`nmoe verify`, `info`, `inspect`, `regenerate-index`, `export`: check and convert shards."""
 
 import argparse
 import sys
@@ -35,54 +35,58 @@ _HEADER += ("total_documents", "num_shards")
 
 
 def register(verbs: Any) -> None:
-    verify = add_verb(verbs, "verify", run_verify, "check a manifest's files")
+    verify = add_verb(verbs, "verify", run_verify, "check the files of a manifest or plan")
     verify.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
     verify.add_argument("--checksums", action="store_true", help="hash every file")
-    verify.add_argument("--deep", action="store_true", help="read every token; checksums too")
+    verify.add_argument("--deep", action="store_true", help="read every token, and hash every file")
     verify.add_argument("--json", action="store_true")
 
-    info = add_verb(verbs, "info", find_info, "show a manifest", _show_info)
+    info = add_verb(verbs, "info", find_info, "show a manifest or plan", _show_info)
     info.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
 
-    text = "rebuild a lost .idx from its shard"
+    text = "rebuild a lost .idx from its .npy file"
     index = add_verb(verbs, "regenerate-index", run_regenerate_index, text, _show_index)
     index.add_argument("shard", type=Path, help="the .npy file")
     index.add_argument("--eos-token-id", type=int, required=True)
-    index.add_argument("--allow-tail", action="store_true", help="make a document of a tail")
+    index.add_argument(
+        "--allow-tail", action="store_true", help="accept tokens after the last EOS as a document"
+    )
 
-    inspect = add_verb(verbs, "inspect", run_inspect, "look for defects of tokenisation")
+    inspect = add_verb(verbs, "inspect", run_inspect, "look for tokenization defects in shards")
     where = inspect.add_mutually_exclusive_group(required=True)
     where.add_argument("--manifest", type=Path)
     where.add_argument("--data-dir", type=Path)
     inspect.add_argument(
-        "--eos-token-id", type=int, help=f"without a manifest; default {DEFAULT_EOS_TOKEN_ID}"
+        "--eos-token-id", type=int, help=f"with --data-dir (default {DEFAULT_EOS_TOKEN_ID})"
     )
-    inspect.add_argument("--num-shards", type=number(1), default=1, help="files to look into")
-    inspect.add_argument("--all", action="store_true", help="look into every file")
+    inspect.add_argument(
+        "--num-shards", type=number(1), default=1, help="number of files to inspect"
+    )
+    inspect.add_argument("--all", action="store_true", help="inspect every file")
     inspect.add_argument("-v", "--verbose", action="store_true", help="show each issue")
     inspect.add_argument(
         "--sample", type=number(0), default=0, metavar="N", help="N random tokens per file, as text"
     )
-    inspect.add_argument("--tokenizer", help="of the sample, where the manifest's is a file")
+    inspect.add_argument("--tokenizer", help="with --sample, if the manifest's tokenizer is a file")
     inspect.add_argument("--seed", type=number(0), default=0, help="seed of the sample")
-    inspect.add_argument("--stats", action="store_true", help="token distribution")
+    inspect.add_argument("--stats", action="store_true", help="show the token distribution")
     inspect.add_argument(
         "--min-coverage",
         type=_share,
         metavar="SHARE",
-        help="least part of the vocabulary that the files must use, 0 to 1",
+        help="fail if the files use a smaller share of the vocabulary, 0 to 1",
     )
     inspect.add_argument("--json", action="store_true")
 
-    exported = verbs.add_parser("export", help="shards in the format of another trainer")
+    exported = verbs.add_parser("export", help="write shards in the format of another trainer")
     forms = exported.add_subparsers(dest="form", required=True, metavar="FORMAT")
     for name, text in _FORMATS.items():
         form = add_verb(forms, name, run_export, text, _show_export)
         form.set_defaults(seq_len=None)
-        form.add_argument("manifest", type=Path, help="of a split, or of one shard")
+        form.add_argument("manifest", type=Path, help="manifest of a split or of one shard")
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
         if name == "mds":
-            text = "samples are windows of N tokens; without it a sample is a document"
+            text = "a sample is a window of N tokens (default: a document)"
             form.add_argument("--seq-len", type=int, metavar="N", help=text)
 
 
@@ -94,7 +98,7 @@ def _share(text: str) -> float:
 
 
 def _manifest(path: Path) -> Manifest:
-    """The manifest at a path, or in the directory at it."""
+    """The manifest at a path, or in a directory."""
     return load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
 
 
@@ -125,7 +129,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The header of a manifest and two averages; or the sources of a plan."""
+    """The header of a manifest with two averages, or the sources of a plan."""
     from nmoe_core.shards.publish.read import opened
 
     with opened(arguments.manifest) as data:
@@ -174,7 +178,7 @@ def _show_index(facts: dict[str, Any]) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Exit 1 if any file has an issue, or coverage is too low."""
+    """Exit 1 if a file has an issue or coverage is too low."""
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
         seen = files_of_manifest(manifest)
@@ -213,7 +217,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     else:
         _print_inspection(seen, stats, samples, arguments.verbose)
         if columns:
-            print("\nkept columns, of the shards above")
+            print("\npassthrough columns of the shards above")
             print_rows(columns)
         for where, found in issues.items():
             for issue in found:
@@ -224,7 +228,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _columns(files: list[Path]) -> list[dict[str, Any]]:
-    """Facts of the kept columns beside these files."""
+    """Facts of the passthrough columns beside these files."""
     paths = dict.fromkeys(file.with_name(COLUMNS_NAME) for file in files)
     if not any(path.is_file() for path in paths):
         return []

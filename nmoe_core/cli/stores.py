@@ -13,19 +13,19 @@ _EVERY_S = 10.0
 
 
 def register(verbs: Any) -> None:
-    text = "copy a loader plan or a manifest, and all that it names, to a store"
+    text = "copy a loader plan or a manifest, and all its files, to a store"
     publish = add_verb(verbs, "publish", run_publish, text, _show_published)
     publish.description = (
-        "Sends only what changed, manifests and the plan last, and goes on where it was "
-        "interrupted. The loader, verify, info and explain read the URL."
+        "Send changed files, then manifests, then the plan; a second call resumes an interrupted "
+        "one. The loader, verify, info and explain accept the URL."
     )
     publish.add_argument("path", type=Path, metavar="PLAN|MANIFEST")
     publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
-    publish.add_argument("--dry-run", action="store_true", help="say what would be sent")
+    publish.add_argument("--dry-run", action="store_true", help="only print what would be sent")
 
 
 def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Facts of the publish."""
+    """Publish; return its facts."""
     from nmoe_core.shards.publish.send import publish
 
     started = shown = time.monotonic()
@@ -50,10 +50,10 @@ def _show_published(facts: dict[str, Any]) -> None:
 
 
 def explain_plan(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A step of `nmoe explain --plan`."""
+    """Explain a step of a plan without its run."""
     from nmoe_core.audit.published import explain_step_of
 
     if arguments.step is None or arguments.settings:
-        do = "give --step alone, or --config of the run, which a document is traced in"
-        raise ConfigError("of a plan alone only steps are explained", where="--plan", do=do)
+        do = "give --step alone, or --config of the run, to trace a document"
+        raise ConfigError("with --plan only steps can be explained", where="--plan", do=do)
     return explain_step_of(arguments.plan, arguments.cache_dir, arguments.step, arguments.row)

@@ -68,7 +68,7 @@ EFFECTS = {
     "nmoe init && nmoe run && nmoe report": Effect(
         r"corpus +1 [\s\S]+loader: \d+ steps", ("nmoe.toml", _PLAN), at="fresh", is_slow=True
     ),
-    "nmoe init corpus/": Effect("nmoe.toml is written", ("nmoe.toml",), at="fresh"),
+    "nmoe init corpus/": Effect(r"wrote .+nmoe\.toml", ("nmoe.toml",), at="fresh"),
     "nmoe init --update": Effect(r"sources are new and added to .+\.toml"),
     "nmoe init --configs configs/": Effect(
         "configurations are in .+/configs", ("configs/demo.toml", "configs/mixtures/demo.toml")

@@ -1,1 +1,1 @@
-"""The verbs of audits, and of plans made from plans."""
+"""Verbs that audit a run, and verbs that make a plan from a plan."""

@@ -1,5 +1,5 @@
-"""Plans made from plans: `nmoe remix` changes a run's sources and shares from a step on; `nmoe
-bisect` finds the documents of some steps that did harm; `nmoe twin` makes an equivalent plan for
+"""Plans made from plans: `nmoe remix` changes a run's sources and weights from a given step;
+`nmoe bisect` finds the documents that cause a loss spike; `nmoe twin` makes an equivalent plan for
 another tokenizer."""
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 
 def register(verbs: Any) -> None:
-    text = "a plan that goes on from a run's under other shares, and the proof of it"
+    text = "change mixture weights from a given step; writes a plan and its certificate"
     verb = add_verb(verbs, "remix", write, text, _show)
     verb.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="plan of a loader")
     at = verb.add_mutually_exclusive_group(required=True)
     at.add_argument("--state", type=Path, metavar="JSON", help="state_dict() of the run's loader")
-    at.add_argument("--step", type=int, metavar="N", help="first step of the new shares")
+    at.add_argument("--step", type=int, metavar="N", help="first step with the new weights")
     verb.add_argument(
         "--weights",
         type=_weights,
         required=True,
         metavar="A=1,B=2",
-        help="of every source that is read from there on",
+        help="weight of every source that is read from that step",
     )
     verb.add_argument(
         "--add",
@@ -37,10 +37,10 @@ def register(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=PATH",
-        help="directory or manifest of a source that the plan does not have; repeatable",
+        help="directory or manifest of a new source; repeatable",
     )
     verb.add_argument(
-        "--remove", action="append", default=[], metavar="NAME", help="a source to leave out"
+        "--remove", action="append", default=[], metavar="NAME", help="stop reading this source"
     )
     verb.add_argument(
         "--phase",
@@ -48,35 +48,43 @@ def register(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="STEP:A=1,B=2[:LR_SCALE]",
-        help="other weights, and a factor of the learning rate, from a later step on; repeatable",
+        help="weights from a later step, and a factor of the learning rate; repeatable",
     )
-    verb.add_argument("--steps", type=int, metavar="N", help="length of the run (as planned)")
-    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the plan after it")
+    verb.add_argument(
+        "--steps", type=int, metavar="N", help="length of the run (default: as planned)"
+    )
+    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the new plan")
     add_run_flags(verb)
-    text = "which documents of some steps cause a symptom, by replays that mask them"
+    text = "find the documents that cause a loss spike, by replays with documents masked"
     verb = add_verb(verbs, "bisect", search, text, _show_causes)
     verb.add_argument("plan", type=Path, metavar="PLAN", help="plan of a loader")
-    for flag, text in (("--from-step", "first step of"), ("--to-step", "step after")):
-        verb.add_argument(
-            flag, type=int, required=True, metavar="N", help=f"{text} those under suspicion"
-        )
+    for flag, text in (("--from-step", "first suspected step"), ("--to-step", "step after them")):
+        verb.add_argument(flag, type=int, required=True, metavar="N", help=text)
     verb.add_argument(
         "--command",
         required=True,
-        help="replays the run from a checkpoint over {plan}; the last number it prints counts",
+        help="command that replays the run from a checkpoint over {plan} and prints a number",
     )
     verb.add_argument(
-        "--above", type=float, required=True, metavar="X", help="where the symptom is there"
+        "--above",
+        type=float,
+        required=True,
+        metavar="X",
+        help="the symptom is present if the last number printed is above X",
     )
     verb.add_argument(
-        "--source", action="append", default=[], metavar="NAME", help="under suspicion; repeatable"
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="suspect only this source; repeatable",
     )
-    text = "runs of each replay, an odd number; the majority decides (1)"
+    text = "run each replay K times, an odd number; the majority decides (default: 1)"
     verb.add_argument("--repeat", type=number(1), default=1, metavar="K", help=text)
     verb.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="of what is found"
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="directory of the result"
     )
-    text = "a plan that reads the same text at the same steps in another tokenizer"
+    text = "build an equivalent plan for a second tokenizer: same text at the same steps"
     verb = add_verb(verbs, "twin", pair, text, _show_twin)
     verb.add_argument("plan", type=Path, metavar="PLAN", help="plan of a loader")
     verb.add_argument(
@@ -88,9 +96,11 @@ def register(verbs: Any) -> None:
         help="directory or manifest of each source in the other tokenizer; repeatable",
     )
     verb.add_argument(
-        "--seq-len", type=int, required=True, metavar="N", help="tokens of its rows, with padding"
+        "--seq-len", type=int, required=True, metavar="N", help="tokens per row, with padding"
     )
-    verb.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="its twin")
+    verb.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PLAN", help="the new plan"
+    )
 
 
 def write(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +109,7 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
     named = (arguments.plan is not None) + (arguments.output is not None)
     if named != (0 if arguments.config else 2):
         raise ConfigError(
-            "which plan to go on from is not clear", do="give PLAN and -o, or --config of a run"
+            "the plan to start from is not clear", do="give PLAN and -o, or --config of a run"
         )
     edit = Edit(
         weights=arguments.weights,
@@ -144,7 +154,7 @@ def _show_causes(facts: dict[str, Any]) -> None:
 
 def _show(facts: dict[str, Any]) -> None:
     if not facts["changed"]:
-        print("nothing changes: the plan already reads these sources in these shares")
+        print("no change: the plan already reads these sources with these weights")
     columns = [f"{part['stage']} %" for part in facts["after"]]
     rows = [
         [
@@ -160,22 +170,24 @@ def _show(facts: dict[str, Any]) -> None:
     print(f"\nlr_scale: {scales}; step {facts['step']} of {facts['steps']}")
     if facts["stages_ended"]:
         print(f"stages no longer read: {', '.join(facts['stages_ended'])}")
-    print(f"plan {facts['plan_hash_after']} goes on from {facts['plan_hash_before']}")
+    print(f"plan {facts['plan_hash_after']} continues {facts['plan_hash_before']}")
     print(f"{facts['plan']}\n{facts['certificate']}")
 
 
 def _show_twin(facts: dict[str, Any]) -> None:
     print(f"{facts['plan']}: {facts['sequences']:,} sequences in {facts['steps']:,} steps")
     if names := facts["not_compared"]:
-        why = "no ids on both sides, so the number of documents alone was"
-        print(f"not compared: the documents of {', '.join(names)} ({why})")
+        why = "without ids on both sides only their number was compared"
+        print(f"documents not compared one by one: {', '.join(names)} ({why})")
 
 
 def _weights(text: str) -> dict[str, float]:
     pairs = [row.partition("=") for row in text.split(",")]
     weights = {name: _number(weight) for name, _, weight in pairs if name}
     if len(weights) < len(pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form A=1,B=2 with distinct names")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not have the form A=1,B=2 with distinct names"
+        )
     return weights
 
 
@@ -189,7 +201,7 @@ def _number(text: str) -> float:
 def _source(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if not name or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=PATH")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form NAME=PATH")
     return name, path_argument(path)
 
 
@@ -205,6 +217,6 @@ def _phase(text: str) -> dict[str, Any]:
     step, _, rest = text.partition(":")
     weights, _, scale = rest.partition(":")
     if not step.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} does not begin with a step")
+        raise argparse.ArgumentTypeError(f"{text!r} does not start with a step")
     own = {"start_step": int(step), "dataset_weights": _weights(weights)}
     return own | ({"lr_scale": _number(scale)} if scale else {})

@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 def register(verbs: Any) -> None:
-    text = "whether a run has read a sentence, in which documents and at which steps"
+    text = "search a sentence: whether a run has read it, in which documents and steps"
     seen = add_verb(verbs, "seen", look, text, _show)
     what = seen.add_mutually_exclusive_group(required=True)
-    what.add_argument("sentence", nargs="?", metavar="TEXT", help="normalised as documents are")
     what.add_argument(
-        "--index", action="store_true", help="index the curated shards; current indexes are kept"
+        "sentence", nargs="?", metavar="TEXT", help="the sentence; it is normalised like documents"
+    )
+    what.add_argument(
+        "--index", action="store_true", help="index the curated shards, if not current"
     )
     seen.add_argument("--source", nargs="+", metavar="NAME", help="index only these sources")
     seen.add_argument(
         "--limit", type=number(0), default=10, metavar="N", help="show at most N places"
     )
-    text = "only what was read before step N, as a checkpoint of that step has"
+    text = "search only what was read before step N, as a checkpoint of that step has"
     seen.add_argument("--step", type=number(0), metavar="N", help=text)
     add_run_flags(seen, is_required=True)
 
@@ -37,8 +39,8 @@ def look(arguments: argparse.Namespace) -> list[dict[str, Any]] | Answer:
 
         return index_sources(run, arguments.source)
     if arguments.source is not None:
-        what = "--source is of --index"
-        do = "leave --source out: a sentence is looked for in all"
+        what = "--source needs --index"
+        do = "leave --source out: a sentence is searched in all sources"
         raise ConfigError(what, found=f"--source with {arguments.sentence!r}", do=do)
     from nmoe_core.audit.seen.answer import answer
 
@@ -53,13 +55,13 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
     documents = counted(found.documents, "document")
     places = f"{times} in {documents}"
     if not found.occurrences:
-        print("not read: no curated document has it")
+        print("not read: no curated document contains it")
     elif found.is_read is None:
-        print(f"there {places}, not yet read: there is no plan")
+        print(f"found {places}; not read yet: the run has no plan")
     elif found.is_read:
         print(f"read: {places}, first at step {found.first_step:,}, of {found.steps:,} steps")
     else:
-        print(f"not read: there {places}, but in none of {found.steps:,} steps")
+        print(f"not read: found {places}, but in none of {found.steps:,} steps")
     for hit in found.hits:
         _show_hit(found.sentence, hit)
     if (more := found.occurrences - len(found.hits)) > 0:
@@ -68,7 +70,7 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
 
 def _show_hit(sentence: str, hit: Hit) -> None:
     print(f"\n{hit.doc_id}\n  id        {in_line(hit.ingest_id)}")
-    print(f"  place     {hit.tokens} tokens from token {hit.position:,} on")
+    print(f"  place     {hit.tokens} tokens from token {hit.position:,}")
     print(f"  text      {' '.join(f'{hit.before}«{sentence}»{hit.after}'.split())}")
     if hit.readings is not None:
         lines = list(map(_reading, hit.readings)) or ["none of these steps reads it"]

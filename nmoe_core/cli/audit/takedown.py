@@ -19,25 +19,34 @@ _STEP_OF |= {"output": "mask", "plan": None, "state": None}
 
 
 def register(verbs: Any) -> None:
-    text = "where documents of a list are, and their removal with a proof of it"
+    text = "takedown requests: find and remove the listed documents, and prove it"
     verb = add_verb(verbs, "takedown", run, text)
     verb.add_argument(
         "list", type=Path, metavar="LIST", help="lines with id:, url:, sha256: or re: and a value"
     )
     step = verb.add_mutually_exclusive_group()
-    step.add_argument("--apply", action="store_true", help="record them: curation leaves them out")
+    step.add_argument("--apply", action="store_true", help="record them; curation drops them")
     step.add_argument("--verify", action="store_true", help="prove that no 50-gram of them is left")
     step.add_argument("--mask", type=Path, metavar="PLAN", help="mask them in the plan of a run")
     verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
     verb.add_argument(
-        "--state", type=Path, nargs="+", default=[], metavar="JSON", help="states of its loaders"
+        "--state",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="JSON",
+        help="states of the run's loaders",
     )
     verb.add_argument("--plan", type=Path, help="plan of a loader (default: the run's)")
     verb.add_argument("--raw", action="store_true", help="verify data shards too")
     verb.add_argument(
-        "--allow-shared", action="store_true", help="passages of other documents may stay"
+        "--allow-shared",
+        action="store_true",
+        help="do not fail on passages shared with other documents",
     )
-    verb.add_argument("--by", default="", metavar="NAME", help="who asks, for the record")
+    verb.add_argument(
+        "--by", default="", metavar="NAME", help="name of the requester, for the record"
+    )
     verb.add_argument("--why", default="", metavar="TEXT", help="the reason, for the record")
     verb.add_argument("--json", action="store_true", help="print JSON")
     add_run_flags(verb, is_required=True)
@@ -92,7 +101,7 @@ def _show(facts: dict[str, Any]) -> None:
         step = state["step"]
         print(f"state: {state['state']}, step {step:,}, has read {number:,} of them")
     if near := facts["near_copies"]:
-        print("\nnear copies, which stay unless the list names them")
+        print("\nnear copies; they stay unless the list names them")
         print_rows(near[:_MOST_ROWS])
         _more(near)
     _show_rebuild(facts)
@@ -100,8 +109,8 @@ def _show(facts: dict[str, Any]) -> None:
     _show_labels(facts)
     if facts["readings"]:
         print(
-            "a run under way: --mask PLAN -o PLAN masks them; the shards of its plan must stay as "
-            "they are until it ends"
+            "if a run is in progress: --mask PLAN -o PLAN masks them; do not change the shards of "
+            "its plan until it ends"
         )
 
 
@@ -110,15 +119,15 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
     print()
     print(f"curated shards to make again: {_names(again['curate'])}")
     if again["later"]:
-        print(f"and behind them, where windows begin elsewhere: {_names(again['later'])}")
+        print(f"and later ones, whose windows shift: {_names(again['later'])}")
     if again["plan"]:
         print("then: the curated manifest of each source, and the loader plan")
     if again["data"]:
         names = _names(list(again["data"]))
         print(f"data shards that hold the text: {names}")
         print(
-            "  they keep it until the documents are removed from the source and prep makes them "
-            "again, with scores, topics and attributes; nmoe versions lists earlier versions"
+            "  they keep it until you remove the documents from the source and run prep again; "
+            "scores, topics and attributes follow; nmoe versions lists earlier versions"
         )
 
 
@@ -129,7 +138,7 @@ def _show_copies(facts: dict[str, Any]) -> None:
     if store:
         send += f" {facts['run_plan']} {store}"
     places = ", ".join(facts["not_covered"])
-    print(f"not covered: {places}; when the plan is made again: nmoe export, {send}")
+    print(f"not covered: {places}; once the plan is rebuilt, run again: nmoe export, {send}")
 
 
 def _show_labels(facts: dict[str, Any]) -> None:
@@ -160,20 +169,20 @@ def _show_proof(facts: dict[str, Any]) -> None:
     _show_unmatched(facts)
     where = "curated and data shards" if facts["raw"] else "curated shards"
     print(
-        f"{facts['grams']:,} grams of {facts['texts']:,} texts, looked for in "
+        f"{facts['grams']:,} grams of {facts['texts']:,} texts, searched in "
         f"{facts['documents']:,} documents of {where}, {facts['tokens']:,} tokens"
     )
     _show_labels(facts)
     _show_copies(facts)
     said = f"no 50-gram of these texts is left in {where}"
     if facts["shared"]:
-        number = f"{len(facts['shared']):,} others share passages, which --allow-shared lets stay"
+        number = f"{len(facts['shared']):,} others share passages, as --allow-shared permits"
         said = f"no document with one of these texts is left in {where}; {number}"
     print(f"{said if facts['holds'] else 'not proved'}: {facts['proof']}")
 
 
 def _left(facts: dict[str, Any]) -> CurationError:
-    """The line that says why a proof fails."""
+    """The error of a failed proof: the reasons, and what to do about each."""
     counts = {
         "documents of the list that are not recorded": len(facts["unrecorded"]),
         "documents that remain": len(facts["remaining"]),
@@ -183,7 +192,7 @@ def _left(facts: dict[str, Any]) -> CurationError:
     dos = ("apply the list", "curate again", "list them too, or give --allow-shared", "remove them")
     found = [(f"{number} {what}", do) for (what, number), do in zip(counts.items(), dos) if number]
     return CurationError(
-        "the texts are not gone",
+        "the texts are not fully removed",
         where=facts["proof"],
         found=", ".join(what for what, _ in found),
         do="; ".join(do for _, do in found),
@@ -193,7 +202,7 @@ def _left(facts: dict[str, Any]) -> CurationError:
 
 def _show_unmatched(facts: dict[str, Any]) -> None:
     if names := facts["unmatched"]:
-        print(f"no document: {_names(names)}")
+        print(f"no document matches: {_names(names)}")
 
 
 def _range(read: dict[str, Any] | None, name: str) -> str:

@@ -1,1 +1,1 @@
-"""How the command line helps: examples, defaults, near names, completion, and progress."""
+"""Help of the command line: examples, defaults, suggestions, shell completion, and progress."""

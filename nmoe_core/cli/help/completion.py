@@ -12,22 +12,22 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def register(verbs: Any, parser: argparse.ArgumentParser) -> None:
-    text = "a script that completes commands in a shell"
+    text = "print a shell script that completes commands"
     run = partial(print_script, parser, verbs.parts)
     completion = add_verb(verbs, "completion", run, text)
-    completion.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
+    completion.add_argument("shell", choices=SHELLS, help="shell of the script")
 
 
 def print_script(
     parser: argparse.ArgumentParser, verbs: argparse.Action, arguments: argparse.Namespace
 ) -> int:
-    """Print the script; ConfigError if shtab, which writes it, is not installed."""
+    """Print the script; ConfigError if shtab is not installed."""
     try:
         shtab = importlib.import_module("shtab")
     except ImportError as error:
         do = "pip install shtab"
         raise ConfigError("shtab is not installed", do=do, code="E-CONFIG-EXTRA") from error
-    # `--help` lists them by group; shtab needs to see them.
+    # `--help` lists verbs by group; shtab needs a plain list.
     hidden = verbs.help
     verbs.help = None
     print(shtab.complete(parser, arguments.shell))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from loader.files.addresses import PathParser
 from nmoe_core.cli.help.examples import EXAMPLES
 
-# As shtab.FILE, which need not be imported until a script is requested.
+# Equals shtab.FILE, so that shtab is imported only to write a script.
 FILES = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
@@ -47,7 +47,7 @@ class HelpfulParser(PathParser):
         return given
 
     def near(self, words: Sequence[str]) -> str:
-        """A question that suggests flags of this parser for misspelt words; empty if there are
+        """`; did you mean ...?` with flags of this parser like `words`; empty if there are
         none."""
         known = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help()))
         misspelt = [word.partition("=")[0] for word in words if word.startswith("--")]
@@ -64,7 +64,7 @@ class HelpfulParser(PathParser):
 def commands(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Every verb with its parser, and the groups of verbs; for the page of commands, and tests."""
+    """Every verb with its parser, and the groups of verbs; for docs/commands.md and tests."""
     yield words, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -9,7 +9,7 @@ from nmoe_core.base.progress import logged_to
 
 
 class _StatusLine(logging.Handler):
-    """Writes each record over the one before it."""
+    """Overwrites the previous record."""
 
     width = 0
 

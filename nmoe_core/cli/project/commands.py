@@ -29,39 +29,39 @@ _VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
 
 
 def register(verbs: Any) -> None:
-    text = "look at documents and write the nmoe.toml that runs over them"
+    text = "survey documents and write an nmoe.toml for them"
     init = add_verb(verbs, "init", make_project, text, _show_project)
     text = "directory, file or URL of documents, or a hub dataset, owner/name (default: here)"
     init.add_argument("source", nargs="?", metavar="SOURCE", help=text)
-    init.add_argument("--subset", metavar="NAME", help="of a hub dataset that has several")
+    init.add_argument("--subset", metavar="NAME", help="subset of a hub dataset")
     what = init.add_mutually_exclusive_group()
-    text = "show what is new beside the sources of nmoe.toml, and add it; all else in it stays"
+    text = "add new sources to nmoe.toml and show them; the rest of the file stays"
     what.add_argument("--update", action="store_true", help=text)
-    text = "a project on text found on any machine, instead of SOURCE"
+    text = "a demo project, on docstrings of the installed Python packages"
     what.add_argument("--demo", action="store_true", help=text)
-    text = "copy the configurations that come with the packages to DIR, and do nothing else"
+    text = "only copy the bundled configurations to DIR"
     what.add_argument("--configs", type=Path, metavar="DIR", help=text)
     text = "bring the project's tasks up to date: all, or the named ones"
     run = add_verb(verbs, "run", run_tasks, text)
     text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
     run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
-    text = "do what `nmoe plan` with this hash said; refused if something changed since"
+    text = "run what `nmoe plan` showed under this hash; refuse if anything has changed since"
     run.add_argument("--plan", metavar="HASH", help=text)
     text = "make an output again, by its key in `nmoe plan`, such as web/shards:0003; repeatable"
     run.add_argument("--rebuild", action="append", default=[], metavar="OUTPUT", help=text)
     run.add_argument("--json", action="store_true", help="print JSON, after the last task")
     add_run_flags(run, is_required=True)
-    ui = add_verb(verbs, "ui", serve, "the project in the browser, with the daemon")
+    ui = add_verb(verbs, "ui", serve, "open the project in Dagster's UI, with the daemon")
     ui.add_argument("--port", type=number(1), default=3000, help="(default 3000)")
-    text = f"its configuration (default: {PROJECT_FILE} in this directory)"
+    text = f"configuration of the run (default: {PROJECT_FILE} in this directory)"
     ui.add_argument("--config", metavar="TOML", help=text)
-    report = add_verb(verbs, "report", find_report, "what came out of a run", _show_report)
-    text = "write a page of all of it to FILE, and a data card and Croissant metadata beside it"
+    report = add_verb(verbs, "report", find_report, "show the results of a run", _show_report)
+    text = "write the report as a page to FILE, with a data card and Croissant metadata beside it"
     report.add_argument("--html", type=Path, metavar="FILE", help=text)
-    text = "show N kept and N left-out documents, and why"
+    text = "show N kept and N dropped documents, with reasons"
     report.add_argument("--sample", type=number(0), default=0, metavar="N", help=text)
     add_run_flags(report, is_required=True)
-    text = "write a tiny checkpoint of random weights"
+    text = "write a tiny checkpoint with random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
     tiny.add_argument("directory", type=Path)
     text = "kind of decoder: gpt_oss (default), llama, qwen3 or qwen3_moe"
@@ -70,8 +70,8 @@ def register(verbs: Any) -> None:
 
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the project's file into the working directory, or copy configurations; never replace an
-    existing file."""
+    """Write nmoe.toml into the working directory, or copy configurations; an existing file is never
+    replaced."""
     path = Path(PROJECT_FILE)
     if (arguments.demo or arguments.configs) and (arguments.source or arguments.subset):
         raise ConfigError("--demo and --configs take neither SOURCE nor --subset")
@@ -81,13 +81,13 @@ def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
         return _update(arguments)
     if path.exists():
         do = "add to it with --update, or work in another directory"
-        raise ConfigError("this is there already", where=path.absolute(), do=do)
+        raise ConfigError("this file exists already", where=path.absolute(), do=do)
     return _write_demo(path) if arguments.demo else _write_own(path, arguments)
 
 
 def _copy_configs(directory: Path) -> dict[str, Any]:
-    """Copy the configurations of both packages. Raises ConfigError, and copies nothing, if a file
-    in the directory differs from the one that would be copied to its place."""
+    """Copy the configurations of both packages. Raises ConfigError, before any copy, if a file
+    of the same name in the directory has other content."""
     payloads: dict[Path, bytes] = {}
     for package in ("loader", "nmoe_core"):
         folder = Path(str(importlib.resources.files(package))) / "configs"
@@ -97,7 +97,7 @@ def _copy_configs(directory: Path) -> dict[str, Any]:
     differing = [path for path in present if path.read_bytes() != payloads[path]]
     if differing:
         raise ConfigError(
-            "this directory holds other versions of the files, so none was copied",
+            "this directory contains files of the same name with other content; none was copied",
             where=directory,
             found=", ".join(str(path.relative_to(directory)) for path in differing),
             do="name another directory, or remove these files",
@@ -150,19 +150,19 @@ def _facts(run: Run, named: str, inputs: Inputs, found: Sequence[Survey]) -> dic
 
 
 def _show_files(facts: dict[str, Any]) -> None:
-    """Files that are not trained on, with reasons, and totals that add up."""
+    """Print the files that are not trained on, with reasons, and the totals."""
     rows = [
         [one["reason"], one["files"], size(one["size_bytes"]), ", ".join(one["such_as"])]
         for one in facts["not_taken"]
     ]
     if rows:
         print()
-        print_table(["not trained on, because", "files", "size", "such as"], rows)
+        print_table(["not used for training", "files", "size", "such as"], rows)
     parts = [
         f"{part.replace('_', ' ')} {facts[part]['files']:,} ({facts[part]['size_bytes']:,} bytes)"
         for part in ("seen", "taken", "held_out", "left_out")
     ]
-    print(f"\nfiles: {parts[0]} = {' + '.join(parts[1:])}; each of them: {facts['ledger']}")
+    print(f"\nfiles: {parts[0]} = {' + '.join(parts[1:])}; full list: {facts['ledger']}")
 
 
 def _show_project(facts: dict[str, Any]) -> None:
@@ -199,11 +199,11 @@ def _show_project(facts: dict[str, Any]) -> None:
             "tokenizing",
         )
         print_table(header, rows)
-        print("tokens and the time to make them are estimated from a sample;", end=" ")
-        print("languages are by documents")
+        print("tokens and tokenizing time are estimated from a sample;", end=" ")
+        print("languages are shares of documents")
     for one in facts["sources"]:
         if one["unreadable"]:
-            print(f"{one['source']}: records that cannot be read: {one['unreadable']:,}", end="")
+            print(f"{one['source']}: unreadable records: {one['unreadable']:,}", end="")
             print(f", such as {one['first_unreadable']}")
         elif one["problem"] is not None and not facts["seen"]["files"]:
             print(f"left out: {one['problem']}")
@@ -215,7 +215,7 @@ def _show_project(facts: dict[str, Any]) -> None:
     counts = (sum(one[key] or 0 for one in good) for key in ("documents", "judged"))
     if warning := unjudged(*counts):
         print("\n" + textwrap.fill(warning, 112))
-    print(f"\n{facts['path']} is written. Look through it, then: nmoe run; nmoe report; nmoe ui")
+    print(f"\nwrote {facts['path']}. Check it, then: nmoe run; nmoe report; nmoe ui")
 
 
 def run_tasks(arguments: argparse.Namespace) -> int:
@@ -241,26 +241,26 @@ def run_tasks(arguments: argparse.Namespace) -> int:
 
 
 def _why(state: State) -> dict[str, str]:
-    """An output that is not current, for JSON."""
+    """JSON of an output that is not current."""
     return {"output": state.key, "partition": state.partition, "why": state.reason}
 
 
 def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
-    """The tasks that ran, and the others that are not current."""
+    """Print which tasks ran, and the outputs of other tasks that are not current."""
     if not left:
-        print(f"all is current after {total}; look: nmoe report [--html FILE], nmoe ui")
+        print(f"all is current after {total}; see nmoe report [--html FILE], nmoe ui")
         return
     ran = ", ".join(tasks) or "all tasks"
-    print(f"{ran}: done after {total}. Not current, since other tasks make it:\n")
+    print(f"{ran}: done after {total}. Outputs of other tasks that are not current:\n")
     print_outputs(left)
-    print("\nto make all of it: nmoe run")
+    print("\nto bring all up to date: nmoe run")
 
 
 def _show_task(task: dict[str, Any], number: int, count: int) -> None:
-    """A line before a task, and a line after it with its seconds."""
+    """Print a line before each task, and its time after it."""
     if "seconds" in task:
         processors = duration(task["cpu_seconds"])
-        print(f"    {duration(task['seconds'])}, {processors} of processors", flush=True)
+        print(f"    {duration(task['seconds'])}, CPU time {processors}", flush=True)
         return
     last = task["last_seconds"]
     then = "" if last is None else f": {duration(last)} last time"
@@ -304,8 +304,8 @@ def _show_report(report: dict[str, Any]) -> None:
     others = [None] * (len(columns) - 1 - len(summed))
     print_table(columns, [*rows, ["total", *totals, *others]])
     if report["oracle"] is not None:
-        print("keep, band and drop are what the grader says; curated is what the rule keeps;")
-    print("topics are distinct topics in a window of seq_len tokens, mean over windows")
+        print("keep, band, drop: decisions of the grader; curated: documents that the rule keeps;")
+    print("topics: mean number of distinct topics in a window of seq_len tokens")
     _show_account(report)
     if report["oracle"] is not None:
         _show_graders(report)
@@ -318,11 +318,13 @@ def _show_report(report: dict[str, Any]) -> None:
     if count := len(report["not_current"]):
         first = report["not_current"][0]
         print(f"{count} outputs are not current, such as {first['output']} ({first['why']}):")
-        print("these figures are of before; nmoe plan shows what nmoe run would make")
+        print(
+            "the figures above are older than their inputs; nmoe plan shows what nmoe run would do"
+        )
 
 
 def _show_graders(report: dict[str, Any]) -> None:
-    """How well the graders rank documents, and the thresholds that decide."""
+    """Print how well the graders rank documents, and the thresholds."""
     show_scoreboard(report["heads"], report["cost"])
     if (choice := report["grader_choice"]) is not None:
         print(textwrap.fill(choice["sentence"], 112))
@@ -333,13 +335,15 @@ def _show_graders(report: dict[str, Any]) -> None:
     print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
     if report["backbone"] == "tiny" and report["grader"] != "student":
-        print("(both stand in for large models: the figures show the machinery, not the text)")
+        print("(both are placeholders for large models: these scores do not measure quality)")
     elif report["oracle"].startswith("heuristic/"):
-        print("(the oracle stands in for a large model: the student learned text statistics)")
+        print(
+            "(the oracle is a placeholder for a large model: the student learned text statistics)"
+        )
 
 
 def _show_account(report: dict[str, Any]) -> None:
-    """The account of files, documents and tokens, its changes, and documents to read."""
+    """Print the account of files, documents and tokens, changed shares, and sample documents."""
     from nmoe_core.tasks.report.account import account_rows
 
     print()
@@ -359,7 +363,7 @@ def _show_account(report: dict[str, Any]) -> None:
 
 
 def _costs(run: Run) -> list[dict[str, Any]]:
-    """The times that runs through Dagster took; none if it is not installed."""
+    """Times of the runs through Dagster; empty if it is not installed."""
     try:
         return _of_dagster("costs")(run)
     except ConfigError:
@@ -367,7 +371,7 @@ def _costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_dagster(name: str) -> Callable[..., Any]:
-    """The function of a verb on the platform's side; ConfigError if Dagster is not installed."""
+    """The function in nmoe_assets that runs a verb; ConfigError if Dagster is not installed."""
     (verb,) = entry_points(group=_VERBS, name=name)
     try:
         return verb.load()

@@ -8,44 +8,44 @@ from nmoe_core.base.jsonl import encodable
 from nmoe_core.cli.project.survey import Survey
 from nmoe_core.sources.discover import OUTPUT
 
-NAME = "own"  # of the mixture and of the flow
+NAME = "own"  # name of the mixture and of the flow
 TRAINED_SHARE = 0.25
-_FIRST_TOKENS = 100_000_000  # at most these in the first run: minutes, not days
-_POOLED_TOKENS = 30_000_000  # below these, workers take longer to start than to work
+_FIRST_TOKENS = 100_000_000  # limit of the first run, which should take minutes
+_POOLED_TOKENS = 30_000_000  # with fewer tokens, workers take longer to start than to work
 _TOKENS_PER_SHARD = 20_000_000
 _MOST_SHARDS = 64
 _SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
-_SEQUENCES = 4  # of the smallest source, at least
+_SEQUENCES = 4  # least number of the smallest source
 _MOST_TOPICS = 30
 _PARSE_RATE = "min_parse_rate = 0.0     # the heuristic does not judge all of these languages\n"
-_FEW_JUDGED = 250  # of fewer documents, too few are left to fit and to measure on
+_FEW_JUDGED = 250  # fewer documents cannot be split into enough to fit and enough to measure
 _ATTRIBUTES = ("signals", "language", "duplicates")
-_DECISIONS = 'include = ["keep", "band"]   # only ["keep"] once the judges are real'
+_DECISIONS = 'include = ["keep", "band"]   # only ["keep"] with a real oracle'
 _RULE = """\
-# Kept is a document of which this is true: no copy of another, and not dropped by the judges; only
-# 'keep' once these are real. More clauses: n_words >= 50, lang in ('en', 'de'), dup_lines <= 0.3.
+# A document is kept if it is not a near duplicate and the grader does not drop it. With a real
+# oracle, use 'keep' alone. More clauses: n_words >= 50, lang in ('en', 'de'), dup_lines <= 0.3.
 where = "is_survivor and decision in ('keep', 'band')"\
 """
 _RULE_OF_JUDGED = """\
-# Kept is a document of which this is true: no copy of another, and not dropped by the judges, who
-# know English and source code: other languages are kept unjudged. With a real oracle, leave them
-# out of the rule, and ask for 'keep'. More clauses: n_words >= 50, dup_lines <= 0.3.
+# A document is kept if it is not a near duplicate and the grader does not drop it. The heuristic
+# knows English and source code, so other languages are kept whatever the grader says. With a real
+# oracle, delete `or lang ...` and use 'keep' alone. More: n_words >= 50, dup_lines <= 0.3.
 where = "is_survivor and (decision in ('keep', 'band') or lang not in ('en', 'und'))"\
 """
 _RULE_OF_UNSCORED = """\
-# Kept is a document of which this is true: no copy of another. More clauses: n_words >= 50,
+# A document is kept if it is not a near duplicate. More clauses: n_words >= 50,
 # lang in ('de', 'fr'), dup_lines <= 0.3. With a grader: decision in ('keep', 'band').
 where = "is_survivor"\
 """
 
 _HEAD = """\
 # A run from documents to a loader plan, in the order of its tasks. In this directory:
-#   nmoe run        makes everything that is not made yet, or was made from other inputs
-#   nmoe report     what came out of it
-#   nmoe ui         the same tasks in the browser
-# Every key: the page Configuration of the documentation of nmoe-data, which `make docs` builds.
-# Any of them for one command: --set prep.workers=8
-root = "{output}"             # everything that is made lies below
+#   nmoe run        makes every output that is missing or whose inputs have changed
+#   nmoe report     shows the results
+#   nmoe ui         shows the same tasks in the browser
+# All keys: the page Configuration of the documentation of nmoe-data, which `make docs` builds.
+# To set any key for one command: --set prep.workers=8
+root = "{output}"             # directory of all outputs
 flow_mode = {name}        # the section [flow.{bare}] below
 # Another tokenizer is a tokenizer.json, its directory or a hub id; then drop the next two keys.
 tokenizer = "o200k_harmony"
@@ -54,35 +54,36 @@ eos_token_id = 199999
 seq_len = {seq_len}
 batch_size = {batch_size}
 seed = 42
-on_exhaust = "wrap"      # a source of which too little is kept is read again
+on_exhaust = "wrap"      # a source with too few kept tokens is read again
 
 [prep]
-num_shards = {num_shards}           # of each source; partitions in the UI
-max_tokens = {max_tokens}       # in total, such as "100M"; "all" takes everything
+num_shards = {num_shards}           # per source; a shard is a partition in the UI
+max_tokens = {max_tokens}       # of all sources together, such as "100M"; "all": no limit
 workers = {workers}
 {attributes}
-# Who judges a sample of the documents. The heuristic reads text statistics, of English; a model is
+# The oracle scores a sample of the documents. The heuristic reads English text statistics; models:
 #   kind = "http", with [oracle.http] base_url and model: any OpenAI-compatible server
 #   kind = "engine", with [oracle.engine] checkpoint: gpt-oss weights on this machine
 [oracle]
 kind = "heuristic"
-max_doc_tokens = 512     # the beginning of a document, which the student then reads too
-replace = true           # heuristic labels cost nothing: made again when the statistics change
+max_doc_tokens = 512     # only the first tokens of a document are scored, also by the student
+replace = true           # label again if the heuristic changes: its labels cost nothing
 
-# Who grades all documents. The student learns the oracle's scores from n-grams, without a GPU. With
-# "auto", probe and judge are trained over the backbone too, and the better grader on val is taken.
-# With "none" no document is labelled or scored, and only the rule below decides.
+# The grader scores all documents. The student learns the oracle's scores from n-grams, on CPUs.
+# "auto" also trains probe and judge over the backbone, and uses the grader that is better on val.
+# "none" labels and scores no document: the rule below decides alone.
 [grading]
 grader = {grader}
 
-# A frozen model, for topics, probe and judge. `tiny` has random weights and stands in for one:
+# The backbone is a frozen model for topics, probe and judge. `tiny` is a placeholder with random
+# weights; a real one:
 #   checkpoint = "/data/checkpoints/gpt-oss-20b"   (or a Llama or Qwen3 directory), device = "cuda"
 [backbone]
 kind = "tiny"
 
 [calibration]
 target_keep = 0.5        # share of documents to keep
-max_false_drop = 0.15    # of the dropped, at most so many were worth keeping, with 95 % confidence
+max_false_drop = 0.15    # most dropped documents that were worth keeping, at 95 % confidence
 
 [curation]
 {rule}
@@ -92,15 +93,15 @@ num_topics = {num_topics}
 min_val_documents = {min_val}
 {parse_rate}
 [compute]
-workers = {pool}               # processes of each task: worth their start above 30M tokens
+workers = {pool}               # processes per task; more than 1 pays off above 30M tokens
 
-# Which sources, and how much of each: tokens_b is in 10^9 tokens. Shares follow from it.
+# Sources, with their tokens in 10^9 (tokens_b). The shares of the mixture follow from these.
 [mixtures.{bare}]
-sample_temperature = 1.0 # above 1, small sources get more than their share
+sample_temperature = 1.0 # above 1, small sources get a larger share
 """
 
 _FLOW = """
-# How long training is: this share of the mixture, or tokens_b = 1.0 for 10^9 tokens.
+# Length of training: a share of the mixture (scale), or tokens_b = 1.0 for 10^9 tokens.
 [flow.{bare}]
 mode = {name}
 stages = ["pretrain"]
@@ -111,7 +112,7 @@ pretrain = {name}
 
 
 def project_text(surveys: Sequence[Survey], workers: int) -> str:
-    """The TOML of a run over the sources that can be read; the others are in comments."""
+    """The TOML of a run over the sources that can be read; the others become comments."""
     good = [found for found in surveys if found.problem is None]
     sizes = [found.tokens or _FIRST_TOKENS for found in good]
     documents = sum(found.documents or 0 for found in good)
@@ -152,33 +153,33 @@ def _is_partly_judged(documents: int, judged: int) -> bool:
 
 
 def _is_scored(documents: int, judged: int) -> bool:
-    """Whether enough documents are judged to fit a grader, as far as that is known."""
+    """Whether the heuristic scores enough documents to fit a grader; True if their number is not
+    known."""
     return judged >= _FEW_JUDGED or not documents
 
 
 def unjudged(documents: int, judged: int) -> str:
-    """A note about documents that the heuristic does not judge, or about too few documents; empty
-    if neither applies."""
+    """A note if the heuristic does not judge all documents, or if they are too few; else empty."""
     if not _is_partly_judged(documents, judged):
         if _is_scored(documents, judged):
             return ""
         return (
-            f"Documents are too few to fit a grader ({documents:,}, of {_FEW_JUDGED} that it "
-            "takes), so [grading] names none: the rule alone decides, and keeps what is no copy."
+            f"{documents:,} documents are too few to fit a grader (at least {_FEW_JUDGED}), so "
+            '[grading] has grader = "none": the rule decides alone, and drops near duplicates.'
         )
-    said = "The stand-in for an oracle knows English and source code: it judges "
+    said = "The heuristic oracle knows English and source code: it judges "
     said += f"{judged:,} of {documents:,} documents. "
     if not _is_scored(documents, judged):
         return said + (
-            "These are too few to fit a grader, so none is named: the rule alone decides, and keeps"
-            " what is no copy. With a model in [oracle], set [grading] grader."
+            'These are too few to fit a grader, so [grading] has grader = "none": the rule decides '
+            "alone, and drops near duplicates. With a model in [oracle], set [grading] grader."
         )
-    return said + "The others are kept unless they are copies, until [oracle] names a model."
+    return said + "The others are kept unless they are near duplicates; name a model in [oracle]."
 
 
 def _attributes() -> str:
     return (
-        "\n# Recorded of each document: text statistics, language, near duplicates.\n"
+        "\n# Recorded for each document: text statistics, language, near duplicates.\n"
         f"[attributes]\nuse = {json.dumps(_ATTRIBUTES)}\n"
     )
 
@@ -191,7 +192,7 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
     lines = ["", f"# {summary(found)}"]
     if found.first_unreadable is not None:
         example = " ".join(found.first_unreadable.split())
-        lines.append(f"# records that cannot be read: {found.unreadable:,}, such as {example}")
+        lines.append(f"# unreadable records: {found.unreadable:,}, such as {example}")
     key = mixture if mixture.isidentifier() else json.dumps(mixture)
     lines.append(f"[[mixtures.{key}.sources]]")
     table = {"id": spec.id, "tokens_b": _billions(found.tokens or _FIRST_TOKENS)}
@@ -214,7 +215,7 @@ def summary(found: Survey) -> str:
         parts.append(f"about {found.tokens:,} tokens")
     if found.languages:
         parts.append(languages(found.languages))
-    return ", ".join(parts) or "its size is not known before it is read"
+    return ", ".join(parts) or "of unknown size until it is read"
 
 
 def languages(shares: Mapping[str, float], most: int = 3) -> str:
@@ -229,7 +230,7 @@ def _billions(tokens: int) -> float:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML: strings, lists of them and numbers are written as in JSON, but for 1e-06."""
+    """A value as TOML: as in JSON, except that floats have no exponent."""
     if isinstance(value, float):
         return f"{value:.12f}".rstrip("0")
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

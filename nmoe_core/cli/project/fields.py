@@ -14,15 +14,15 @@ from nmoe_core.sources.storage import SourceFile
 
 TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "markdown")
 _CHATS = ("messages", "conversations", "conversation")
-_MOST_CHARS = 10_000  # of a text of a sample
-_MOST_SAMPLES = 5_000  # of a source
-_LEAST_SAMPLES = 5  # of a file
-_LEAST_BYTES = 20  # mean of a text in a field without a usual name
+_MOST_CHARS = 10_000  # per sampled text
+_MOST_SAMPLES = 5_000  # per source
+_LEAST_SAMPLES = 5  # per file
+_LEAST_BYTES = 20  # mean bytes of a text in a field without a usual name
 _MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a header
 
 
 def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
-    """The source with the field that holds its text. Raises SourceError if there is none
+    """The source with `text_field` set. Raises SourceError if no field holds text
     (E-SOURCE-FIELD)."""
     if spec.kind == "files":
         return spec
@@ -33,7 +33,7 @@ def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
 
 
 def no_text(reason: str, where: object) -> SourceError:
-    """The error for a source without text that can be read."""
+    """The error of a source without readable text."""
     do = "name other files, or set text_field of this source"
     return SourceError(reason, where=where, do=do, code="E-SOURCE-FIELD")
 
@@ -61,9 +61,9 @@ def by_text_field(
         is_object = len(trained) == 1 and rest[0].name.lower().endswith(".json")
         name = text_field(trained, is_named=is_object)
         if name is None:
-            reason = _why_none(trained) if trained else "no training file has its fields"
+            reason = _why_none(trained) if trained else "its fields differ from all training files"
             for file in rest:
-                file.leave_out("one JSON object, no records" if is_object else reason)
+                file.leave_out("one JSON object instead of records" if is_object else reason)
             return
         ours = [f for f in rest if any(name in sample for sample in samples[f.name])]
         named = new_id(spec.id if is_first else f"{spec.id}_{name}", spec.kind, taken)
@@ -83,14 +83,14 @@ def _file_samples(spec: SourceSpec, file: InputFile, most: int) -> list[Sample]:
             return found
         records = (record for block in source.blocks() for record in block.records())
         bad = next((record for record in records if isinstance(record, BadRecord)), None)
-        file.leave_out("no records" if bad is None else f"no record can be read: {bad.reason}")
+        file.leave_out("no records" if bad is None else f"no readable record: {bad.reason}")
     except (SourceError, OSError) as error:
         file.leave_out(str(error).removeprefix(f"{source.files[0].where}: "))
     return []
 
 
 def _cut(source: Source, most: int) -> Iterator[Sample]:
-    """The first samples, whose texts are cut: one may be as long as a file."""
+    """The first samples with long texts cut: one text may be as long as a file."""
     for sample in islice(source.samples(), most * (len(getattr(source, "files", ())) or 1)):
         # A configuration cannot name a field with a lone surrogate.
         names = (name for name in sample if encodable(name) == name)
@@ -98,9 +98,8 @@ def _cut(source: Source, most: int) -> Iterator[Sample]:
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
-    """The field that holds the text: among the fields with a usual name, else among the fields that
-    hold sentences, the one with most text. None if there is none. `is_named`: accept only a usual
-    name."""
+    """The field with most text, among fields with a usual name, else among fields that hold
+    sentences; None if no field does. `is_named`: accept only a usual name."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     texts = {name: [t for s in samples if (t := s.get(name)) and t.strip()] for name in names}
     usual = [name for name in names if name.rpartition(".")[2].lower() in TEXT_FIELDS]
@@ -115,13 +114,13 @@ def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | No
 
 
 def _has_words(texts: Sequence[str]) -> bool:
-    """Whether most texts are more than a word, a path or a code; some languages have no spaces."""
+    """Whether most texts are longer than a word, path or code; some languages have no spaces."""
     words = sum(len(text.split()) > 1 or not text.isascii() for text in texts)
     return 2 * words > len(texts)
 
 
 def _is_prose(name: str, texts: Sequence[str], num_records: int) -> bool:
-    """Whether most records have a text in a field, of some length, and another one each."""
+    """Whether most records have a text in a field, long enough and different in each record."""
     return (
         len(name) <= _MOST_NAME_CHARS
         and 2 * len(texts) > num_records
@@ -133,5 +132,5 @@ def _is_prose(name: str, texts: Sequence[str], num_records: int) -> bool:
 def _why_none(samples: Sequence[Sample]) -> str:
     names = list(dict.fromkeys(name for sample in samples for name in sample))
     if chat := next((name for name in names if name in _CHATS), None):
-        return f"no field of text, but chats in {chat!r}: write each as one text"
-    return f"no field of text; found {', '.join(names)[:200] or 'no fields'}"
+        return f"no text field, but chats in {chat!r}: write each as one text"
+    return f"no text field; found {', '.join(names)[:200] or 'no fields'}"

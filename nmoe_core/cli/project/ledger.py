@@ -1,6 +1,6 @@
 """The input ledger of a project: every file that `nmoe init` saw, and its use.
 
-Files taken, held out and left out are all files that were seen, and so are their bytes.
+The files taken, held out and left out add up to all files seen; so do their bytes.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _PARTS = {"train": "taken", "valid": "held_out", "test": "held_out", "left out":
 
 
 def commit_ledger(run: Run, named: str, files: Sequence[InputFile]) -> dict[str, Any]:
-    """Write the ledger of the files below `named`; its totals, and the reasons that it has."""
+    """Write the ledger of the files below `named`; return its totals and reasons."""
     totals = {part: {"files": 0, "size_bytes": 0} for part in ("seen", *_PARTS.values())}
     rows: list[dict[str, Any]] = []
     reasons: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,7 @@
 """Patterns that name the files of a source, so that files added later are read too.
 
-Takes the widest patterns that match no held-out file and few other files, which are excluded by
-name. Files that no pattern can name are left out.
+Uses the widest patterns that match no held-out file and few other files; those few are excluded by
+name. A file that no pattern matches is left out.
 """
 
 import glob
@@ -20,7 +20,7 @@ _MOST_EXCLUDED = 20
 
 
 def with_paths(spec: SourceSpec, inputs: Sequence[InputFile], base: Path) -> SourceSpec:
-    """The source with patterns for the files that have its name, of all `inputs`."""
+    """The source with patterns that match its files among `inputs`."""
     uses = {os.fspath(file.path): file.use for file in inputs}
     ours = [file for file in inputs if file.source == spec.id and file.use in ("train", "valid")]
     names = {
@@ -29,7 +29,7 @@ def with_paths(spec: SourceSpec, inputs: Sequence[InputFile], base: Path) -> Sou
     }
     is_wide = any("/" in file.name for file in ours)
     is_wide = is_wide or len({_cut_number(name)[0] for name in names["train"]}) > 1
-    # A file of another split that joins `train-0.parquet` later must not be trained on.
+    # Files of other splits that appear later beside `train-0.parquet` must not be trained on.
     is_wide = is_wide and not any(split_of(file.path.name) == "train" for file in ours)
     for patterns_of in [_by_directory] * is_wide + [_by_number]:
         paths = {use: tuple(patterns_of(part)) for use, part in names.items()}
@@ -39,7 +39,7 @@ def with_paths(spec: SourceSpec, inputs: Sequence[InputFile], base: Path) -> Sou
             return spec.model_copy(update={"exclude": exclude})
     for file in ours:
         if not _is_pattern(relative(file.path, base)):
-            file.leave_out("its name cannot be written as a path: rename it")
+            file.leave_out("its name is not a valid path: rename it")
     plain = {use: tuple(filter(_is_pattern, part)) for use, part in names.items()}
     return spec.model_copy(update=_as_keys(plain))
 
@@ -51,8 +51,8 @@ def _as_keys(paths: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 def _excluded(
     spec: SourceSpec, base: Path, uses: dict[str, str], names: dict[str, list[str]]
 ) -> tuple[str, ...] | None:
-    """Patterns of the few other files that the source's patterns match; None if they match too many
-    others, a held-out file, or not all of the source's files."""
+    """Patterns that exclude the few other files matched by the source's patterns; None if these
+    match too many others, a held-out file, or not all of the source's files."""
     others: set[str] = set()
     ours: set[str] = set()
     for use, patterns in (("train", spec.paths), ("valid", spec.valid_paths)):
@@ -75,7 +75,7 @@ def _excluded(
 
 
 def _by_directory(names: Iterable[str]) -> Iterator[str]:
-    """All files of a suffix below the directory that they share."""
+    """Patterns of all files with a suffix below their common directory."""
     by_suffix: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_suffix["".join(suffixes(name))].append(name)
@@ -86,11 +86,11 @@ def _by_directory(names: Iterable[str]) -> Iterator[str]:
 
 
 def _by_number(names: Iterable[str]) -> Iterator[str]:
-    """All files of a directory whose names differ in their number; a file without one by itself."""
+    """Patterns of files in a directory whose names differ in a number; other files by name."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         start, mark, suffix = _cut_number(name)
-        # Without a mark before the number, `a*` would be too wide for `a1` and `a2`.
+        # For `a1` and `a2`, without a separator before the number, `a*` would be too wide.
         pattern = f"{start}{mark}{'*' if mark else '[0-9]*'}{suffix}"
         is_plain = start + mark == name.removesuffix(suffix) or glob.has_magic(start)
         groups[name if is_plain else pattern].append(name)
@@ -98,7 +98,7 @@ def _by_number(names: Iterable[str]) -> Iterator[str]:
 
 
 def _cut_number(name: str) -> tuple[str, str, str]:
-    """A name without its number, what joins the number to it, and the suffixes:
+    """A name split at its number: start, separator and suffixes, such as
     `web/a`, `-`, `.jsonl.gz`."""
     suffix = "".join(suffixes(name))
     directory, slash, stem = name.removesuffix(suffix).rpartition("/")
@@ -108,7 +108,7 @@ def _cut_number(name: str) -> tuple[str, str, str]:
 
 
 def _is_pattern(name: str) -> bool:
-    """Whether a configuration can hold a name, and a source then finds it."""
+    """Whether a configuration can hold a name and a source finds the file by it."""
     try:
         return expand_braces(name.encode().decode()) == [name] and "://" not in name
     except UnicodeEncodeError:

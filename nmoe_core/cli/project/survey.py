@@ -1,7 +1,7 @@
-"""Surveys the sources of a new project, as far as each can be read in a few seconds.
+"""Surveys the sources of a new project in a few seconds per source.
 
-Up to 64 MB of text of a source is read and up to 400 of its documents are tokenised; the rest is
-estimated by its stored size. Every figure is None if it would be a guess.
+Reads up to 64 MB of text of a source and tokenizes up to 400 of its documents; the rest is
+estimated from the stored size. A figure that would be a guess is None.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ _LANGUAGE_CHARS = 4000
 
 @dataclass
 class Survey:
-    """One source: `spec` names its field of text. `is_whole`: every document was counted."""
+    """One source: `spec` names its text field. `is_whole`: every document was counted."""
 
     spec: SourceSpec
     fields: list[str] = field(default_factory=list)
@@ -43,24 +43,24 @@ class Survey:
     size_bytes: int | None = None
     documents: int | None = None
     unreadable: int = 0
-    """Records that were read and hold no text that can be read; `first_unreadable` is one."""
+    """Records read that contain no readable text; `first_unreadable` is an example."""
     first_unreadable: str | None = None
     tokens: int | None = None
     seconds: float | None = None
     languages: dict[str, float] = field(default_factory=dict)
     labelled_share: float = 1.0
-    """Share of documents to which the heuristic oracle gives scores."""
+    """Share of documents that the heuristic oracle can score."""
     is_whole: bool = False
     problem: NmoeError | None = None
 
     @property
     def judged(self) -> int:
-        """Documents to which the heuristic oracle gives scores."""
+        """Number of documents that the heuristic oracle can score."""
         return round((self.documents or 0) * self.labelled_share)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """All fields as JSON values."""
         names = ("files", "size_bytes", "documents", "unreadable", "first_unreadable")
         names += ("judged", "tokens", "seconds")
         names += ("fields", "is_whole")
@@ -72,9 +72,8 @@ class Survey:
 
 
 def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
-    """Look at the sources of `inputs`, and leave out those of its files that cannot be read.
-    Relative paths start at `base`; `workers`: number of processes of prep, for the estimate of
-    time."""
+    """Survey the sources of `inputs`, and leave out the files that cannot be read. Relative paths
+    start at `base`; `workers`: processes of prep, for the estimate of time."""
     found: list[Survey] = []
     for spec in inputs.specs:
         ours = [file for file in inputs.files if file.source == spec.id]
@@ -90,8 +89,7 @@ def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
 
 
 def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
-    """Refuse inputs if no source can be read: the first `problem`, or SourceError
-    (E-SOURCE-NOTFOUND)."""
+    """Raise the first `problem`, or SourceError (E-SOURCE-NOTFOUND), if no source can be read."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems and len(problems) == len(found):
         raise problems[0]
@@ -107,7 +105,7 @@ def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
 
 
 def _survey(spec: SourceSpec, inputs: Sequence[InputFile], base: Path, workers: int) -> Survey:
-    """Look at a source; why it cannot be read is the `problem`."""
+    """Survey a source; an error of reading it becomes its `problem`."""
     found = Survey(spec)
     ours = {f.path: f for f in inputs if f.source == spec.id and f.use == "train"}
     try:
@@ -139,7 +137,7 @@ def _opened(spec: SourceSpec, base: Path, ours: Mapping[Path, InputFile]) -> Sou
 
 
 def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers: int) -> None:
-    """Count documents and characters, and tokenise a sample that is spread over the text read."""
+    """Count documents and characters, and tokenize a sample from all parts of the text read."""
     num_documents = num_chars = num_bytes = 0
     stride = 1
     sample = []
@@ -174,7 +172,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
     found.languages = _languages(sample)
     found.labelled_share = sum(refusal(text) is None for text in sample) / len(sample)
     if not found.is_whole and not (found.size_bytes and num_bytes):
-        return  # a stream does not say how much there is of it
+        return  # the size of a stream is not known
     times = 1.0 if found.is_whole else float(found.size_bytes or 0) / num_bytes
     found.documents = round(num_documents * times)
     found.tokens = round(num_chars * tokens_per_char * times) + found.documents
@@ -182,7 +180,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
 
 
 def _blocks(source: Source, ours: Mapping[Path, InputFile]) -> Iterator[Block]:
-    """The blocks of a source; a file that cannot be read to its end is left out."""
+    """The blocks of a source; files with a read error are left out."""
     if not ours or not isinstance(source, FileSource) or isinstance(source, FilesSource):
         yield from source.blocks()
         return
@@ -199,7 +197,7 @@ def _leave_out(ours: Mapping[Path, InputFile], file: SourceFile, reason: str) ->
 
 
 def _tokenised(texts: list[str]) -> tuple[int, float]:
-    """Number of tokens, and seconds of one core."""
+    """Number of tokens, and seconds on one core."""
     tokenizer = load_tokenizer()
     tokenizer.encode_batch(texts[:1])  # initialise at the first use
     started = time.process_time()

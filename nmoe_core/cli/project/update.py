@@ -21,13 +21,13 @@ from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import is_url, path_text
 
-_GONE = "the configuration does not name it any more"
+_GONE = "no longer named by the configuration"
 _EXCLUDED = "excluded by the configuration"
 
 
 def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
-    """The inputs at a path, with the sources that the run lacks. A file that an earlier survey
-    took, and that the configuration no longer names, is left out."""
+    """The inputs at a path, with the sources that the run lacks. Files that the configuration no
+    longer names, although an earlier survey took them, are left out."""
     tables = read_toml(run.required("mixture_toml"))["mixtures"]
     rows = [table for mixture in tables.values() for table in mixture["sources"]]
     specs = {table["id"]: validate(SourceSpec, table, run.path) for table in rows}
@@ -52,12 +52,12 @@ def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
 
 
 def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
-    """The files on this machine that a source's patterns name, each with its use."""
+    """The local files that a source's patterns match, each with its use."""
     both: list[tuple[Use, tuple[str, ...]]] = [("train", spec.paths), ("valid", spec.valid_paths)]
     for use, patterns in both:
         patterns = [pattern for pattern in patterns if not is_url(pattern)]
         kept = None
-        with suppress(SourceError):  # a file is gone; the others are still known
+        with suppress(SourceError):  # a file is missing; the others still count
             files = find_files(patterns, base, spec.exclude)
             kept = {os.path.abspath(file.path) for file in files}
         for pattern in patterns:
@@ -71,9 +71,9 @@ def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
 
 
 def add_sources(run: Run, inputs: Inputs, workers: int) -> list[Survey]:
-    """Look at the sources of `inputs` and add those that can be read to the end of the file that
-    has the run's mixture; all else in it stays. Raises ConfigError if that file is not the
-    project's, or cannot take them (E-CONFIG)."""
+    """Survey the sources of `inputs` and append the readable ones to the file with the run's
+    mixture. Raises ConfigError (E-CONFIG) if that file does not belong to the project, or cannot
+    take them."""
     found = survey_all(inputs, run.base, workers)
     path = Path(run.required("mixture_toml"))
     mixture = run_stages(run)[0].mixture

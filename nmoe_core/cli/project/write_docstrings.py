@@ -2,8 +2,8 @@
 
     python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
 
-Modules are taken in an order seeded by their names until about 4 MB are written, so the same
-environment gives the same file. Each line has `id` (module and qualified name) and `text`.
+Modules are read in an order seeded by their names until about 4 MB are written, so an environment
+always gives the same file. Each line has `id` (module and qualified name) and `text`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_CHARS = 400
 
 
 def module_files(packages: Path) -> list[Path]:
-    """Python files of the installed packages in seeded order, tests left out."""
+    """Python files of the installed packages in seeded order, without tests."""
     files = [p for p in packages.rglob("*.py") if "tests" not in p.parts and "test" not in p.parts]
     return sorted(
         files, key=lambda p: hashlib.md5(p.relative_to(packages).as_posix().encode()).digest()
@@ -36,7 +36,7 @@ def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[
     try:
         tree = _parsed(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, a file for another Python, or one too deep for this one's parser
+        return  # a template, syntax of another Python version, or nested too deep for the parser
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
@@ -54,12 +54,12 @@ def _parsed(code: bytes) -> ast.Module:
     is paused.
     """
     with gc_paused(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of other people's escapes
+        warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in other packages
         return ast.parse(code)
 
 
 def write_docstrings(output: Path) -> str:
-    """Write the file; return how much is in it."""
+    """Write the file; return its counts."""
     packages = Path(sysconfig.get_path("purelib"))
     rows: list[dict[str, str]] = []
     size_bytes = 0

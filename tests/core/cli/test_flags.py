@@ -157,9 +157,9 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         (f"hydra merge-labels --set attributes.use={'[' * 5000}", "[E-CONFIG].*attributes.use"),
         ("hydra merge-labels --set root=s3://bucket/tree", "[E-PATH-URL].*root"),
         ("hydra merge-labels --set prep.workers", "[E-CONFIG].*not key=value"),
-        ("hydra grade --text-field body", "--text-field is not used with"),
-        ("hydra grade --input-docids s --source web", "--source is not used with"),
-        ("hydra oracle-label --out L", "--out is not used with the run's own documents"),
+        ("hydra grade --text-field body", "--text-field has no effect with"),
+        ("hydra grade --input-docids s --source web", "--source has no effect with"),
+        ("hydra oracle-label --out L", "--out has no effect with the run's own documents"),
         ("explain some-id --row 1", "--row without --step"),
         (
             "hydra oracle-label --rubric quality_v2",

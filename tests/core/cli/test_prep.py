@@ -73,7 +73,7 @@ def test_a_slice_of_train_is_left_out_of_training_unless_the_mixture_allows_it(
 ) -> None:
     write_project(project, _sources(allow_overlap=allow_overlap))
     assert main([*MIX, "--max-tokens", "1M"]) == 0
-    assert "no validation split is named for: notes" in capsys.readouterr().out
+    assert "sources without a validation split: notes" in capsys.readouterr().out
     train, valid = (_ids(f"out/data/web/{split}/manifest.json") for split in ("train", "valid"))
     assert valid == {f"k{i}" for i in range(40)}
     assert train == {f"k{i}" for i in range(20 if allow_overlap else 40, 400)}
@@ -107,7 +107,7 @@ def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
     assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "total: about" in shown
-    assert "nothing was written" in shown
+    assert "no file written" in shown
     assert sorted(project.rglob("*")) == before
     assert [(p["source"], p["split"], p["quota_tokens"]) for p in plan] == [
         ("web", "train", 70_000),

@@ -155,7 +155,7 @@ def test_an_earlier_flag_does_the_same_and_warns_unless_it_is_published_and_no_h
         warnings.simplefilter("always")
         assert vars(build_parser().parse_args([*words, old, *value])) == now
     is_published = old == "--max-batch"
-    told = [] if is_published else [f"{old} is now {new}; this release still takes it"]
+    told = [] if is_published else [f"{old} is now {new}; this release still accepts it"]
     assert [str(warning.message) for warning in warned] == told
     of_verb = [parser for path, parser in commands(build_parser()) if words[: len(path)] == [*path]]
     text = of_verb[-1].format_help()

@@ -223,10 +223,10 @@ def test_the_command_says_what_the_function_finds(
     assert f"first at step {found.first_step}," in text
     assert said(capsys, "explain", found.hits[0].doc_id, *config)["readings"]
     assert main(["seen", "no text has this", "--config", str(run.path)]) == 0
-    assert capsys.readouterr().out == "not read: no curated document has it\n"
+    assert capsys.readouterr().out == "not read: no curated document contains it\n"
     run.tree.plan.unlink()
     assert main(["seen", sentence, "--config", str(run.path)]) == 0
-    assert "there is no plan" in capsys.readouterr().out
+    assert "the run has no plan" in capsys.readouterr().out
 
 
 def test_command_and_asset_make_the_same_files_and_current_ones_are_left_alone(

@@ -156,7 +156,7 @@ def test_an_array_is_one_record_an_item_wherever_the_reading_starts(here: Path) 
         (b'{"name": "x", "version": "1.0"}', "one JSON object"),
         (json.dumps({"description": TEXTS[0], "name": "x"}, indent=2).encode(), "one JSON object"),
         (b'{"messages": [{"role": "user"}], "meta": {"set": "A b"}}\n' * 2, "chats"),
-        (b'{"n": 1, "url": "http://a.example/b"}\n' * 3, "no field of text; found n, url"),
+        (b'{"n": 1, "url": "http://a.example/b"}\n' * 3, "no text field; found n, url"),
         (b"", "empty"),
         (b"\n\n", "no records"),
         (b'[{"text": "cut', "not JSON"),
@@ -210,7 +210,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
         "data/torn.parquet": "not a whole Pa",
         "data/none.parquet": "empty",
         "texts/bad.txt": "not UTF-8 at b",
-        "\\xfe.txt": "its name canno",
+        "\\xfe.txt": "its name is no",
         "page.html": ".html is not a",
         "all.tar.gz": "an archive (.t",
         "notes": "no suffix that",
@@ -349,7 +349,7 @@ def test_few_documents_have_no_grader(here: Path, capsys: pytest.CaptureFixture[
     english = [f"Note {i}: this is a short note about rivers and hills. " * 9 for i in range(68)]
     put(here / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in english))
     assert main(["init"]) == 0
-    assert "too few to fit a grader (68, of 250" in capsys.readouterr().out
+    assert "68 documents are too few to fit a grader (at least 250" in capsys.readouterr().out
     assert Run("nmoe.toml").config.grading.grader == "none"
 
 
@@ -396,7 +396,7 @@ def test_an_update_adds_what_is_new_and_changes_nothing_else(
     path.write_text(text[:start] + text[end:])
     facts = init(capsys, "--update")
     assert facts["sources"] == []
-    assert "does not name it" in facts["rows"]["in/gone.jsonl"]["reason"]
+    assert "no longer named" in facts["rows"]["in/gone.jsonl"]["reason"]
 
 
 def test_an_update_that_cannot_be_added_is_refused_and_changes_nothing(
@@ -407,7 +407,7 @@ def test_an_update_that_cannot_be_added_is_refused_and_changes_nothing(
     path = here / "nmoe.toml"
     text = path.read_text()
     start = text.index("[[mixtures.own.sources]]")
-    end = text.index("\n# How long", start)
+    end = text.index("\n# Length of training", start)
     source = 'sources = [{id = "a", tokens_b = 1.0, kind = "jsonl", paths = ["a.jsonl"]}]\n'
     path.write_text(text[:start] + source + text[end:])
     before = path.read_bytes()
@@ -428,7 +428,7 @@ def test_a_listing_names_what_is_not_trained_on_and_adds_up(
     sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.html")]
     assert f"seen 3 ({sum(sizes):,} bytes) = taken 1 ({sizes[0]:,} bytes)" in said
     assert f"held out 1 ({sizes[1]:,} bytes) + left out 1 ({sizes[2]:,} bytes)" in said
-    assert "a: records that cannot be read: 1, such as" in said
+    assert "a: unreadable records: 1, such as" in said
     assert ".html is not a format that is read" in said
 
 

@@ -73,7 +73,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"early_exit": True, "scores": None, "aggregated": 0.1}, "left at the probe"),
+        ({"early_exit": True, "scores": None, "aggregated": 0.1}, "dropped by the probe"),
         ({"scores": None}, "neither scores nor aggregated"),
         ({"aggregated": 1.2}, "aggregated 1.2"),
         ({"scores": dict.fromkeys(QUALITY.names, 4.5)}, "4.5"),

@@ -62,4 +62,4 @@ def test_what_needs_scores_says_that_the_run_makes_none(
     assert "keep: not scored, the run has no grader" in shown
     assert "label" not in shown
     assert main(["plan", "--config", str(project.config)]) == 0
-    assert "no document is scored" in capsys.readouterr().out
+    assert "documents are not scored" in capsys.readouterr().out

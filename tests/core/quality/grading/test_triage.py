@@ -85,7 +85,7 @@ def test_documents_that_leave_at_the_student_never_reach_the_backbone(
     assert exits == sum(row["early_exit"] for row in found.values())
     assert plan_regrade(project.run, ["web"]).shards == []
     nmoe(project, "explain", next(iter(leave)))
-    assert "left at the student" in capsys.readouterr().out
+    assert "dropped by the student" in capsys.readouterr().out
 
 
 def test_thresholds_of_another_student_are_refused_unless_no_document_may_leave(
