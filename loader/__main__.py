@@ -1,10 +1,10 @@
 """`python -m loader`: look at a plan, check its data, compare streams between machines.
 
-`peek` prints how much each stage takes of each source, and the rows of a batch with their sources,
-as text if a vocabulary file is named; `fingerprint` prints a digest of the first batches, which is
+`peek` prints how much each stage reads of each source, and the rows of a batch with their sources,
+as text if you give a vocabulary file; `fingerprint` prints a digest of the first batches, which is
 equal on machines that read the same stream; `verify` reads every file and compares checksums;
-`blocks` writes the checksums of each MiB, for reading from a store; `verify-remix` makes a
-certificate again from its plans.
+`blocks` writes the checksums of each MiB, for reading from a store; `verify-remix` recomputes a
+certificate from its plans.
 
 PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
 Exit status: 0 done, 1 refused with one line, 2 usage.
@@ -157,7 +157,7 @@ def _verify_remix(certificate: Certificate, _: argparse.Namespace) -> Iterator[s
         read = row.edit - row.start
         to_read = row.stop - row.edit
         yield f"ok {row.source}: {read} windows before step {certificate.step}, {to_read} after"
-    yield f"ok plan {after.plan_hash} goes on from {before.plan_hash} at step {certificate.step}"
+    yield f"ok plan {after.plan_hash} continues {before.plan_hash} from step {certificate.step}"
 
 
 def read_vocabulary(path: Path) -> dict[int, bytes]:
@@ -167,7 +167,9 @@ def read_vocabulary(path: Path) -> dict[int, bytes]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError("no vocabulary file", where=path, found=error.strerror) from None
+        raise ConfigError(
+            "cannot read the vocabulary file", where=path, found=error.strerror
+        ) from None
     for number, line in enumerate(lines, 1):
         try:
             token, token_id = line.split()
@@ -192,31 +194,37 @@ def _parser() -> argparse.ArgumentParser:
     parser = PathParser(prog="python -m loader", description="Look at a loader plan.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text, steps in (
-        ("peek", _peek, "what each stage takes of each source, and rows of a batch", 0),
-        ("fingerprint", _fingerprint, "digest of the first batches", 10),
+        ("peek", _peek, "show how much each stage reads of each source, and rows of a batch", 0),
+        ("fingerprint", _fingerprint, "print a digest of the first batches", 10),
         ("verify", _verify, "read every file and compare checksums", None),
-        ("blocks", _blocks, "write checksums of blocks, by which a store is streamed", None),
+        ("blocks", _blocks, "write the block checksums that streaming from a store needs", None),
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")
         if steps is not None:
             sub.add_argument("--steps", type=_count, default=steps, metavar="N")
-        sub.add_argument("--cache-dir", metavar="DIR", help="copies of a URL's files")
+        sub.add_argument("--cache-dir", metavar="DIR", help="directory for copies of a URL's files")
         sub.set_defaults(command=command, open=lambda own: resolve_plan(own.plan, own.cache_dir))
         if name == "peek":
-            sub.add_argument("--rows", type=_count, default=4, help="of the next batch")
-            sub.add_argument("--tokens", type=_count, default=40, help="shown of each document")
-            sub.add_argument("--vocab", type=Path, metavar="FILE", help="a .tiktoken file")
-    text = "make the certificate of a remix again"
+            sub.add_argument(
+                "--rows", type=_count, default=4, help="rows to show of the next batch"
+            )
+            sub.add_argument(
+                "--tokens", type=_count, default=40, help="tokens to show of each document"
+            )
+            sub.add_argument(
+                "--vocab", type=Path, metavar="FILE", help="a .tiktoken file, to show text"
+            )
+    text = "recompute the certificate of a remix, and compare"
     sub = commands.add_parser("verify-remix", help=text, description=text)
-    sub.add_argument("certificate", type=Path, metavar="CERT", help="as `nmoe remix` writes it")
+    sub.add_argument("certificate", type=Path, metavar="CERT", help="file that `nmoe remix` wrote")
     sub.set_defaults(command=_verify_remix, open=lambda own: verify_certificate(own.certificate))
     return parser
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 

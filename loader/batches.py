@@ -1,8 +1,8 @@
 """Batches of one rank: their options, rows and memory, and the last, short batch.
 
 If the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one whole
-row as inputs and a part of its targets; the other targets are -100. So every target is on one rank,
-no rank is without a target, and the starts of batches do not depend on the number of ranks.
+row as inputs and a part of its targets; the other targets are -100. So every target is on exactly
+one rank, every rank has a target, and batches start at the same sequences for any number of ranks.
 """
 
 import math
@@ -53,8 +53,8 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Arguments of a loader besides its plan. Refuses values that no plan could serve. Raises
-    ConfigError if a value is not known or out of range, or memory cannot be pinned."""
+    """Arguments of a loader besides its plan. Raises ConfigError if a value is unknown or out of
+    range for any plan, or memory cannot be pinned."""
 
     rank: int = 0
     world_size: int = 1
@@ -85,15 +85,17 @@ class ReadOptions:
                 )
         if (self.pin_memory or self.device) and self.backend == "numpy":
             do = 'set backend = "torch"'
-            raise ConfigError(
-                "pin_memory needs torch, and so does device", found='backend = "numpy"', do=do
-            )
+            raise ConfigError("pin_memory and device need torch", found='backend = "numpy"', do=do)
         for extra in self.extras:
             if extra not in _EXTRAS:
                 raise unknown_name("extra", str(extra), _EXTRAS, "loader")
         if self.extras and self.form != "dict":
-            found = f"form = {self.form!r}"
-            raise ConfigError("extras are part of a dict", where="extras", found=found)
+            raise ConfigError(
+                "extras need batches in the form of a dict",
+                where="extras",
+                found=f"form = {self.form!r}",
+                do='set form = "dict"',
+            )
         if self.pin_memory:
             check_pinning()
 
@@ -104,13 +106,16 @@ class ReadOptions:
         expected = f"1 to batch_size = {plan.batch_size}"
         if found > plan.batch_size:
             raise ConfigError(
-                "a rank would get no row", where="world_size", found=found, expected=expected
+                "a batch has fewer rows than there are ranks",
+                where="world_size",
+                found=found,
+                expected=expected,
             )
         dtype = self.dtype
         largest = plan.vocab_size - 1
         if dtype == "uint32" and (plan.packing != "concat" or plan.masked or self.form == "dict"):
             raise ConfigError(
-                "packed and masked targets, and labels, hold -100",
+                "targets of packed or masked rows, and labels, contain -100",
                 where="dtype",
                 found=dtype,
                 expected="int64",
@@ -151,8 +156,8 @@ class Batch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a batch: inputs and targets as the caller's kind of array, the number of the first
-    row in the batch, and source and window of each."""
+    """Rows of a batch: inputs and targets as the caller's kind of array, the first row's number in
+    the batch, and the source and window of each row."""
 
     inputs: Any
     targets: Any
@@ -175,8 +180,8 @@ class BatchReader:
         self._wrap = _wrapper(options.backend)
         self._dtype = np.dtype(options.dtype)
         if options.extras and not stream.index.is_known:
-            do = "nmoe regenerate-index makes one"
-            raise ConfigError("a source has no index of its documents", where="extras", do=do)
+            do = "make it with `nmoe regenerate-index`"
+            raise ConfigError("a source has no document index", where="extras", do=do)
         self._own = options.rows(plan.batch_size)
         self._buffers = HeldBuffers(partial(np.empty, self._shape(self._own), self._dtype))
         size = end % plan.batch_size
@@ -241,7 +246,7 @@ class BatchReader:
         return self._stream.shape(rows.last - rows.first, self._options.contiguous)
 
     def _fresh(self, shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
-        """Memory to fill, and the same as the caller's kind of array."""
+        """A new array to fill, and the same memory as the caller's kind of array."""
         if self._options.pin_memory:
             pinned = pinned_tensor(shape, self._dtype)
             return pinned.numpy(), pinned
@@ -251,7 +256,8 @@ class BatchReader:
     def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
         """This rank's row in the batch at sequence `n`, which has only `size` rows, fewer than
         there are ranks; then the number of this rank's part of that row's targets, and the number
-        of parts. Ranks go one by one to the row that has the most targets for each of its ranks."""
+        of parts. Ranks are assigned one by one, each to the row that has the most targets per
+        rank."""
         world_size = self._options.world_size
         rank = self._options.rank
         if self._options.dtype == "uint32":
@@ -270,7 +276,7 @@ class BatchReader:
                 counts[i] = int((row[1] != IGNORE_INDEX).sum())
         if world_size > sum(counts):
             raise ConfigError(
-                "a rank would get no target of the last batch",
+                "the last batch has fewer targets than there are ranks",
                 where="world_size",
                 found=world_size,
                 expected=f"at most the {sum(counts)} targets of its {size} rows",

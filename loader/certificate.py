@@ -39,8 +39,8 @@ class SourceWindows:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The proof that `after` is `before` up to a step. prefix_sha256: of the source and the window
-    of each sequence before it. windows: of each source of `after`."""
+    """The proof that `after` is `before` up to a step. prefix_sha256: digest of the source and
+    window of each sequence before the step. windows: one row per source of `after`."""
 
     step: int
     before: LoaderPlan
@@ -59,14 +59,16 @@ class Certificate:
             }
             for row in self.windows
         ]
-        plans = (json.loads(p.placed_in(directory).to_json()) for p in (self.before, self.after))
+        before = json.loads(self.before.placed_in(directory).to_json())
+        after = json.loads(self.after.placed_in(directory).to_json())
         value = {
             "format": CERTIFICATE_FORMAT,
             "step": self.step,
             "sequence": self.step * self.before.batch_size,
             "prefix_sha256": self.prefix_sha256,
             "sources": rows,
-            **dict(zip(("plan_before", "plan_after"), plans)),
+            "plan_before": before,
+            "plan_after": after,
         }
         return json.dumps(sealed(value), ensure_ascii=False, indent=2) + "\n"
 
@@ -116,8 +118,8 @@ def verify_certificate(path: str | Path) -> Certificate:
     expected = json.loads(made.to_json(path.parent))
     for key in expected:  # the seal covers all other keys
         if value.get(key) != expected.get(key):
-            found, own = (f"{rows.get(key)!r}"[:200] for rows in (value, expected))
-            raise _refused(key, found, own)
+            found = repr(value.get(key))
+            raise _refused(key, found[:200], repr(expected[key])[:200])
     return made
 
 
@@ -136,10 +138,10 @@ def _prefix_digest(stream: Stream, n: int) -> str:
 
 def _refused(where: object, found: str, expected: str) -> PlanError:
     return PlanError(
-        "the certificate does not hold",
+        "the certificate does not match its plans",
         where=where,
         found=found,
         expected=expected,
-        do="make it again from the two plans, or restore the file",
+        do="make the certificate again from the two plans, or restore its file",
         code="E-REMIX-CERTIFICATE",
     )

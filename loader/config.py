@@ -1,9 +1,9 @@
 """Opens a plan and its loader, given the plan, its file, its URL or a run's settings.
 
 Keys: `loader.plan.settings.RunSettings`. Their effect: docs/loader/runs.md. Each key of a mapping
-or a file must be one of the loader's, or a table of another task or of the trainer; the table
-`data` is the loader's. From an object, only the attributes with the loader's names are read. None
-and "" count as not set.
+or a file must be one of the loader's keys, or a table of another task or of the trainer; the table
+`data` belongs to the loader. From an object, only the attributes with the loader's names are read.
+None and "" count as not set.
 """
 
 import difflib
@@ -42,18 +42,17 @@ _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # A trainer's flat settings of its loss and its evaluation, which the loader does not read.
 _TRAINER_KEYS = ("loss_mask_eos",)
 _TRAINER_PREFIX = "validation_"
-# A table whose name is at least this similar to one of ours counts as a misspelling of it; a short
-# name with one wrong letter does.
+# A table whose name is at least this similar to a known key counts as a misspelling of it, such as
+# a short name with one wrong letter.
 _SLIP = 0.85
-
 
 CACHE_KEYS = ("cache_dir", "cache_bytes")
 
 
 class LoaderOptions(MemoryOptions, total=False):
     """Settings of a batch's memory, and cache_dir: the directory for files of a URL. cache_bytes:
-    read the tokens of a plan's URL in blocks and keep at most these bytes of them; left out, they
-    are all copied first."""
+    read the tokens of a plan's URL in blocks and keep at most these bytes of them; if left out, all
+    tokens are copied first."""
 
     cache_dir: str | Path | None
     cache_bytes: int | None
@@ -97,12 +96,12 @@ def build_loader(
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:
-    """The plan that `cfg` describes. Takes and raises what `build_loader` does; `cache_dir` is put
-    in place of the setting."""
+    """The plan that `cfg` describes. Takes and raises what `build_loader` does; `cache_dir`
+    replaces the setting of that name."""
     if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
         found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
         raise ConfigError(
-            "only a plan in a store is read in blocks",
+            "cache_bytes applies only to a plan in a store",
             where="cache_bytes",
             found=found,
             expected="the URL of a loader_plan.json",
@@ -161,8 +160,8 @@ def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for section, key in _SECTIONS.items():
         if section in table and key in named:
             found = f"{key} = {named[key]!r} and [{section}]"
-            do = "leave one out"
-            raise ConfigError("two places for one thing", where=path, found=found, do=do)
+            do = "keep one of the two"
+            raise ConfigError("a setting is given twice", where=path, found=found, do=do)
     own = {key: str(path.absolute()) for section, key in _SECTIONS.items() if section in table}
     return {key: value for key, value in table.items() if key not in _SECTIONS} | own
 
@@ -188,7 +187,7 @@ def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, A
             given["tokenizer"] = str(path)
     if "tokenizer_path" in given:
         path = base / tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
-        if path.exists():  # else the name of one
+        if path.exists():  # else it is a tokenizer's name
             given["tokenizer_path"] = str(path)
     return given
 
@@ -205,7 +204,7 @@ def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
         missing = [known for known in (*KEYS, "data") if known not in table]
         is_slip = bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
         if is_slip or not _is_table(value):
-            raise _unknown(key, where, "; put keys of the trainer into a table of their own")
+            raise _unknown(key, where, "; put the trainer's keys into their own table")
     return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
 
 
@@ -249,7 +248,7 @@ def _plan(run: RunSettings, where: str) -> LoaderPlan:
     if (named := run.data_path or run.dataset_path) is not None:
         return _single_plan(local_data(named, run.cache_dir), run)
     raise ConfigError(
-        "no data named",
+        "no data source is set",
         where=where,
         expected="datasets, configs and weights, data_path,"
         " or flow_mode with mixture_toml, flow_profiles_toml and data_root",

@@ -4,7 +4,7 @@
     ├── ConfigError      E-CONFIG...       a setting is unknown, missing or out of range
     ├── FormatError      E-SHARD-..., E-INDEX-..., E-MANIFEST-..., E-PATH-..., E-DOCID
     ├── PlanError        E-PLAN...         a loader plan cannot be built or does not match its data
-    │                    E-STORE           a store does not give a file that is asked for
+    │                    E-STORE           a store does not return a requested file
     └── StateError       E-STATE..., E-SEEK  a saved position does not belong to this plan
 
 `nmoe_core.base.errors` continues the tree for the tasks that make data.
@@ -12,12 +12,13 @@
 
 import re
 
-# Texts from outside come here. So each pattern consumes the characters it has examined, whether it
-# matches or not: no pattern examines a character again for each place where an address may begin.
+# These patterns read text from outside, so they must take linear time: each consumes the characters
+# that it has examined, whether it matches or not.
 _AFTER_SCHEME = re.compile(r"://[^\s'\"]+")
 _LOGIN = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/]+(?=@|$))")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)(\?[^\s'\"?]*=[^\s'\";,]*)?")
-# Controls but TAB and LF, and marks of direction: a terminal obeys them, or shows lines disordered.
+# Control characters except TAB and LF, and direction marks: a terminal obeys them or reorders
+# lines.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -30,8 +31,8 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another package's error as one line, cut to 300 characters when its
-    credentials are hidden: half a login would not be recognised."""
+    """The message of another package's error as one line, cut to 300 characters after its
+    credentials are hidden, since half a login would not be recognised."""
     return " ".join(without_credentials(str(error)).split())[:300] or type(error).__name__
 
 
@@ -61,7 +62,7 @@ class NmoeError(Exception):
         what: One clause that names the failure.
         where: File, key or document concerned.
         do: The next step for the user.
-        code: Stable code of this failure; the class's own when left out.
+        code: Stable code of this failure; by default the code of the class.
     """
 
     code = "E-NMOE"
@@ -82,7 +83,7 @@ class NmoeError(Exception):
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
         parts.append(do or "")
         text = without_credentials("; ".join(part for part in parts if part))
-        super().__init__(printable(text))  # as a log can hold it
+        super().__init__(printable(text))  # so that a log can hold it
 
     def line(self) -> str:
         """The one line a command prints before it exits with status 1."""

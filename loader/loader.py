@@ -32,8 +32,8 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     Args:
         plan: A checked plan.
-        rank, world_size: This rank, and how many share each batch; at most `batch_size`. If left
-            out, they are detected: see `loader.ranks.data_rank`.
+        rank, world_size: This rank, and the number of ranks that share each batch, at most
+            `batch_size`. By default they are detected: see `loader.ranks.data_rank`.
         split: `train` or `valid`.
         backend: `torch` or `numpy` arrays; `auto` is torch if it is installed.
         memory: See `loader.batches.MemoryOptions`.
@@ -52,7 +52,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
-        self._is_rank_found = rank is None  # and not compared since with the rank of a later time
+        self._is_rank_found = rank is None  # and not yet compared with torch.distributed
         rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
         self._options.check_plan(plan)
@@ -74,7 +74,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         )
 
     def __len__(self) -> int:
-        """Batches of the whole stream, as `num_steps`: wherever the position is."""
+        """Batches of the whole stream, as `num_steps`; the position does not matter."""
         return self.num_steps
 
     @property
@@ -131,15 +131,17 @@ class DeterministicLoader:  # in short `loader.Loader`
         position stays. Raises IndexError outside of whole batches, and ConfigError if a thread
         reads ahead."""
         if self._prefetch is not None:
-            raise ConfigError("rows are read by their number", where="prefetch", expected="0")
+            raise ConfigError(
+                "read_rows cannot be used with prefetch", where="prefetch", expected="0"
+            )
         if not 0 <= first < stop <= self._end:
             raise IndexError(f"rows {first} to {stop} of {self._end}")
         self._open_stream()
         return self._reader.form(self._reader.read_rows(first, stop - first))
 
     def __iter__(self) -> Iterator[Any]:
-        """Train: batches from the current position to the end. Valid: one pass from its first
-        batch on, or from a position that was set and not read from yet, unless that is the end."""
+        """Train: batches from the current position to the end. Valid: one pass from its first batch
+        on, or from a position that was set and not read from yet, unless it is the end."""
         if self.split == "train":
             return self
         if not self._is_set or self._next >= self._end:
@@ -179,8 +181,8 @@ class DeterministicLoader:  # in short `loader.Loader`
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any rank of any world size.
 
-        A state that counts what another run read of each source (`loader.plan.continuation`) makes
-        a plan of its own, which begins there with step 0; `plan` is then the new plan.
+        If the state only counts what another run read of each source (`loader.plan.continuation`),
+        the loader makes a new plan that continues there at step 0, and `plan` becomes this plan.
 
         Raises:
             StateError: The state is malformed, of another plan or split, or its position does not
@@ -227,7 +229,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         """One loader per valid source: unmixed, finite, from its first window to its last. Raises
         ConfigError on train."""
         if self.split != "valid":
-            raise ConfigError("only valid is read by source", where="split", found=self.split)
+            raise ConfigError("per_source needs the valid split", where="split", found=self.split)
         chosen: dict[str, Any] = asdict(replace(self._options, prefetch=0))
         plans = [replace(self.plan, valid=(source,)) for source in self.plan.valid]
         return {
@@ -250,14 +252,14 @@ class DeterministicLoader:  # in short `loader.Loader`
         self.close()
 
     def _read_from(self, plan: LoaderPlan, stream: Stream, n: int = 0) -> None:
-        """Take a plan's stream at sequence `n`; if that is refused, nothing changes."""
+        """Take a plan's stream at sequence `n`; if this raises, the loader is unchanged."""
         batch_size = plan.batch_size
         end = stream.num_sequences
         if self.split == "train":
             end -= end % batch_size
         if not end:
             raise PlanError(
-                "the plan ends within its first step",
+                "the plan is shorter than one step",
                 where=plan.plan_id,
                 found=f"{stream.num_sequences} sequences",
                 expected=f"at least batch_size = {batch_size}",
@@ -270,7 +272,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         self._stream: Stream | None = stream
         self._end = end
         self._next = n
-        self._is_set = False  # whether no row was read since the position was set
+        self._is_set = False  # whether the position was set and no row was read since
 
     @staticmethod
     def _check_place(n: int, end: int, batch_size: int) -> None:

@@ -16,13 +16,13 @@ from loader.plan.records import LoaderPlan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
-# A sampler in order begins few passes: one at the start, and one after a resume. A random sampler
-# seems to begin a new pass at every second row.
+# A sequential sampler begins few passes: one at the start, and one after a resume. A random sampler
+# looks as if it began a new pass at every second row.
 _MOST_STARTS = 4
 
 
 class PlanDataset(Dataset[Any]):
-    """A plan that each process opens for itself, when it first reads."""
+    """A plan; each process opens its own loader when it first reads."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class BatchDataset(PlanDataset):
         ranks themselves. Raises ConfigError if there are several ranks."""
         if (found := data_rank()[1]) > 1:
             raise ConfigError(
-                "a rank's own batches would be dealt to all ranks again",
+                "accelerate would split the batches of this rank among all ranks again",
                 where="accelerate",
                 found=f"{found} ranks",
                 do="do not `prepare` this loader, or give it a RowDataset",
@@ -96,7 +96,7 @@ class StepDataset(BatchDataset):
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(cfg, split, options, rank, world_size)
-        self._last = -1  # the step before, of the pass below
+        self._last = -1  # the last step that the pass below requested
         self._pass: weakref.ref[_MapDatasetFetcher] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class StepDataset(BatchDataset):
         expected = self._last + (worker.num_workers if worker else 1)
         if self._pass is not None and self._pass() is fetcher and step != expected:
             raise ConfigError(
-                "steps are not read one after the other",
+                "steps must be read in order",
                 where="sampler",
                 found=f"step {step} after step {self._last}",
                 expected=f"step {expected}",
@@ -136,14 +136,14 @@ class StepDataset(BatchDataset):
     def __getitems__(self, _: Sequence[int]) -> list[Any]:
         """Called by a `DataLoader` that makes batches. Raises ConfigError."""
         do = "set batch_size = None"
-        raise ConfigError("the batches of a plan are whole", where="DataLoader", do=do)
+        raise ConfigError("a plan makes whole batches", where="DataLoader", do=do)
 
 
 class RowDataset(PlanDataset):
     """Rows by their number in the global stream, for trainers that make batches and share them
     among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
     `dict` if left out. rank and world_size, detected as by `loader.ranks.data_rank`, decide whether
-    this process may be given the first row: pass the data-parallel ones, or 0 and 1 if it reads all
+    this process may read the first row: pass the data-parallel values, or 0 and 1 if it reads all
     rows on purpose."""
 
     def __init__(
@@ -157,11 +157,9 @@ class RowDataset(PlanDataset):
     ) -> None:
         if "cu_seqlens" in options.get("extras", ()):
             do = "use StepDataset or open_loader"
-            raise ConfigError(
-                "cu_seqlens are those of a batch, not of a row", where="extras", do=do
-            )
+            raise ConfigError("cu_seqlens describe a batch, not a row", where="extras", do=do)
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
-        # The last row of a batch, and where passes began.
+        # The last row of the batch before, and the rows at which passes began.
         self._last = -1
         self._starts = {0}
 
@@ -187,14 +185,15 @@ class RowDataset(PlanDataset):
                 do='set train_sampling_strategy = "sequential" or shuffle = False; open_loader'
                 " reads a last batch of valid that is not whole",
             )
-        # Trainers fill up with the first rows, whole batches too; the first of all is rank 0's.
+        # Trainers fill up batches, or add whole ones, with the first rows. Row 0 belongs to rank 0,
+        # so another rank that gets it reads a row twice.
         if len(rows) and rows[0] == 0 and self.own_rank()[0]:
             raise ConfigError(
                 "the first row is read by two ranks",
                 where="sampler",
                 found="rank {} of {}".format(*self.own_rank()),
-                expected="rows that were dealt to ranks, none of them twice to fill up a batch",
-                do="let the trainer prepare the DataLoader; read valid with open_loader; where this"
+                expected="each row on one rank, and no row twice to fill up a batch",
+                do="let the trainer prepare the DataLoader; read valid with open_loader; if this"
                 " process shares a rank, or reads all rows, pass rank and world_size",
             )
         if len(rows):

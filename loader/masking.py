@@ -16,13 +16,13 @@ from loader.rows.stream import Stream
 def mask(
     plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]], replace_text: bool = False
 ) -> LoaderPlan:
-    """The same plan with more tokens that are not targets. `tokens`: source, token file, start and
-    end of each document, as from `loader.rows.origins`. The file is a path, or its name in the
-    manifest.
+    """The same plan with more masked tokens, which are never targets. `tokens`: source, token file,
+    start and end of each document, as from `loader.rows.origins`. The file is a path, or its name
+    in the manifest.
 
     Order and windows stay, so states of either plan load under the other; targets are -100, and
-    with `replace_text` inputs are EOS, so that the text is no context either. Raises
-    ConfigError if the plan has no such source, PlanError if it has no such tokens (E-PLAN-FORMAT).
+    with `replace_text` inputs are EOS, so that the text is not context either. Raises ConfigError
+    if the plan has no such source, PlanError if it has no such tokens (E-PLAN-FORMAT).
     """
     places = {s.name: resolve_inside(plan.base, s.manifest) for s in plan.sources}
     masked = {*plan.masked}

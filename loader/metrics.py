@@ -50,16 +50,15 @@ class SourceLosses:
 
     def read(self, reset: bool = True) -> dict[str, float]:
         """`loss/NAME` of each source that had tokens, and `loss/total`; `reset` starts again from
-        zero. With torch.distributed up this is a collective call: all ranks make it, and all get
-        the sum over ranks."""
+        zero. If torch.distributed is initialised, this is a collective call: every rank makes it
+        and gets the sum over ranks."""
         losses, tokens = all_reduce(self._sums)
         if reset:
             self._sums = np.zeros_like(self._sums)
-        found = {
-            f"loss/{name}": float(loss / count)
-            for name, loss, count in zip(self.source_names, losses, tokens)
-            if count
-        }
+        found = {}
+        for name, loss, count in zip(self.source_names, losses, tokens):
+            if count:
+                found[f"loss/{name}"] = float(loss / count)
         if tokens.sum():
             found["loss/total"] = float(losses.sum() / tokens.sum())
         return found
@@ -76,9 +75,11 @@ def source_losses(
 
 def count_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """`loader.metrics()` as one flat mapping: `data/NAME/tokens`, `/sequences`, `/epochs`."""
-    return {
-        f"data/{name}/{key}": value for name, row in metrics.items() for key, value in row.items()
-    }
+    found = {}
+    for name, row in metrics.items():
+        for key, value in row.items():
+            found[f"data/{name}/{key}"] = value
+    return found
 
 
 def all_reduce(values: np.ndarray) -> np.ndarray:
@@ -103,4 +104,6 @@ def _array(values: Any, dtype: Any) -> np.ndarray:
 
 
 def _shape(found: str, expected: str) -> ConfigError:
-    return ConfigError("losses do not fit", where="losses", found=found, expected=expected)
+    return ConfigError(
+        "shapes of losses do not match", where="losses", found=found, expected=expected
+    )

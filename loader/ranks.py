@@ -7,7 +7,7 @@ from typing import Any
 
 from loader.errors import ConfigError
 
-# How launchers that do not set RANK and WORLD_SIZE say how many processes there are.
+# The number of processes, from launchers that do not set RANK and WORLD_SIZE.
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
 
 
@@ -19,7 +19,7 @@ def data_rank(
     They come from the first of: the arguments; torch.distributed, if it is initialised; RANK and
     WORLD_SIZE. Otherwise one process reads all. Under tensor or pipeline parallelism, pass the
     data-parallel rank and size. Raises ConfigError if only one of the two is known, or a launcher
-    started several processes and none of these says which is which.
+    started several processes and none of these gives their ranks.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -56,5 +56,5 @@ def _unclear(where: str, found: str) -> ConfigError:
         where=where,
         found=found,
         expected="both or neither; world_size at least 1, and rank below it",
-        do="pass rank and world_size, of data parallelism, or initialise torch.distributed first",
+        do="pass the data-parallel rank and world_size, or initialise torch.distributed first",
     )

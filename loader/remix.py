@@ -42,7 +42,7 @@ def remix(
     phases: Sequence[Mapping[str, Any]] = (),
     steps: int | None = None,
 ) -> tuple[LoaderPlan, Certificate]:
-    """The plan that equals `plan` up to a step and reads by other weights from there, with a
+    """The plan that equals `plan` up to a step and has other weights from there, with a
     certificate. Writes nothing. An edit without effect gives the plan itself.
 
     A state of the old plan loads under the new one up to the step, at any number of ranks. The
@@ -50,7 +50,7 @@ def remix(
 
     Args:
         plan: The plan of the run.
-        step: First step of the new shares; 0 to the last one that the plan has.
+        step: First step of the new shares; 0 to the last step of the plan.
         weights: Weight of every source that is read from there; no temperature is applied.
         sources: Directory or manifest of each source that the plan does not have.
         phases: Tables as in `[[data.phases]]`, from the step. Phases of the plan after the step are
@@ -70,10 +70,10 @@ def remix(
         tables.number(steps, f"{where}: steps", positive=True, whole=True)
     if plan.twins and sources:
         raise PlanError(
-            "a source joins two plans of one text through the first of them",
+            "a twin plan takes no new sources",
             where=where,
-            found=f"new sources {', '.join(sources)} of a twin",
-            do="remix the first plan, and make its twin anew",
+            found=f"new sources {', '.join(sources)}",
+            do="remix the plan that the twin was made from, and make the twin again",
             code="E-PLAN-TWIN",
         )
     weighted, phased = _read(weights, sources or {}, phases, step, where)
@@ -114,9 +114,9 @@ def _read(
     for phase in phased:
         if phase.start_step < step:
             raise ConfigError(
-                "a phase lies in the past",
+                "a phase starts before the remix",
                 where=f"{where}: phase of step {phase.start_step}",
-                expected=f"start_step of at least {step}, where the remix begins",
+                expected=f"start_step of at least {step}, the first step of the remix",
             )
     used = {name for name, weight in weighted.items() if weight}
     used |= {name for phase in phased for name, weight in phase.weights.items() if weight}
@@ -134,11 +134,11 @@ def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
     last = min(reached, num_steps - 1)
     if type(step) is not int or not 0 <= step <= last:
         raise PlanError(
-            "no such step to go on from",
+            "the run cannot continue from this step",
             where="step",
             found=repr(step),
-            expected=f"0 to {last}: the run reaches step {reached} and is to have {num_steps}",
-            do="set steps above it to make the run longer",
+            expected=f"0 to {last}: the plan has {reached} steps, and {num_steps} after the edit",
+            do="to make the run longer, set steps above it",
             code="E-REMIX-STEP",
         )
     return step * batch_size
@@ -168,8 +168,8 @@ def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
 def _with_sources(
     plan: LoaderPlan, given: Mapping[str, str | Path], stream: Stream
 ) -> tuple[LoaderPlan, dict[str, SourceData], dict[str, int]]:
-    """The plan below a directory that holds all data; data and windows of each source of it and of
-    each given one."""
+    """The plan with paths from a directory that holds all data; then the data and the number of
+    windows of each source, of the plan's sources and the given ones."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     trains = {name: split_dirs(Path(os.path.abspath(path)))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
@@ -207,11 +207,11 @@ def _rest(
     segments: Sequence[Segment],
     known: dict[str, SourceData],
 ) -> list[PlanStage]:
-    """The stages after the edit, each with the debt to its sources at its start."""
+    """The stages after the edit; each one begins with the debts to its sources."""
     stages: list[PlanStage] = []
     for segment in segments:
         before = [*kept, *stages][-1:]
-        # `weighted_random` draws without replacement: it owes nothing at any one place.
+        # `weighted_random` draws without replacement, so it keeps no debts.
         has_owed = before and plan.policy != "weighted_random"
         due = _owed_after(before[0]) if has_owed else {}
         listed = [source for source in segment.stage.sources if source.weight]
@@ -237,7 +237,7 @@ def _rest(
 def _owed_after(stage: PlanStage) -> dict[str, int]:
     """Millionths of a sequence that a stage owes its sources at its end: their share plus their
     earlier debt, minus the sequences read, at most one sequence. A source that had its quota before
-    the end is owed none."""
+    the end is owed nothing."""
     total = sum(source.weight for source in stage.sources)
     length = stage.num_sequences
     found = {}
@@ -265,7 +265,7 @@ def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], fl
 
 
 def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int]) -> None:
-    """Refuse a rest of the run that asks a source for more windows than it has left."""
+    """Refuse a run whose rest needs more windows of a source than it has left."""
     asked = replace(after, stages=after.stages[num_kept:]).taken()
     read = replace(after, stages=after.stages[:num_kept]).taken()
     read.update({c.source: c.sequences for c in after.consumed})
@@ -277,10 +277,10 @@ def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int])
             in_all = preflight.num_windows(source.num_tokens * limit, after.seq_len, after.stride)
         if limit and count > in_all - read[source.name]:
             raise PlanError(
-                f"source {source.name!r} is short of windows",
+                f"source {source.name!r} has too few windows left",
                 where="remix",
                 found=f"{in_all - read[source.name]} left to read",
-                expected=f"{count}, which its weight asks for",
+                expected=f"{count}, the share of its weight",
                 do="lower its weight, shorten the run, or add data under another name",
                 code="E-PLAN-SHORT",
             )

@@ -18,7 +18,7 @@ from loader.plan.records import Consumed, LoaderPlan
 from loader.rows.stream import Stream
 
 STATE_VERSION = 3
-_GO_ON = 'or go on from its counts under this plan: load {"datasets": state["datasets"]}'
+_GO_ON = 'or continue from its counts under this plan: load {"datasets": state["datasets"]}'
 
 
 def make_state(
@@ -41,15 +41,20 @@ def make_state(
 def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple[LoaderPlan, int]:
     """The plan to continue with and the global sequence index in it.
 
-    That is `plan` itself unless the state counts what another run read; then it is a plan that
-    continues from there, whose index starts at 0. Raises StateError if the state is malformed or
+    This is `plan` itself, unless the state only counts what another run read; then it is a plan
+    that continues there, whose index starts at 0. Raises StateError if the state is malformed or
     edited (E-STATE-FORMAT), of another split (E-STATE-SPLIT) or plan (E-STATE-PLAN, with the
     difference), or if its counts name a source twice (E-STATE-SPEC), are of other data
     (E-STATE-DATA) or leave no data to read (E-STATE-END).
     """
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
-            raise StateError("counts of train", expected=repr(split), code="E-STATE-SPLIT")
+            raise StateError(
+                "the state counts training sequences, so it has no position in this split",
+                found="'train'",
+                expected=repr(split),
+                code="E-STATE-SPLIT",
+            )
         return resume_counts(plan, state["datasets"], stream.schedule, stream.capacities)
     state, n = _position(state)
     if state["version"] == 1:
@@ -136,7 +141,8 @@ def _other_plan(where: str, found: object, expected: object, do: str) -> StateEr
 
 
 def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
-    """Whether the state's plan is `plan` at another batch size, phases at the same sequences."""
+    """Whether the state's plan is `plan` at another batch size, with phases at the same
+    sequences."""
     batch_size = state["plan"].get("batch_size")
     if type(batch_size) is not int or batch_size < 1:
         return False
@@ -153,9 +159,9 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
 
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
-    """Whether the state's plan is `plan` up to the state's position: of train, all but later stages
-    and how far the one that holds the position was read; of valid, all but stages. Masked targets
-    move no position."""
+    """Whether the state's plan is `plan` up to the state's position. For train, later stages may
+    differ, and how far the stage that holds the position was read; for valid, all stages may
+    differ. Masks may differ too, since they move no position."""
     n = state["global_sequence_index"]
     old = dict(state["plan"])
     new = plan.identity()
@@ -167,8 +173,9 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bo
     at = 0
     try:
         for pair in zip(*stages):
-            wholes, ends = zip(*((_as_planned(stage), at + _length(stage)) for stage in pair))
-            if at < n and (wholes[0] != wholes[1] or min(ends[0], n) != min(ends[1], n)):
+            planned = [_as_planned(stage) for stage in pair]
+            ends = [at + _length(stage) for stage in pair]
+            if at < n and (planned[0] != planned[1] or min(ends[0], n) != min(ends[1], n)):
                 return False
             at = min(ends)
     except (AttributeError, KeyError, TypeError):
@@ -181,7 +188,7 @@ def _length(stage: Mapping[str, Any]) -> int:
 
 
 def _as_planned(stage: Mapping[str, Any]) -> list[Any]:
-    """A stage without how far it was read."""
+    """A stage as it was planned, without the sequences that a remix left unread."""
     rows = [{**source, "unread_sequences": 0} for source in stage["sources"]]
     return [rows, {key: value for key, value in stage.items() if key != "sources"}]
 
@@ -225,7 +232,7 @@ def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> No
         found = row.get("sequences") if isinstance(row, Mapping) else None
         if found != count:
             raise StateError(
-                "the state's counts are not those of its position",
+                "the state's counts do not match its position",
                 where=f"sources[{name}].sequences",
                 found=found,
                 expected=f"{count} at global_sequence_index = {n}",
@@ -239,8 +246,8 @@ def _refuse_other_stream(
 ) -> None:
     """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
 
-    Its loaders, others of this layout, drew by smooth round-robin, took windows every seq_len + 1
-    tokens and counted the sequences of each source in the current stage.
+    Other loaders of this layout wrote version 1. They drew by smooth round-robin, took windows
+    every seq_len + 1 tokens and counted the sequences of each source in the current stage.
     """
     for part, key, own in (
         ("accumulators", "policy", "swrr"),
@@ -267,5 +274,9 @@ def _refuse_other_stream(
 
 def _values(part: Any) -> list[Any]:
     """The numbers in a part of a state, however it nests them."""
-    rows = part.values() if isinstance(part, Mapping) else part
-    return [x for row in rows for x in _values(row)] if isinstance(part, Mapping | list) else [part]
+    if not isinstance(part, Mapping | list):
+        return [part]
+    found = []
+    for row in part.values() if isinstance(part, Mapping) else part:
+        found += _values(row)
+    return found

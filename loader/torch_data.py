@@ -47,8 +47,8 @@ class DataOptions(_Options, total=False):
 class WorkerOptions(_Options, total=False):
     """pin_memory: page-locked tensors, copied by torch's own thread. prefetch_factor: batches that
     a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn" or
-    "forkserver"; left out, they are spawned if tokens come from a store in blocks, since its client
-    does not survive a fork, and else started as torch does."""
+    "forkserver"; by default they are spawned if tokens come from a store in blocks, since its
+    client does not survive a fork, and otherwise started as torch does."""
 
     pin_memory: bool
     prefetch_factor: int
@@ -91,8 +91,8 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         """This worker's share of the batches: of train from the current position on, of valid as
         `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) if the position is
         another worker's, or belongs to a pass which workers began and the caller left; or, on
-        valid, was loaded in the main process, which could not distinguish a first pass of workers
-        from a second."""
+        valid, was loaded in the main process, which cannot tell a first pass of workers from a
+        second."""
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()
@@ -101,7 +101,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             self._worker = None
         if worker is not None and self._worker is not None and not self._is_set:
             raise StateError(
-                "a worker has read further than the pass that was left",
+                "workers have read ahead of a pass that the caller left",
                 where="persistent_workers",
                 do="use WorkerLoader, or set persistent_workers = False and load the position",
                 code="E-STATE-WORKER",
@@ -123,7 +123,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
     def _check_place(self, place: tuple[int, int], is_worker: bool) -> None:
         if self._worker is not None and self._worker != place:
             raise StateError(
-                "state of another worker",
+                "the state belongs to another worker",
                 found=f"worker {self._worker}",
                 expected=f"worker {place}",
                 do="resume with as many workers, or from the state of a WorkerLoader",
@@ -131,7 +131,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             )
         if self._is_valid and self._is_set and self._is_loaded_here and is_worker:
             raise StateError(
-                "a position in valid was loaded outside of the workers that would read it",
+                "a position in valid was loaded in the main process, but workers read the batches",
                 do="use WorkerLoader, or num_workers = 0",
                 code="E-STATE-WORKER",
             )
@@ -151,16 +151,16 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         loader.load_state_dict(own["loader"])
         plan = loader.plan
         if worker is not None and own["loader"]["plan"]["batch_size"] != plan.batch_size:
-            self._loader = None  # it has the state's plan now, which is not taken
+            self._loader = None  # it holds the state's plan now, which is refused
             raise StateError(
-                "state of one worker at another batch size",
+                "the state of one worker has another batch size",
                 found=own["loader"]["plan"]["batch_size"],
                 expected=plan.batch_size,
                 do="resume from the state of a WorkerLoader",
                 code="E-STATE-WORKER",
             )
         self._start = own["step"] if worker else loader.step
-        self.plan = plan  # counts of another run make a plan of their own
+        self.plan = plan  # a state with another run's counts makes a new plan
         self._worker = None if worker is None else (worker[0], worker[1])
         self._is_set = True
         self._is_loaded_here = get_worker_info() is None
@@ -197,7 +197,7 @@ class WorkerLoader(DeterministicLoader):
         self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
         context = of_data.pop("multiprocessing_context", None)
         if context not in (None, *(known := get_all_start_methods())):
-            raise unknown_name("way to start", str(context), known, "multiprocessing_context")
+            raise unknown_name("start method", str(context), known, "multiprocessing_context")
         self._data = TokenDataset(cfg, rank, world_size, split, **of_data)
         if num_workers:
             self._workers["prefetch_factor"] = ahead
@@ -224,7 +224,7 @@ class WorkerLoader(DeterministicLoader):
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
             with safe_children():
                 self._batches = iter(loader)
-        self._ahead = -1  # where an error or an interrupt ends this
+        self._ahead = -1  # if an error or an interrupt ends this
         batch = next(self._batches)
         self._ahead = self.step + 1
         self.skip()

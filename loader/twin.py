@@ -38,10 +38,12 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     names = [source.name for source in plan.sources]
     if set(names) != set(sources):
         found = ", ".join(sorted(sources))
-        raise ConfigError("not the plan's sources", where=where, found=found, expected=str(names))
+        raise ConfigError(
+            "the sources are not the plan's", where=where, found=found, expected=str(names)
+        )
     if plan.packing != "concat" or plan.masked or plan.consumed or plan.wraps_tokens:
         raise ConfigError(
-            "a plan of this kind has no twin",
+            "this plan cannot have a twin",
             where=where,
             expected="packing = 'concat', no mask, no counts of another run, and no on_exhaust ="
             " 'wrap' without shuffle",
@@ -80,7 +82,9 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     preflight.check_plan(after, where)
     with closing(Stream(after, "train")) as stream, closing(Stream(plan, "train")) as other:
         if stream.capacities != other.capacities:
-            raise PlanError("the twin has other windows", where=where, code="E-PLAN-DATA")
+            raise PlanError(
+                "the twin has a different number of windows", where=where, code="E-PLAN-DATA"
+            )
     for name, one, two in _pairs(after):
         ours = _ids_files(one)
         theirs = _ids_files(two)
@@ -90,8 +94,8 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
 
 
 def uncompared(plan: LoaderPlan) -> list[str]:
-    """Sources of a twin plan of which only the number of documents was compared: on one side the
-    files of ids are not named by the manifest, or not there. Raises as `open_data`."""
+    """Sources of a twin plan for which only the number of documents was compared, because on one
+    side the manifest names no files of ids, or they are missing. Raises as `open_data`."""
     return [name for name, *both in _pairs(plan) if None in map(_ids_files, both)]
 
 
@@ -103,7 +107,8 @@ def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
 
 
 def _ids_files(manifest: Manifest) -> list[tuple[Path, object]] | None:
-    """The files of ids with their digests, in the order in which a run reads; None if one lacks."""
+    """The files of ids with their digests, in the order in which a run reads; None if one is
+    missing."""
     root = manifest.path.parent
     found = []
     for entry in manifest.shards:
@@ -126,11 +131,11 @@ def _compare(name: str, own: list[tuple[Path, object]], theirs: list[tuple[Path,
     for number, ((path, ours), (_, other)) in enumerate(zip(_lines(own), _lines(theirs))):
         if ours != other and (found := _document(ours)) != (expected := _document(other)):
             raise PlanError(
-                f"document {number} of source {name!r} is not the one of the plan",
+                f"document {number} of source {name!r} differs from the plan's",
                 where=path,
                 found="id {!r}, text {}".format(*found),
                 expected="id {!r}, text {}".format(*expected),
-                do="prepare the same input with the same settings but the tokenizer",
+                do="prepare the same input with the same settings, except the tokenizer",
                 code="E-PLAN-DATA",
             )
 

@@ -1,7 +1,7 @@
 """The `nmoe` of the source documents: only `nmoe.data`, whose names lead to this project's.
 
-A package `nmoe` of your own, such as a trainer, keeps its modules: what is first on the path is
-imported, and modules of the others are found behind it.
+Your own package `nmoe`, such as a trainer, keeps its modules: Python imports each module from the
+first package on the path that has it.
 """
 
 from pkgutil import extend_path

@@ -1,38 +1,38 @@
-"""The catalogue of an asset: description, schema and links, and facts as pages show them."""
+"""The page of an asset: description, schema and links, and how facts are displayed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-# Name, type and meaning of each column of an asset's rows, then the columns it is made from.
+# Name, type and meaning of each column of an asset's rows, then the columns that it is made from.
 Columns = Sequence[tuple[str, ...]]
 LINEAGE = "dagster/column_lineage"
 _TYPES = {str: "string", int: "integer", float: "number"}
 _DOC_ID = ("doc_id", "string", "source//relative path#s=start:e=end")
 _SOURCE = ("source", "string", "name of the source")
 _TEXT = "shards.tokens"
-DOCUMENT_ROWS = (("id", "string", "names the document"), ("text", "string", "what it says"))
+DOCUMENT_ROWS = (("id", "string", "id in the source"), ("text", "string", "text of the document"))
 SHARD_ROWS = (
     (*_DOC_ID, "documents.id"),
-    ("tokens", "array", "ids of its text, then the end of text", "documents.text"),
+    ("tokens", "array", "token ids of the text, then the EOS token", "documents.text"),
 )
 SLICE_ROWS = ((*_DOC_ID, "shards.doc_id"), _SOURCE)
 LABEL_ROWS = (
     (*_DOC_ID, "docid_slices.doc_id"),
     _SOURCE,
-    ("ok", "bool", "whether the answer was a set of scores", _TEXT),
-    ("scores", "object", "a whole grade for each dimension of the rubric", _TEXT),
+    ("ok", "bool", "whether the answer is a set of scores", _TEXT),
+    ("scores", "object", "an integer grade for each dimension of the rubric", _TEXT),
     (
         "aggregated",
         "number",
-        "weighted mean of the scores, from 0, all lowest, to 1, all highest",
+        "weighted mean of the scores, from 0 (all lowest) to 1 (all highest)",
         _TEXT,
     ),
     ("snippet", "string", "start of the text", _TEXT),
-    ("scorer_model", "string", "who scored it"),
+    ("scorer_model", "string", "name of the scorer"),
     ("scorer_version", "string", "version of the scorer"),
-    ("rubric_hash", "string", "the rubric it answered"),
+    ("rubric_hash", "string", "hash of the rubric"),
 )
 GRADE_ROWS = (
     (*_DOC_ID, "shards.doc_id"),
@@ -40,99 +40,105 @@ GRADE_ROWS = (
     (
         "scores",
         "object",
-        "of the judge or the student, by dimension; null after an early exit",
+        "scores of the judge or the student, by dimension; null after an early exit",
         _TEXT,
     ),
     ("aggregated", "number", "weighted mean of the scores that decided, 0..1", _TEXT),
     ("decision", "string", "drop, band or keep", _TEXT),
-    ("q_probe", "number", "weighted mean of the probe's scores, 0..1; null of the student", _TEXT),
-    ("early_exit", "bool", "whether it left at the probe, or at the student before it", _TEXT),
-    ("probe_scores", "object", "those of the probe; null of the student", _TEXT),
+    (
+        "q_probe",
+        "number",
+        "weighted mean of the probe's scores, 0..1; null from the student",
+        _TEXT,
+    ),
+    ("early_exit", "bool", "whether the student or the probe already dropped it", _TEXT),
+    ("probe_scores", "object", "scores of the probe; null from the student", _TEXT),
 )
-TOPIC_ROWS = (("topic", "integer", "nearest centroid, by number of the document", _TEXT),)
+TOPIC_ROWS = (("topic", "integer", "nearest centroid, in the order of the documents", _TEXT),)
 ATTRIBUTE_ROWS = (
     (*_DOC_ID, "shards.doc_id"),
-    ("text_sha256", "string", "SHA-256 of its text, 32 bytes", _TEXT),
+    ("text_sha256", "string", "SHA-256 of the text, 32 bytes", _TEXT),
 )
 SELECTION_ROWS = (
     *ATTRIBUTE_ROWS,
-    ("keep", "bool", "whether every clause is true of it"),
-    ("reason", "integer", "the first clause that is not, from 1; 0 where it is kept"),
+    ("keep", "bool", "whether all clauses are true"),
+    ("reason", "integer", "number of the first false clause, from 1; 0 if kept"),
 )
 LINEAGE_ROWS = (
-    ("parent_doc_id", "string", "the document it is a copy of", "quality_scores.doc_id"),
-    ("parent_index", "integer", "its number in the parent shard"),
+    ("parent_doc_id", "string", "id in the parent shard", "quality_scores.doc_id"),
+    ("parent_index", "integer", "number in the parent shard"),
     ("topic", "integer", "nearest centroid", "topics.topic"),
-    ("decision", "string", "why it was kept", "quality_scores.decision"),
-    ("aggregated", "number", "its score, 0..1", "quality_scores.aggregated"),
+    ("decision", "string", "decision of the grader", "quality_scores.decision"),
+    ("aggregated", "number", "score of the document, 0..1", "quality_scores.aggregated"),
 )
 
-# What facts mean that their names do not say; an asset's description ends with those it shows.
+# Meanings of facts whose names do not explain them; an asset's description ends with the facts that
+# it shows.
 _MEANINGS = {
-    "documents_reused": "documents whose tokens were taken over from the shards that were there",
-    "documents_tokenized": "tokenized in this run; 0 where all asked-for shards were current",
-    "shards_made": "shards that this run wrote, of those it was asked for",
-    "shards_current": "shards that were there already, of those it was asked for",
-    "changed": "whether this run wrote the file; false where it was current",
+    "documents_reused": "documents whose tokens were reused from earlier shards",
+    "documents_tokenized": "tokenized in this run; 0 if all requested shards were current",
+    "shards_made": "requested shards that this run wrote",
+    "shards_current": "requested shards that were current already",
+    "changed": "whether this run wrote the file; false if it was current",
     "train, val, test": "documents of each split",
-    "computed": "documents whose text was looked at in this run; others had their rows already",
+    "computed": "documents whose rows this run computed; the other rows were reused",
     "kept": "documents that the rule keeps",
     "copies": "documents of each source, and how many are exact and near copies of others",
     "shards_written": "shards whose rows changed",
-    "parse_rate": "share of answers that were a set of scores",
+    "parse_rate": "share of answers that are a set of scores",
     "salvaged": "parsed labels that were extracted from an answer with other text; heads do "
-    "not use them unless told to",
+    "not use them by default",
     "labels_reused": "documents whose text the oracle had labelled before",
-    "oracle_calls": "documents scored in this run; 0 where the slice was current",
-    "n": "val documents it is measured on; it was not fitted on them",
+    "oracle_calls": "documents scored in this run; 0 if the slice was current",
+    "n": "val documents that measure it; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
-    "spearman_within_source": "the same within each source, averaged",
+    "spearman_within_source": "the same rank correlation within each source, averaged",
     "mae_aggregate, r2_aggregate": "mean absolute error, and explained share of the variance",
     "auc_better_half": "chance that a document of the oracle's better half is placed above one of "
     "the other half",
     "precision_top_fifth": "share of the fifth placed highest that is in the oracle's best fifth",
     "false_drops_bottom_fifth": "share of the fifth placed lowest that is in its better half",
-    "spearman_source_only, spearman_length_only": "what a document's source or length alone reach",
-    "spearman_student": "what a student without a backbone reaches on the same labels",
-    "gain_over_student": "by how much the head's rank correlation is higher",
+    "spearman_source_only, spearman_length_only": "rank correlation by source or length alone",
+    "spearman_student": "rank correlation of a student without a backbone on the same labels",
+    "gain_over_student": "rank correlation of the head minus that of the student",
     "num_failed": "documents left out because their states are not finite",
-    "head_steps": "steps trained in this run; 0 where the head was current",
-    "backbone_documents": "documents scored in this run; the others' scores were taken over",
-    "backbone_tokens": "tokens the backbone ran on in this run; 0 where it was current",
-    "tau_drop, tau_keep": "an aggregate below tau_drop is dropped, from tau_keep on kept; "
-    "between them is the band",
-    "groups": "thresholds and shares kept of each source or language that has targets of its own",
-    "target_keep_of_all": "the share of all documents that the targets of groups make",
+    "head_steps": "steps trained in this run; 0 if the head was current",
+    "backbone_documents": "documents scored in this run; the other scores were reused",
+    "backbone_tokens": "tokens that the backbone read in this run; 0 if the output was current",
+    "tau_drop, tau_keep": "a document is dropped if its aggregate is below tau_drop, kept from "
+    "tau_keep on, and otherwise in the band",
+    "groups": "thresholds and kept shares of each source or language with its own targets",
+    "target_keep_of_all": "the share of all documents that the targets of the groups add up to",
     "tau_student": "a document whose student score is below it is dropped without the backbone",
     "tau_probe": "a document whose probe score is below it is dropped without the judge",
-    "achieved_keep, achieved_band, achieved_drop": "shares of val documents decided so",
+    "achieved_keep, achieved_band, achieved_drop": "share of val documents with each decision",
     "count": "val documents: one half fits the thresholds, the other gives the shares",
     "cost": "hours for a million documents like those of val, on the machine that calibrated",
     "early_exits": "documents dropped without the judge, by the student or the probe",
     "grader": "who grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",
-    "percent_of_ceiling": "that mean, of the highest to expect of an order of these documents",
-    "wrap_tv_8": "how far topics of the first and last 8 windows differ, 0 to 1",
-    "before, after, shuffle": "in the source's order, in the order taken, in a random one",
-    "min_full, last, std": "topics in the poorest full window and in the last, and their deviation",
-    "kl_mean": "how far topics of a window are from those of all, in nats; lower is more even",
-    "discrepancy_max": "most that a topic runs ahead of its share or behind it, in windows",
-    "padding": "share of window tokens that no document fills",
-    "cut_documents": "documents that fit in a window and lie in more than one",
-    "left_out": "documents that are not curated, by the first reason that holds",
+    "percent_of_ceiling": "that mean, in percent of the highest that these documents can reach",
+    "wrap_tv_8": "total variation between the topics of the first and the last 8 windows, 0 to 1",
+    "before, after, shuffle": "in the source's order, in the chosen order, in a random order",
+    "min_full, last, std": "topics in the poorest full and in the last window; standard deviation",
+    "kl_mean": "KL divergence of a window's topics from all topics, in nats; lower is more even",
+    "discrepancy_max": "largest distance of a topic from its even share, in windows",
+    "padding": "share of window tokens that are padding",
+    "cut_documents": "documents that would fit in one window but are split over several",
+    "left_out": "documents that are not curated, by the first reason that applies",
     "composition": "languages, topics and sources whose shares of the tokens changed most",
-    "account": "what became of files, documents and tokens: totals, and what leaves or joins each",
-    "not_shown": "why this page does not compare the sources",
-    "misaligned_shards": "shards planned for another place in a window than they have",
-    "steps, sequences": "of the run; a step reads batch_size sequences",
-    "sequences_SOURCE": "sequences that are taken from each source",
+    "account": "totals of files, documents and tokens, and what was left out or added",
+    "not_shown": "the reason why this page does not compare the sources",
+    "misaligned_shards": "shards that were planned for another place in a window",
+    "steps, sequences": "length of the run; a step reads batch_size sequences",
+    "sequences_SOURCE": "sequences of each source",
     "remix_NNNN": "shares before and after each remix",
-    "files_sorted": "token files indexed in this run; 0 where all were as they were",
-    "files_sent, bytes_sent": "of this run; 0 where the store had all of it",
-    "files_replaced": "sent files whose other content was there before",
-    "may_flip_least, may_flip_most": "decisions that may change; at 95 % where a sample was graded",
-    "sampled, sampled_flips": "documents graded for this estimate, and those decided otherwise",
+    "files_sorted": "token files indexed in this run; 0 if no file changed",
+    "files_sent, bytes_sent": "sent in this run; 0 if the store had all files",
+    "files_replaced": "files in the store that were replaced by other content",
+    "may_flip_least, may_flip_most": "bounds of changed decisions, at 95 % if a sample was graded",
+    "sampled, sampled_flips": "documents graded for this estimate; how many changed decision",
 }
 STUDENT_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
@@ -158,7 +164,7 @@ def described(text: str, *facts: str) -> str:
 def curated_group(source: str) -> str:
     """The group of the assets after a source's scores.
 
-    A source's own group ends where labels begin, so that the graph of groups reads one way:
+    A source's own group ends before the labels, so that the graph of groups has one direction:
     sources, `hydra`, curated sources, `mixture`.
     """
     return f"{source}_curated"
@@ -168,7 +174,8 @@ def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[s
     """Definition metadata of an asset: the schema of its rows, and links to the assets that read
     it.
 
-    A column's description names the column it is made from: only Dagster+ draws column lineage.
+    A column's description names the column that it is made from, since only Dagster+ draws column
+    lineage.
     """
     columns = [
         dg.TableColumn(name, kind, "; from ".join((description, *made_from)))
@@ -182,10 +189,10 @@ def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[s
 def column_lineage(
     rows: Columns, key: dg.AssetKey, deps: Iterable[dg.AssetKey]
 ) -> dict[str, dg.TableColumnLineage]:
-    """Metadata that leads each column of an asset to those it is made from.
+    """Metadata that links each column of an asset to the columns that it is made from.
 
-    `shards.tokens` of a column is that column of the inputs of this name, or of the asset of this
-    name beside it.
+    `shards.tokens` is the column `tokens` of the inputs named `shards`, or of the asset `shards` of
+    the same source.
     """
 
     def parents(column: str) -> list[dg.TableColumnDep]:
@@ -200,7 +207,7 @@ def column_lineage(
 
 
 def shown(key: str, value: Any) -> Any:
-    """A fact as the UI shows it: paths as paths, numbers short, an interval in words."""
+    """A fact as the UI shows it: paths are links, numbers are rounded, an interval is text."""
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
@@ -212,7 +219,7 @@ def shown(key: str, value: Any) -> Any:
 
 
 def _four_figures(value: float) -> float:
-    """Rounded to four figures for display; files keep the exact value."""
+    """The value rounded to four figures for display; files keep the exact value."""
     return float(f"{value:.4g}") if abs(value) < 1000 else float(round(value))
 
 
@@ -229,7 +236,7 @@ def table(
 
 
 def with_row_count(metadata: Mapping[str, Any], *, of_partition: bool = False) -> dict[str, Any]:
-    """The number of documents also under the name that Dagster draws over time.
+    """Metadata with the number of documents also under the name that Dagster plots over time.
 
     Dagster takes `dagster/row_count` for the rows of the whole asset, also from a partition.
     """

@@ -29,8 +29,8 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 
     Attributes:
         config: The run's TOML; a relative path starts at the directory of `defs.yaml`.
-        prefix: Begins every key, group, job and sensor, in place of the TOML's
-            `[automation] prefix`. Mixtures of one deployment need different ones.
+        prefix: The first part of every key, group, job and sensor; replaces the TOML's
+            `[automation] prefix`. Each mixture of a deployment needs its own prefix.
     """
 
     config: str
@@ -44,7 +44,7 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 
 def build_definitions(run: Run) -> dg.Definitions:
     """All assets, checks, jobs, sensors and schedules of a run."""
-    # Nothing is garbage among the objects made here, and looking for it takes a fifth of the time.
+    # The objects made here all stay in use, and garbage collection would take a fifth of the time.
     with gc_paused(), warnings.catch_warnings():
         # backfill_policy is marked beta; it is used as documented, and tested.
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -54,7 +54,7 @@ def build_definitions(run: Run) -> dg.Definitions:
 def _definitions(run: Run) -> dg.Definitions:
     plans = run_sources(run)
     tasks = task_jobs(run, plans)
-    # Jobs are compared by identity: a sensor has to name the very ones that are listed.
+    # Jobs are compared by identity, so a sensor must use the same objects as `jobs` below.
     jobs = {task.name: task.definition() for task in tasks}
     prep = [task for task in tasks if task.name.startswith(named(run, "prep"))]
     verify = verify_job(run, plans)
@@ -86,7 +86,7 @@ def _definitions(run: Run) -> dg.Definitions:
 
 
 def _graders(run: Run, plans: list[SourcePlan]) -> list[dg.AssetsDefinition]:
-    """Labels, the graders fitted on them, and the preview of grading; none if the run has no
+    """Labels, the graders fitted on them, and the preview of grading; empty if the run has no
     grader."""
     if run.config.grading.is_off:
         return []

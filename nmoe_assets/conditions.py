@@ -1,13 +1,13 @@
-"""Automation: outputs follow the content of their inputs, never the time a file was written.
+"""Automation: outputs follow the content of their inputs, never the times of files.
 
 An asset is due when its code version or the content of an input changed, and, if `[automation]`
-says `make` for its kind, also when it was missing at the first evaluation. It waits for inputs that
-are missing, due themselves, being made, about to be made, or did not pass a check that blocks.
-Inputs that are made by hand may stay due for ever, so they are used as they are unless their last
-run failed. Readers of shards wait while a blocking check of the manifest has failed, such as one of
-checksums. Scores do not follow heads and backbone but the calibration, which names them: scores of
-new heads and an old calibration would be refused. Dagster names assets that may be stale; the
-fingerprints beside the files decide.
+says `make` for its kind, also when it was missing at the first evaluation. It waits for an input
+that is missing, due itself, being made, about to be made, or has not passed a blocking check. An
+input that you make by hand may stay due for ever, so it is used as it is unless its last run
+failed. Assets that read shards wait while a blocking check of the manifest has failed, such as the
+checksums. Scores follow the calibration, which names the heads and the backbone, instead of these:
+scores of new heads under an old calibration would be refused. Dagster proposes assets that may be
+stale; the fingerprints beside the files decide.
 """
 
 import functools
@@ -23,7 +23,7 @@ from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 
-# The manifest whose checks read the bytes of these partitions.
+# The manifest whose checks read the bytes of each of these assets.
 _CHECKED_BY = {
     "shards": "manifest",
     "valid_shards": "valid_manifest",
@@ -44,7 +44,8 @@ _BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
 _in_progress = _AC.run_in_progress() | _AC.backfill_in_progress()
 _failed = _AC.execution_failed()
-# Dagster looks at the newest run of a check: an unfinished or ended one has not passed either.
+# Dagster looks at the newest execution of a check: one that is unfinished, or ended without a
+# verdict, has not passed.
 _unusable = (
     _AC.missing() | _in_progress | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 )
@@ -55,9 +56,9 @@ def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) ->
     """The condition that requests the asset of a key (without the mixture's prefix); None for
     never.
 
-    A tick evaluates every node of every condition for every input, so no node here implies another
-    one. `asset_matches` is cheaper than `any_deps_match`: Dagster evaluates one input after the
-    other with the latter, and reads the status of each separately.
+    A tick evaluates every node of every condition for every input, so no node here repeats what
+    another one implies. `asset_matches` is cheaper than `any_deps_match`, with which Dagster
+    evaluates one input after the other and reads the status of each separately.
     """
     mode = _mode(run, key[-1])
     if mode == "off":
@@ -84,7 +85,7 @@ def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) ->
 
 
 def _unread(run: Run, key: dg.AssetKey) -> tuple[dg.AssetKey, ...]:
-    """Inputs of an asset that it does not follow."""
+    """Inputs of an asset whose changes do not trigger it."""
     if key.path[-1] == "quality_scores":
         return tuple(asset_key(run, ("hydra", name)) for name in _BEHIND_CALIBRATION)
     if key.path[-1] in ("shards", "valid_shards"):
@@ -94,34 +95,34 @@ def _unread(run: Run, key: dg.AssetKey) -> tuple[dg.AssetKey, ...]:
 
 @functools.cache
 def _not_ready(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True of an input that cannot be used, or will be made; `ignored` as in `_due_input`."""
+    """True for an input that cannot be used, or will be made; `ignored` as in `_due_input`."""
     return _unusable | _AC.will_be_requested() | _due_input(ignored)
 
 
 @functools.cache
 def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True for an input until it is made from its changed inputs, except the `ignored` ones: a
-    request may not lead to a run, and a run that is seen with new code may have used the old
-    code."""
+    """True for an input until it is made from its changed inputs, except the `ignored` ones. A
+    request does not end it, since it may not lead to a run; nor does a run that is seen together
+    with new code, since it may have used the old code."""
     changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
 
 
 @functools.cache
 def _not_made(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True of an input that is new and will be made again. `_not_ready` does not see this of an
-    input that is read for all partitions: Dagster says of such an input never that it will be
-    requested, as no run makes it together with what reads it."""
+    """True for an input that is new and will be made again. `_not_ready` does not notice this if
+    all partitions of the input are read: Dagster never reports such an input as about to be
+    requested, since no run makes it together with the assets that read it."""
     return _AC.newly_updated() & _outdated(ignored)
 
 
 def _of_other_documents(run: Run) -> Condition:
     """True for labels until they are made from the current documents: heads and thresholds would
-    refuse them, and a person starts the labels, which may cost money."""
+    refuse them, and you start labelling by hand, since it may cost money."""
     shards = (asset_key(run, (source.name, "shards")) for source in run_sources(run))
     changed = (_AC.asset_matches(key, _AC.data_version_changed()) for key in shards)
     waits = functools.reduce(or_, changed).since(_AC.newly_updated())
-    return waits.with_label("labels are of other documents")
+    return waits.with_label("labels belong to other documents")
 
 
 def _any_changed(deps: Collection[dg.AssetKey]) -> Condition:
@@ -143,9 +144,9 @@ def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:
 
 
 def _outdated(ignored: Collection[dg.AssetKey]) -> Condition:
-    """True for a new output that is not made from what its inputs are now."""
+    """True for a new output that was not made from the current inputs."""
     meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
-    # Dagster compares the times of the two where both are new.
+    # If both are new, Dagster compares their times.
     after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
     return (
         meanwhile.with_label("an input changed while it was made")
@@ -157,9 +158,8 @@ def _outdated(ignored: Collection[dg.AssetKey]) -> Condition:
 def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetKey]) -> Condition:
     """True from new code or new content of an input until the output is requested or made from it.
 
-    A run has not made the output from the new content where an input changed while it was at work,
-    which a tag of the run says (`nmoe_assets.inputs`), nor where an input changed after the
-    run and before the next tick.
+    A run has not used the new content if an input changed during the run, which a tag of the run
+    records (`nmoe_assets.inputs`), or after the run and before the next tick.
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
@@ -180,7 +180,7 @@ def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
         target=target,
         default_status=sensor_status(run),
         minimum_interval_seconds=run.config.automation.poll_interval_s,
-        description="Requests what changed content or settings call for, by `[automation]`.",
+        description="Requests assets whose inputs or settings changed, as `[automation]` allows.",
     )
 
 

@@ -1,14 +1,14 @@
-"""Every private name of Dagster 1.13 that this package uses; no other file has one.
+"""Every private name of Dagster 1.13 that this package uses; no other file uses one.
 
-| name | what it buys | public way | without it |
+| name | benefit | public alternative | without it |
 |---|---|---|---|
 | `SUPPRESS_DEFAULT_EVENT` | a run over partitions logs one event per partition, each with the data version of its own bytes | `output_required=False`, which skips the assets that follow in the run | Dagster adds events in which all partitions have one version: rewritten partitions look changed |
-| `CheckTarget` | a verdict of a run that overlapped another one is about the newest materialisation | none | automation waits for a check that passed, or does not for one that failed |
-| `CheckRunHealthResult`, `WorkerStatus` | the launcher can say that the process of a run is gone | none | runs that a power cut ended stay "started" for ever |
+| `CheckTarget` | a verdict of a run that overlapped another run counts for the newest materialisation | none | automation waits for a check that passed, or does not wait for a check that failed |
+| `CheckRunHealthResult`, `WorkerStatus` | the launcher can report that the process of a run has ended | none | runs that a power cut ended stay "started" for ever |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
-| `show_under_location` | a run of the command line is listed by its job's page and drawn by the timeline | the tag `.dagster/repository`, which the page follows and the timeline does not | the timeline omits `dagster job execute`, so the demo |
+| `show_under_location` | a run from the command line appears on its job's page and in the timeline | the tag `.dagster/repository`, which the page reads but the timeline does not | the timeline omits runs of `dagster job execute`, such as the demo |
 | `find_migrations_once` | a process that opens the SQLite instance for every tick keeps its size | none | alembic keeps a function for each opening until the process ends: some 50 MB a day for a code location |
-| `event_files` | the files of a deleted run go too | none | an empty SQLite file stays for each run that `retention` deleted |
+| `event_files` | the files of a deleted run are deleted too | none | an empty SQLite file stays for each run that `retention` deleted |
 """  # noqa: E501
 
 import time
@@ -39,8 +39,8 @@ __all__ = [
 
 def find_migrations_once() -> None:
     """Name the migrations of the storage by their path. Dagster names them as a resource of its
-    package, which alembic looks up anew, and registers for the end of the process, each time that
-    an instance of SQLite is opened."""
+    package; then each time that an SQLite instance is opened, alembic looks the resource up and
+    registers a function for the end of the process."""
     sql.ALEMBIC_SCRIPTS_LOCATION = str(Path(sql.__file__).with_name("alembic"))
     sql.get_alembic_config.cache_clear()
 
@@ -52,7 +52,8 @@ def launch_backfill(
     title: str,
     tags: dict[str, str],
 ) -> str:
-    """Ask the daemon for all partitions of assets, in the order of the graph; returns its id."""
+    """Request a backfill of all partitions of assets from the daemon, in the order of the graph;
+    returns the backfill's id."""
     from dagster._core.definitions.selector import PartitionsByAssetSelector
     from dagster._core.execution.backfill import PartitionBackfill
     from dagster._core.utils import make_new_backfill_id
@@ -73,7 +74,7 @@ def launch_backfill(
 
 
 def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, location: str) -> None:
-    """Give a run without a location the one that has its job."""
+    """Set the location of a run without one to the location that has its job."""
     from dagster._core.remote_origin import (
         ManagedGrpcPythonEnvCodeLocationOrigin,
         RemoteJobOrigin,
@@ -91,7 +92,7 @@ def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, locati
 
 
 def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:
-    """SQLite files that hold the events of one run; PostgreSQL has none."""
+    """SQLite files that hold the events of one run; empty with PostgreSQL."""
     path_of = getattr(instance.event_log_storage, "path_for_shard", None)
     if path_of is None:
         return []

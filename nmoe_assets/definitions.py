@@ -8,7 +8,7 @@ from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 
 CONFIG_VARIABLE = "NMOE_CONFIG"
-DEFAULT_CONFIG = "configs/demo.toml"  # of the working directory, else of the package
+DEFAULT_CONFIG = "configs/demo.toml"  # in the working directory, else in the package
 
 
 @functools.cache
@@ -18,5 +18,5 @@ def current_run() -> Run:
 
 
 defs = build_definitions(current_run())
-# They live as long as the process: its garbage collector need not look at them again and again.
+# The definitions live as long as the process, so the garbage collector can skip them.
 gc.freeze()

@@ -1,4 +1,4 @@
-"""The inputs of a step as they were when its work began, for the events and for automation."""
+"""The inputs of a step at the start of its work, for the events and for automation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,11 +37,11 @@ class _Newest(NamedTuple):
 
 
 class CurrentInputs:
-    """The newest materialisation of each input of a step, read when this is made.
+    """The newest materialisation of each input of a step, read on construction.
 
     Raises:
-        dg.Failure: In a run of the pipeline, an input did not pass a check that blocks.
-        dg.RetryRequested: Such a check of an input is not finished yet.
+        dg.Failure: In a run of the pipeline, an input did not pass a blocking check.
+        dg.RetryRequested: A blocking check of an input has not finished yet.
     """
 
     def __init__(self, context: dg.AssetExecutionContext) -> None:
@@ -54,7 +54,7 @@ class CurrentInputs:
         """The tags by which Dagster later finds outputs whose input has changed.
 
         Args:
-            seen: Versions of external inputs as the step itself read them.
+            seen: Versions of external inputs that the step itself read.
         """
         tags: dict[str, str] = {}
         newest = {**self._newest, **{key: _Newest(None, seen[key]) for key in seen}}
@@ -66,7 +66,7 @@ class CurrentInputs:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Tag the run if an input is made again before the block ends, whether or not it fails.
+        """Tag the run if an input is made again before the block ends, even if the block fails.
 
         The output may then be made from the old input, so automation does not count it as made from
         the new one (`nmoe_assets.conditions`).
@@ -90,7 +90,8 @@ class CurrentInputs:
 
 
 def _require_checked_inputs(context: dg.AssetExecutionContext) -> None:
-    """Dagster lets a check block assets of its own run only; the pipeline stops at it too."""
+    """Refuse inputs whose blocking checks failed. In Dagster a check blocks only assets of its own
+    run; the pipeline, which has several runs, stops at it too."""
     graph = context.repository_def.asset_graph
     inputs = context.assets_def.asset_deps[context.asset_key]
     blocking = [key for key in graph.get_check_keys_for_assets(inputs) if graph.get(key).blocking]

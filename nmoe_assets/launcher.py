@@ -1,14 +1,14 @@
 """Launches runs on one machine and knows whether their processes are alive.
 
 Dagster's own launcher learns of a dead process only from the server that started it. If the server
-is gone too, as after a power cut, the run would stay "started" for ever: automation would wait for
-it, and it would keep its place in the queue. With this launcher the daemon's run monitoring fails
-such a run, and `run_retries` of dagster.yaml starts it again. All processes of a DAGSTER_HOME must
-see each other: one machine, not several containers.
+is gone too, for example after a power cut, the run would stay "started" for ever: automation would
+wait for it, and it would keep its place in the queue. With this launcher the daemon's run
+monitoring fails such a run, and `run_retries` of dagster.yaml starts it again. All processes of a
+DAGSTER_HOME must see each other: one machine, not several containers.
 
 The process that launches runs is the daemon, which also evaluates the conditions of automation. A
-tick over 50 sources makes a million small objects, and at Python's usual threshold the garbage
-collector takes half of the tick's processor time. Here it looks less often.
+tick over 50 sources makes a million small objects, and at Python's default threshold the garbage
+collector takes half of the tick's processor time. Here it runs less often.
 """
 
 import gc
@@ -17,10 +17,11 @@ import dagster as dg
 
 from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
 
-# The clock of events is the system's, which may be set; the one of processes counts from boot.
+# Tolerance between two clocks: events use the system clock, which may be adjusted; process start
+# times count from boot.
 _CLOCK_S = 60.0
-# New objects between two looks of the garbage collector; 700 by default. Processes of runs load no
-# launcher, so tensors in cycles are freed there as ever.
+# New objects between two garbage collections; Python's default is 700. Processes of runs do not
+# load this launcher, so they still free tensors in cycles as usual.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
@@ -34,7 +35,7 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster asks for checks."""
+        """Dagster may request health checks."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
@@ -42,7 +43,7 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
         found = _named_process(self._instance, run.run_id)
         if found is None or _is_alive(*found):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"its process {found[0]} is gone")
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"process {found[0]} has ended")
 
 
 def run_is_dead(instance: dg.DagsterInstance, run_id: str) -> bool:
@@ -65,7 +66,8 @@ def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, floa
 
 
 def _is_alive(pid: int, named_s: float) -> bool:
-    """The system reuses ids: a process that began after the log named the id is another one."""
+    """Whether the process of an id is alive. The system reuses ids: a process that began after the
+    log named the id is another one."""
     import psutil  # here, since definitions load without it
 
     try:

@@ -1,4 +1,4 @@
-"""Keys and names in Dagster. `[automation] prefix` begins them all, so one deployment can hold
+"""Keys and names in Dagster. All begin with `[automation] prefix`, so that one deployment can hold
 several mixtures."""
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ def named(run: Run, name: str) -> str:
 
 
 def is_of_mixture(run: Run, dagster_run: dg.DagsterRun) -> bool:
-    """Whether a run makes assets or executes a job of this mixture; any does without a prefix."""
+    """Whether a run makes assets or executes a job of this mixture; without a prefix, every run
+    does."""
     prefix = run.config.automation.prefix
     keys = dagster_run.asset_selection or ()
     return (

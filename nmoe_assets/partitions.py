@@ -1,4 +1,5 @@
-"""Partitions: one per shard of a source, one per slice of labels. Static: the TOML is the truth."""
+"""Partitions: one per shard of a source, one per slice of labels. They are static, since the run's
+TOML decides them."""
 
 import functools
 from collections.abc import Sequence
@@ -30,5 +31,5 @@ RANGE_END = "dagster/asset_partition_range_end"
 
 
 def range_tags(keys: Sequence[str]) -> dict[str, str]:
-    """Tags of a run over the partitions from the first to the last of these."""
+    """Tags of a run over the partitions from the first key to the last one."""
     return {RANGE_START: keys[0], RANGE_END: keys[-1]}

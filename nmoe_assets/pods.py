@@ -1,4 +1,4 @@
-"""Kubernetes: with `[compute.pods]` each asset of a run is made in a pod of its own."""
+"""Kubernetes: with `[compute.pods]` each asset of a run is made in its own pod."""
 
 import importlib
 from typing import Any
@@ -15,7 +15,7 @@ def pod_tags(run: Run, stage: str) -> dict[str, Any]:
     if pod is None:
         return {}
     asked = {"cpu": pod.cpu, "memory": pod.memory}
-    # Kubernetes takes GPUs as a limit; one of processors would only slow a step down.
+    # Kubernetes takes GPUs as a limit. A limit on processors would only slow a step down.
     limits = {"memory": pod.memory, "nvidia.com/gpu": str(pod.gpus) if pod.gpus else ""}
     resources = {
         "requests": {name: amount for name, amount in asked.items() if amount},
@@ -27,9 +27,9 @@ def pod_tags(run: Run, stage: str) -> dict[str, Any]:
 def executor(run: Run) -> dg.ExecutorDefinition:
     """A pod for each step if `[compute.pods]` requests them, else the run's own process.
 
-    In one process the steps run one after the other: they share a machine, and a process each would
-    import torch and load the backbone again. Raises ConfigError if dagster-k8s is not installed
-    (E-CONFIG-KUBERNETES).
+    In one process the steps run one after the other: they share a machine, and a process per step
+    would import torch and load the backbone again. Raises ConfigError if dagster-k8s is not
+    installed (E-CONFIG-KUBERNETES).
     """
     if not run.config.compute.pods:
         return dg.in_process_executor

@@ -27,8 +27,8 @@ class Notifier(dg.ConfigurableResource):
     """Receiver of notices in addition to the log.
 
     Attributes:
-        webhook_url: Gets `{"text": ...}` by POST, the format of chat services; if empty, no notice
-            is sent.
+        webhook_url: Receives `{"text": ...}` by POST, the format of chat services; if it is empty,
+            no notice is sent.
     """
 
     webhook_url: str = ""
@@ -45,7 +45,7 @@ class Notifier(dg.ConfigurableResource):
         for pause_s in _PAUSES_S:
             try:
                 return _post(request)
-            except OSError:  # of HTTP as well; no one else would send it again
+            except OSError:  # HTTP errors included; no other part sends it again
                 time.sleep(pause_s)
         return _post(request)
 
@@ -72,11 +72,11 @@ class Machine(dg.ConfigurableResource):
     usd_per_hour: float = 0.0
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Before the first step of a run: free slots, and show the run under this location.
+        """Free slots, and show the run under this location, before the first step of a run.
 
-        The daemon frees the slots of a run that was killed, but a job of the command line may run
-        without one and would wait for ever. A run of the command line belongs to no location, so
-        neither the pages of its job nor the timeline would list it.
+        The daemon frees the slots of a run that was killed, but a job from the command line may run
+        without a daemon and would wait for ever. A run from the command line does not belong to a
+        location, so the pages of its job and the timeline would not list it.
         """
         instance = context.instance
         run = context.run
@@ -90,19 +90,19 @@ class Machine(dg.ConfigurableResource):
                 if run_is_dead(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            # The daemon does not start it again: the person who gave the command does.
+            # The daemon must not start it again; the user who gave the command can.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
             show_under_location(instance, run, LOCATION)
 
     def cost_usd(self, seconds: float) -> dict[str, float]:
-        """`{"cost_usd": ...}` of some seconds; empty if no price is set."""
+        """`{"cost_usd": ...}` of this many seconds; empty if no price is set."""
         if not self.usd_per_hour:
             return {}
         return {"cost_usd": round(seconds / 3600 * self.usd_per_hour, 6)}
 
 
 def resources() -> dict[str, dg.ConfigurableResource]:
-    """The resources as the environment asks for them."""
+    """The resources, configured by the environment."""
     has_webhook = bool(os.environ.get(WEBHOOK_VARIABLE))
     return _resources(has_webhook, float(os.environ.get(COST_VARIABLE) or 0))
 

@@ -28,7 +28,7 @@ from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
-# Fewer commits, and no telemetry; a value in the user's environment has precedence.
+# Fewer commits, and no telemetry; values in the user's environment take precedence.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",
     "DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH": "10000",
@@ -39,9 +39,10 @@ _ENVIRONMENT = {
 def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Execute the jobs of these tasks, or of all: the status, and of each task `task`, `run_id`,
-    `is_good`, `seconds`, `cpu_seconds` and `last_seconds` of the last good run. Raises ConfigError
-    if there is no such task; for all tasks also as `require_startable`, before any has begun.
+    """Execute the jobs of these tasks, or of all tasks. Returns the exit status and a row per task:
+    `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and `last_seconds`, the time of the last
+    good run. Raises ConfigError if a task is unknown; for all tasks also as `require_startable`,
+    before the first task begins.
 
     The status is 1 if a task failed, 130 after an interrupt, and 143 after SIGTERM. `show` is
     called for each task before it starts and when it has ended, with its number, from 1, and the
@@ -54,7 +55,7 @@ def run_tasks(
     for name in chosen:
         if name not in known:
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])
-            raise ConfigError("no such task", where=run.path, found=name, expected=expected)
+            raise ConfigError("unknown task", where=run.path, found=name, expected=expected)
     if names:
         require_tasks(run, names)
     else:  # as the job of all tasks does
@@ -86,8 +87,9 @@ def run_tasks(
 
 
 def costs(run: Run) -> list[dict[str, Any]]:
-    """The successful runs of each job, the longest in all first: `task`, `runs`, `seconds`, and the
-    `last` one's end. None if the project has no home of Dagster yet; nothing is written."""
+    """A row per job of its successful runs, the job with the most seconds first: `task`, `runs`,
+    `seconds`, and `last`, the end of the last run. Empty if the project has no home of Dagster yet.
+    Writes nothing."""
     home = Path(os.environ.get("DAGSTER_HOME", run.base / ".dagster"))
     if not (home / "dagster.yaml").is_file():
         return []
@@ -106,7 +108,7 @@ def costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _last_seconds(instance: dg.DagsterInstance, name: str) -> float | None:
-    """How long the last run of a job that succeeded took."""
+    """Seconds of the last run of a job that succeeded."""
     chosen = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
     for record in instance.get_run_records(chosen, limit=1):
         if record.start_time and record.end_time:
@@ -115,7 +117,7 @@ def _last_seconds(instance: dg.DagsterInstance, name: str) -> float | None:
 
 
 def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
-    """The checks that did not pass and the errors of steps, a line each."""
+    """Print the checks that did not pass and the errors of steps, one per line."""
     for check in outcome.get_asset_check_evaluations():
         if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR:
             where = check.asset_key.to_user_string()
@@ -124,7 +126,7 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
     for event in outcome.all_events:
         if event.event_type is dg.DagsterEventType.STEP_FAILURE:
             failed.setdefault(step_error(event), []).append(str(event.step_key))
-    for error, steps in failed.items():  # one cause fails the same step of each source
+    for error, steps in failed.items():  # often one cause fails the same step of each source
         print(f"{', '.join(steps)}: {error}", file=sys.stderr)
     print(f"ERROR: {name} failed; `nmoe ui` shows run {outcome.run_id[:8]}", file=sys.stderr)
 
@@ -137,22 +139,23 @@ def serve(run: Run, port: int) -> int:
         try:
             tried.bind((_HOST, port))
         except OSError as error:
-            do = f"stop what listens there, or take another one: --port {port + 1}"
+            do = f"stop the process on this port, or choose another one: --port {port + 1}"
             what = "the port is taken"
             raise ConfigError(
                 what, where="nmoe ui", found=port, do=do, code="E-CONFIG-PORT"
             ) from error
     _set_up(run)
     _refuse_code(run.base / ".env")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may hold a stranger's json.py
-    loaded_from = ["-d", sysconfig.get_path("stdlib")]  # where Dagster looks first, so not there
+    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may hold a foreign json.py
+    # Dagster imports from this directory first, so it must not be the project's.
+    loaded_from = ["-d", sysconfig.get_path("stdlib")]
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
-    served = ["-h", _HOST, "-p", str(port)]  # the UI asks for no password
+    served = ["-h", _HOST, "-p", str(port)]  # only this machine: the UI has no password
     arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *loaded_from]
     arguments = [*quiet, *arguments, *served, "--log-level", "warning"]
-    print(f"http://{_HOST}:{port} in some seconds; Ctrl-C ends it", flush=True)
+    print(f"http://{_HOST}:{port} opens in a few seconds; Ctrl-C stops it", flush=True)
     os.chdir(run.base)
-    # A shell starts what runs in its background with SIGINT ignored; Dagster then ignores SIGTERM.
+    # A shell starts background processes with SIGINT ignored; Dagster would then ignore SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, *arguments])
 
@@ -164,7 +167,7 @@ def _refuse_code(path: Path) -> None:
     if names:
         what = "the file sets variables that decide which code runs"
         found = ", ".join(names)
-        do = "take them out, and set them in your shell if they are yours"
+        do = "remove them, and set them in your shell if you need them"
         raise ConfigError(what, where=path, found=found, do=do, code="E-CONFIG-ENVIRONMENT")
 
 

@@ -1,6 +1,7 @@
 """Addresses: paths of this machine and URLs of stores.
 
-Whatever names a plan, data or a cache goes through here: `pathlib` writes `s3://b` as `s3:/b`.
+Every address of a plan, data or a cache passes through here, because `pathlib` turns `s3://b` into
+`s3:/b`.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def parent(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Scheme with host or bucket, and the path from there on, without a query."""
+    """Scheme with host or bucket, and the path after it, without a query."""
     scheme, _, rest = address(url).partition("://")
     host, _, path = rest.partition("/")
     if scheme in ("http", "https"):
@@ -59,9 +60,11 @@ def local_path(
     do: str = "use a local or mounted directory; `nmoe publish` copies shards and plans to a store",
 ) -> Path:
     """The path, which must be on this machine; `where` names its key or file. Raises ConfigError if
-    it is a URL (E-PATH-URL) or holds a NUL."""
+    it is a URL (E-PATH-URL) or contains a NUL character."""
     if "\0" in os.fspath(path):
-        raise ConfigError("no path holds a NUL character", where=where, found=repr(os.fspath(path)))
+        raise ConfigError(
+            "a path cannot contain a NUL character", where=where, found=repr(os.fspath(path))
+        )
     if is_url(path):
         raise ConfigError(
             "object stores are not supported for this path yet",

@@ -1,8 +1,8 @@
-"""Blocks on this machine: a directory that several processes share and that keeps to its limit.
+"""A cache of blocks on this machine: a directory with a size limit, which several processes share.
 
 A block's name is its SHA-256. It is checked before it gets its name, and again when a process maps
-a block that it has not fetched itself. Before a block is written, room is made under a lock of the
-directory: the blocks unused for the longest time go first. A block may be deleted while other
+a block that it has not fetched itself. Before a block is written, the least recently used blocks
+are deleted until it fits, under a lock of the directory. A block may be deleted while other
 processes map it. A process that is killed leaves no lock, and at most one `.part`, which the next
 writer deletes.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from loader.files.locks import locked
 
-_CLAIMS = 256
-_KEEP = 0.9  # share of the limit that stays full when room is made, so that this is rare
+_CLAIMS = 256  # locks by which one process fetches a block and the others wait
+_KEEP = 0.9  # deleting stops at this share of the limit, so that it is rare
 
 
 class BlockCache:
@@ -50,7 +50,7 @@ class BlockCache:
         try:
             os.utime(self.path(digest))
         except FileNotFoundError:
-            return  # others needed its room
+            return  # another process deleted it to make room
 
     def is_whole(self, digest: str) -> bool:
         """Whether a block's content matches its name; a block that does not match is deleted."""

@@ -1,8 +1,8 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
-The plan says which blocks come next, so the next ones are always on their way: at most 64, and at
-most half of the cache for all readers of a machine together. Of these, 16 are requested at a time,
-or more if the store's latency is long for its bandwidth. A block is one file of the axis.
+The plan determines the next blocks, so they are fetched ahead: at most 64, and at most half of the
+cache for all readers of a machine together. Of these, 16 are requested at a time, or more if the
+store's latency is long for its bandwidth. A block is one file of the axis.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _TRIES = 8  # to fetch a block that other processes delete before it is mapped
 
 @dataclass(frozen=True, slots=True)
 class StoreData:
-    """The place of a plan's data: the URL of its root; directory, limit and readers of the
-    cache."""
+    """Where a plan's data are. root: the URL of its root. cache_dir, cache_bytes: directory and
+    limit of the cache. readers: number of processes that share the cache."""
 
     root: str
     cache_dir: Path
@@ -90,8 +90,8 @@ class BlockFiles(TokenFiles):
 
     def read_ahead(self, blocks: Iterable[int]) -> None:
         """Fetch these blocks, in this order, ahead of their use; blocks requested earlier are
-        dropped. Raises ConfigError as the class does: in a forked process, threads that wait for
-        ever would hold locks of the cache."""
+        dropped. Raises ConfigError as the class does: in a forked process, threads would wait for
+        ever and hold locks of the cache."""
         check_not_forked()
         self._forget()
         self._needs = iter(blocks)
@@ -127,7 +127,7 @@ class BlockFiles(TokenFiles):
         self._needs = iter(())
 
     def _fill(self) -> None:
-        """Ask for the next blocks, up to the number that may be on their way."""
+        """Request the next blocks, up to the number that may be fetched ahead."""
         while len(self._ahead) < self._max_ahead:
             block = next(self._needs, None)
             if block is None:
@@ -153,17 +153,17 @@ class BlockFiles(TokenFiles):
                     self._cache.touch(block.digest)
                     return np.frombuffer(mapped, block.integers)
             except FileNotFoundError:
-                pass  # others needed its room
+                pass  # another process deleted it to make room
             is_own = self._get(file)
         return np.frombuffer(_fetch(block), block.integers)
 
 
 class _Requests:
-    """Requests of a store at a time: 16, or more while more of them bring more blocks.
+    """Limits concurrent requests of a store: 16, or more while more requests fetch more blocks.
 
-    As many blocks are on their way as come in the shortest time that one has taken, at the rate of
-    the last two rounds; half as many again are allowed. If requests only share the bandwidth, each
-    takes longer as their number grows, so that number stays.
+    The limit is 1.5 times the bandwidth-delay product: the blocks per second of the last two
+    rounds, times the shortest time of a request. If requests only share the bandwidth, each takes
+    longer as their number grows, so the limit stays.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Requests:
         self._num = _REQUESTS
         self._lock = threading.Lock()
         self._least_s = float("inf")
-        self._ends: deque[float] = deque()  # of the last two rounds
+        self._ends: deque[float] = deque()  # when the requests of the last two rounds ended
 
     def fetch(self, block: _Block, is_forgotten: threading.Event | None = None) -> bytes:
         """The content of a block. Raises as `BlockFiles.tokens`, and CancelledError if the block
@@ -215,11 +215,11 @@ def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:
 def _fetch(block: _Block) -> bytes:
     content = read_bytes(block.url, (block.start, block.start + block.num_bytes))
     if content is None:
-        raise FormatError("file is missing", where=block.url, code="E-SHARD-MISSING")
+        raise FormatError("the store has no such file", where=block.url, code="E-SHARD-MISSING")
     found = hashlib.sha256(content).hexdigest()
     if found != block.digest:
         raise FormatError(
-            "a part of the file is not what its blocks say",
+            "a part of the file does not match its checksum",
             where=f"{block.url}, bytes {block.start} to {block.start + block.num_bytes}",
             found=f"{len(content)} bytes, sha256 {found}",
             expected=f"{block.num_bytes} bytes, sha256 {block.digest}",

@@ -1,7 +1,7 @@
-"""`blocks.json`: the SHA-256 of each MiB of a manifest's tokens, by which parts of files are read.
+"""`blocks.json`: the SHA-256 of each MiB of a manifest's tokens, to check parts of files.
 
-It is beside its manifest, is sealed, and names the manifest's digest. Blocks are counted from a
-file's first token; the last one of a file is shorter.
+The file is beside its manifest, is sealed, and names the manifest's digest. A file's first block
+starts at its first token; its last block may be shorter.
 """
 
 import hashlib
@@ -26,7 +26,8 @@ _HEX = 64  # digits of a SHA-256
 
 
 class FileBlocks(NamedTuple):
-    """Blocks of a token file: their size and SHA-256s, its first token's place, its integers."""
+    """Blocks of a token file. offset_bytes: place of the file's first token. integers: type of its
+    tokens. digests: SHA-256 of each block."""
 
     block_bytes: int
     offset_bytes: int
@@ -49,7 +50,7 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
             text = "".join(hashlib.sha256(block).hexdigest() for block in blocks)
         return {"offset_bytes": offset_bytes, "dtype": integers.str, "sha256": text}
 
-    with ThreadPoolExecutor() as pool:  # a hash lets other threads run
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         files = dict(zip((e.path for e in manifest.shards), pool.map(of_file, manifest.shards)))
     value = {"format": _FORMAT, "manifest": manifest.content_digest()}
     value |= {"block_bytes": block_bytes, "files": files}
@@ -64,8 +65,8 @@ def read_blocks(
     path: Path, manifest: Manifest, where: str | Path | None = None
 ) -> tuple[FileBlocks, ...]:
     """The blocks of each file of a manifest, in its order; a file that did not change is parsed
-    once in a process. Raises FormatError if `path` is not valid or of another manifest (E-BLOCKS);
-    `where` is named in place of it."""
+    once per process. Raises FormatError if `path` is not valid or belongs to another manifest
+    (E-BLOCKS). where: the name of the file in errors."""
     status = path.stat() if path.exists() else None
     version = status and (status.st_ino, status.st_size, status.st_mtime_ns)
     files = tuple(entry.path for entry in manifest.shards)
@@ -108,10 +109,10 @@ def check_count(blocks: FileBlocks, num_tokens: int, where: object) -> None:
 
 def _invalid(where: object, found: str, expected: str) -> FormatError:
     return FormatError(
-        "not the blocks of this manifest",
+        "blocks.json does not match its manifest",
         where=where,
         found=found,
         expected=expected,
-        do="make them again with `python -m loader blocks`, and publish",
+        do="make it again with `python -m loader blocks`, and publish",
         code="E-BLOCKS",
     )

@@ -38,7 +38,7 @@ def report_bus_errors() -> None:
     sigaction = ctypes.CDLL(None).sigaction
     old = _Action()
     sigaction(signal.SIGBUS, None, ctypes.byref(old))
-    if not old.handler:  # else it is not the default action
+    if not old.handler:  # a handler that is already installed stays
         handler = ctypes.cast(_report, ctypes.c_void_p)
         new = _Action(handler=handler, flags=_SA_SIGINFO)
         sigaction(signal.SIGBUS, ctypes.byref(new), None)

@@ -1,7 +1,7 @@
 """JSON objects that carry the SHA-256 of their own content under `content_hash`.
 
-Every JSON file that a later task reads as truth is sealed, so that an edited or damaged one is
-refused. `content_hash` leaves out `created_at`; an object with that key has a `file_hash` too.
+Every JSON file that a later task relies on is sealed, so that an edited or damaged one is refused.
+`content_hash` leaves out `created_at`; an object with that key has a `file_hash` too.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ def check_seal(
     found = {"content_hash": content_hash(value)}
     if "file_hash" in value:
         found["file_hash"] = _hash(value, *_HASHES)
-    for name, is_ in found.items():
-        if value.get(name) != is_:
+    for name, digest in found.items():
+        if value.get(name) != digest:
             raise error(
-                f"{name} is not that of the file's content",
+                f"{name} does not match the file's content",
                 where=where,
-                found=is_,
+                found=digest,
                 expected=value.get(name) or f"a {name}",
                 do=do,
                 code=code,

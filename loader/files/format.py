@@ -87,7 +87,7 @@ def resolve_inside(root: Path, relative: str) -> Path:
 
 
 def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
-    """Whether no link leads out. Looking for one is cheaper than resolving every path."""
+    """Whether no link leads out. Looking for links is cheaper than resolving every path."""
     at = os.fspath(root)
     try:
         for part in pure.parts:
@@ -102,10 +102,10 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
 
 
 def load_manifest(path: str | Path) -> Manifest:
-    """Read a committed manifest. Raises FormatError if it is missing (E-MANIFEST-MISSING), or not a
-    manifest: bad JSON, a field missing or of the wrong type, totals that are not the sums
-    (E-MANIFEST-FORMAT), if its `content_hash` is missing or of other content (E-MANIFEST-HASH), a
-    path leaves the directory (E-PATH-ESCAPE)."""
+    """Read a committed manifest. Raises FormatError if it is missing (E-MANIFEST-MISSING); if its
+    JSON is bad, a field is missing or of the wrong type, or a total is not the sum
+    (E-MANIFEST-FORMAT); if its `content_hash` is missing or does not match (E-MANIFEST-HASH); and
+    if a path leaves the directory (E-PATH-ESCAPE)."""
     path = Path(path)
     value = read_json_object(path)
     # Our prep seals every manifest, other tools seal none.
@@ -157,7 +157,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[st
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number here")
+    raise ValueError(f"{name} is not allowed as a number")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
 
 def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
     """Compare a shard and its index with the manifest. Raises FormatError if the shard differs
-    (E-SHARD-CHECKSUM), its index is missing or not of this shard (E-INDEX-...)."""
-    if entry.checksum:  # a directory without a manifest records none
+    (E-SHARD-CHECKSUM), or its index is missing or belongs to another shard (E-INDEX-...)."""
+    if entry.checksum:  # blank in a directory without a manifest
         check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
     if not entry.index_path:
         return
@@ -218,7 +218,7 @@ def check_digest(path: Path, expected: str, code: str, name: object = None) -> N
         ) from None
     if found != expected:
         raise FormatError(
-            "file is not what its manifest says",
+            "file does not match its manifest",
             where=name or path,
             found=f"sha256 {found}",
             expected=expected,
@@ -228,14 +228,14 @@ def check_digest(path: Path, expected: str, code: str, name: object = None) -> N
 
 
 def check_index(index: IndexReader, entry: ShardEntry) -> None:
-    """Refuse an index that is not of its file. Raises FormatError (E-INDEX-FORMAT)."""
+    """Refuse an index that does not match its file. Raises FormatError (E-INDEX-FORMAT)."""
     end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
     if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
         raise FormatError(
-            "index is not of this shard",
+            "index does not match its shard",
             where=index.path,
             found=f"{index.num_docs} documents, {end} tokens",
             expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
-            do="nmoe regenerate-index rebuilds it from the shard",
+            do="rebuild it from the shard with `nmoe regenerate-index`",
             code="E-INDEX-FORMAT",
         )

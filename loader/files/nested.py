@@ -1,7 +1,7 @@
-"""JSON and TOML with nested lists and tables, up to a depth that is counted here.
+"""Parses JSON and TOML whose lists and tables are nested up to a limit.
 
-The depth that Python's parsers accept depends on the release and on the caller; and a value that
-they return may be too deep for the code that reads it next.
+Python's own limit depends on the release and on the caller, and a value that passes it may still be
+too deep for the code that reads it next.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 import tomllib
 from typing import Any
 
-MAX_DEPTH = 200  # a parser takes four of Python's 1,000 calls for a level, at most
+MAX_DEPTH = 200  # a parser uses at most four of Python's 1,000 nested calls per level
 _TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _TOML_TEXTS = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}|' + r"'''.*?'{3,5}|" + _TEXTS.pattern + r"|'[^'\n]*+'|#[^\n]*+",
@@ -29,10 +29,14 @@ def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> A
 def toml_table(text: str) -> dict[str, Any]:
     """The table of a TOML text. Raises ValueError if it is not TOML, or nested too deep."""
     _check_brackets(text, _TOML_TEXTS, MAX_DEPTH)
-    level: list[Any] = [table := tomllib.loads(text)]
+    table = tomllib.loads(text)
+    level: list[Any] = [table]
     for _ in range(MAX_DEPTH):  # dotted keys nest without a bracket
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        below = []
+        for value in level:
+            items = value.values() if isinstance(value, dict) else value
+            below += [item for item in items if isinstance(item, dict | list)]
+        level = below
     if level:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     return table

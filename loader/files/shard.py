@@ -1,7 +1,7 @@
 """The two files of a shard: tokens in `.npy`, document boundaries in `.idx`, read strictly.
 
-Nothing is trusted: headers are parsed without pickle, and sizes are checked against the file before
-a byte is mapped. Formats: docs/formats.md.
+The files are not trusted: headers are parsed without pickle, and sizes are checked before a byte is
+mapped. Formats: docs/formats.md.
 """
 
 import ast
@@ -43,9 +43,9 @@ class NpyHeader(NamedTuple):
 
 def read_npy_header(path: Path, dtype: str | None = None) -> NpyHeader:
     """Check a shard's header against its file, and against the `dtype` of its manifest. Raises
-    FormatError: missing (E-SHARD-MISSING), not NPY v1.0 `<u4` or `<u2` 1-D in C order or not of the
-    manifest's integers (E-SHARD-FORMAT), or shorter or longer than the header says
-    (E-SHARD-TRUNCATED)."""
+    FormatError if the file is missing (E-SHARD-MISSING), is not NPY v1.0 with one dimension of
+    `<u4` or `<u2` in C order, has other integers than the manifest (E-SHARD-FORMAT), or is shorter
+    or longer than the header says (E-SHARD-TRUNCATED)."""
     try:
         size_bytes = path.stat().st_size
         with open(path, "rb") as file:
@@ -80,7 +80,9 @@ def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> tuple[int
     try:
         fields = ast.literal_eval(header.decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise _shard_format(path, repr(header[:60]), "a literal header dictionary") from None
+        raise _shard_format(
+            path, repr(header[:60]), "a header that is a literal dictionary"
+        ) from None
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise _shard_format(path, repr(fields)[:120], "keys descr, fortran_order, shape")
     shape = fields["shape"]
@@ -102,7 +104,7 @@ def _shard_format(path: Path, found: str, expected: str) -> FormatError:
 def unreadable(path: Path, error: OSError, code: str) -> FormatError:
     do = "correct the path, or make the file again"
     if code == "E-INDEX-MISSING":
-        do = "nmoe regenerate-index rebuilds it from the shard"
+        do = "rebuild it from the shard with `nmoe regenerate-index`"
     what = "no such file" if isinstance(error, FileNotFoundError) else "file cannot be read"
     reason = None if isinstance(error, FileNotFoundError) else error.strerror
     return FormatError(what, where=path, found=reason, do=do, code=code)
@@ -190,6 +192,6 @@ class IndexReader:
             where=self.path,
             found=found,
             expected=expected,
-            do="nmoe regenerate-index rebuilds it from the shard",
+            do="rebuild it from the shard with `nmoe regenerate-index`",
             code="E-INDEX-FORMAT",
         )

@@ -1,7 +1,7 @@
 """The documents in rows: spans from the `.idx` files, and the numbers that attention masks need.
 
-A document's end is known from its index, never guessed from token values. An index is checked
-against its file when it is first reached and mapped, not held, from then on.
+A document's end comes from its index, never from token values. An index is checked against its
+token file on first use; then it is mapped, not held in memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ class DocumentIndex:
                 fetch(*entries[file])
             return _map_ends(*entries[file])
 
-        self._ends = lru_cache(max_mapped())(mapped)  # threads may ask at once
+        self._ends = lru_cache(max_mapped())(mapped)  # lru_cache is safe between threads
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
@@ -48,8 +48,8 @@ class DocumentIndex:
         return int(np.searchsorted(self.file_starts, position, "right")) - 1
 
     def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
-        """Documents in the `length` tokens from `position` on, whole: their file, their number in
-        it, and their start and end there."""
+        """Every document with a token among the `length` tokens from `position` on: its file, and
+        its number, start and end in that file. Parts count as whole documents."""
         stop = position + length
         file = self._file_at(position)
         while (base := int(self.file_starts[file])) < stop:
@@ -85,7 +85,8 @@ def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray
     """A test of ranges of tokens, two int64 `[n]` (starts and ends) to bool `[n]`: whether any of
     the spans, int64 `[num_spans, 2]`, shares a token with them."""
     starts, stops = spans[np.argsort(spans[:, 0])].T
-    # The furthest end of the spans that begin before a place; none does before the first.
+    # The furthest end of the spans that begin before a place; before the first span, the smallest
+    # integer.
     furthest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(stops)])
 
     def overlap(first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -97,8 +98,8 @@ def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray
 def cu_seqlens(spans: Spans, seq_len: int) -> np.ndarray:
     """Cumulative document lengths over all rows laid end to end: int32 `[num_documents + 1]`.
 
-    What variable-length attention kernels take; its last value is `num_rows * seq_len`, since
-    padding at the end of a row counts as a document of its own.
+    Variable-length attention kernels take this form. The last value is `num_rows * seq_len`, since
+    padding at the end of a row counts as a document.
     """
     edges = [np.append(row[:, 1] + i * seq_len, (i + 1) * seq_len) for i, row in enumerate(spans)]
     return np.unique(np.concatenate([[0], *edges])).astype(np.int32)
@@ -129,9 +130,9 @@ def document_ids(spans: Spans, seq_len: int) -> np.ndarray:
 def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
     if not entry.index_path:
         raise FormatError(
-            "the file has no index, so where its documents end is not known",
+            "the file has no index, so its document boundaries are unknown",
             where=manifest.shard_path(entry),
-            do="nmoe regenerate-index and a manifest make one",
+            do="make an index with `nmoe regenerate-index`, and name it in a manifest",
             code="E-INDEX-MISSING",
         )
     path = manifest.index_path(entry)

@@ -1,10 +1,10 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises its own errors. All become one error of one line, so that a store that is
-down (E-STORE) is distinct from a missing file. Credentials come from the environment; for S3 also
-from AWS profiles if botocore is installed; for HTTP from the URL. A written file is complete or
-absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S` seconds (30), and is
-repeated for six times as long: a store that hangs counts as down.
+Each store's client raises its own errors. All become one error of one line, so that a caller can
+tell a store that is down (E-STORE) from a missing file. Credentials come from the environment; for
+S3 also from AWS profiles if botocore is installed; for HTTP from the URL. A written file is
+complete or absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S` seconds (30),
+and is repeated for six times as long: a store that hangs counts as down.
 """
 
 import base64
@@ -41,8 +41,8 @@ class Found(NamedTuple):
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     """A whole file, or its bytes `[start, stop)` up to its end; None if there is no such file.
-    Raises PlanError if the store does not answer, refuses, gives no ranges or more than `MAX_BYTES`
-    (E-STORE), ConfigError if its client is not installed."""
+    Raises PlanError if the store does not answer, refuses, does not support ranges, or sends more
+    than `MAX_BYTES` (E-STORE), and ConfigError if its client is not installed."""
     with _asking(url):
         store, key = _store_of(url)
         try:
@@ -90,8 +90,8 @@ def copy(url: str, local: Path) -> bool:
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:
-    """As `copy`, but only of the first bytes: the rest of the local file, up to the size of the
-    whole, is a hole that takes no room. A server that gives no ranges gives the whole file."""
+    """Copy only the first bytes of a file, otherwise as `copy`. The local file has the full size;
+    its rest is a hole that takes no disk space. A server without ranges sends the whole file."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -123,7 +123,7 @@ def find(url: str) -> Found | None:
 def write(url: str, content: bytes | Iterable[bytes]) -> Found:
     """Write a file, in parts if it is large. Raises PlanError if the store does not take it
     (E-STORE), ConfigError if no client can write there."""
-    with _asking(url, "take"):
+    with _asking(url, "write"):
         store, key = _writable(url)
         in_parts = False if url.startswith("http") else None
         options = {"use_multipart": in_parts, "chunk_size": _PART_BYTES, "max_concurrency": 4}
@@ -131,7 +131,7 @@ def write(url: str, content: bytes | Iterable[bytes]) -> Found:
             _obstore().put(store, key, content, **options)
             meta = _obstore().head(store, key)
         except FileNotFoundError as error:
-            raise _refused(url, "take", error) from None
+            raise _refused(url, "write", error) from None
     return Found(meta["size"], str(meta["e_tag"] or meta["last_modified"]))
 
 
@@ -144,8 +144,8 @@ def remove(url: str) -> None:
 
 
 def check_not_forked() -> None:
-    """Refuse a process that was forked from one that used a store: the store's client would wait
-    without end in it. Raises ConfigError."""
+    """Refuse a process that was forked from one that used a store, since the store's client would
+    hang there. Raises ConfigError."""
     if _first_process() != os.getpid():
         raise ConfigError(
             "a store's client does not survive a fork",
@@ -190,15 +190,15 @@ def _store_of(url: str) -> tuple[Any, str]:
     host = parts.netloc.rpartition("@")[2]
     login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
     root = f"{parts.scheme}://{host}"
-    if parts.query:  # belongs only to this file
+    if parts.query:  # a signature of this file alone
         return _opened(f"{root}{parts.path}?{parts.query}", login), ""
     return _opened(root, login), unquote(path)
 
 
 def _opened(root: str, login: str = "") -> Any:
     check_not_forked()
-    places = ("AWS_", "AZURE_", "GOOGLE_", _TIMEOUT)
-    given = {key: value for key, value in os.environ.items() if key.startswith(places)}
+    prefixes = ("AWS_", "AZURE_", "GOOGLE_", _TIMEOUT)
+    given = {key: value for key, value in os.environ.items() if key.startswith(prefixes)}
     return _opened_in(tuple(sorted(given.items())), root, login)
 
 
@@ -207,7 +207,7 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
     _obstore()
     from obstore.store import from_url
 
-    # Stores of tests and on premises may have no certificate. An https URL is still read by https.
+    # Stores on premises and in tests may have no certificate. https URLs still use https.
     client = {"allow_http": True, "read_timeout": _timeout(), "timeout": timedelta(days=1)}
     retries: dict[str, Any] = {"retry_timeout": _TIMEOUTS * _timeout()}
     options: dict[str, Any] = {"client_options": client, "retry_config": retries}
@@ -224,7 +224,9 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
 def _timeout() -> timedelta:
     given = os.environ.get(_TIMEOUT) or "30"
     if not re.fullmatch(r"\d{0,5}\.?\d+", given) or float(given) < 0.01:
-        raise ConfigError("no time in seconds", where=_TIMEOUT, found=given, expected="from 0.01")
+        raise ConfigError(
+            "not a number of seconds", where=_TIMEOUT, found=given, expected="at least 0.01"
+        )
     return timedelta(seconds=float(given))
 
 
@@ -241,11 +243,11 @@ def _fsspec(url: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         found = _cause(error)
-        raise ConfigError("no client for this URL", where=url, found=found) from None
+        raise ConfigError("no client can open this URL", where=url, found=found) from None
 
 
 @contextmanager
-def _asking(url: str, verb: str = "give") -> Iterator[None]:
+def _asking(url: str, verb: str = "read") -> Iterator[None]:
     try:
         yield
     except (ConfigError, PlanError):
@@ -257,12 +259,11 @@ def _asking(url: str, verb: str = "give") -> Iterator[None]:
 
 
 def _refused(url: str, verb: str, error: Exception) -> PlanError:
-    does = "lets this machine read" if verb == "give" else "lets this machine write"
     return PlanError(
-        f"the store does not {verb} this file",
+        f"cannot {verb} a file in the store",
         where=url,
         found=_cause(error),
-        do=f"see that the store can be reached, has this bucket and {does}",
+        do=f"check that the store is reachable, has this bucket, and lets this machine {verb}",
         code=STORE_CODE,
     )
 

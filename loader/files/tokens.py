@@ -2,7 +2,7 @@
 
 The files of a source follow each other in manifest order, and so do the sources, so that one
 `searchsorted` places any number of rows. A map costs a file descriptor, so at most a quarter of the
-process's limit is mapped at once; the longest unused file is unmapped first.
+process's limit is mapped at once; the least recently used file is unmapped first.
 """
 
 import mmap
@@ -61,7 +61,7 @@ class TokenFiles:
             found = self._map(file)
             while len(self._mapped) >= self._max_mapped:
                 del self._mapped[next(iter(self._mapped))]
-        self._mapped[file] = found  # now last: the first one is unused for longest
+        self._mapped[file] = found  # now last; the first one is the least recently used
         return found
 
     def _map(self, file: int) -> np.ndarray:
@@ -102,13 +102,13 @@ class TokenFiles:
         return [*found, (position, length)]
 
     def close(self) -> None:
-        """Unmap all files; one that is read again is mapped again."""
+        """Unmap all files; a later read maps them again."""
         self._mapped.clear()
 
 
 def starts_of(sizes: Sequence[int]) -> np.ndarray:
-    """Position of the first token of each of several runs end to end, and the end: int64
-    `[len(sizes) + 1]`."""
+    """Position of the first token of each of several runs, one after another, and the end of the
+    last: int64 `[len(sizes) + 1]`."""
     return np.array([0, *accumulate(sizes)], np.int64)
 
 

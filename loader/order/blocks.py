@@ -1,12 +1,12 @@
 """Exact shares at block ends in closed form, random order inside a block.
 
-After n sequences source i has had floor(n x share + owed + phase), its phase a fraction drawn
-once, and the heaviest source has the rest. So a source is never more than one sequence from its
-share at a block's end, however small the share and long the run, and no position costs more than
-another.
-`block` has blocks of 2,048 sequences, `epoch_weighted` of one pass over the data, `weighted_random`
-a single one: drawing without replacement. Block-deterministic mixing as in levanter, without its
-rounding per block.
+At a block's end, after n sequences, source i has had floor(n x share + owed + phase) of them; its
+phase is a fraction that is drawn once. The heaviest source has the rest. So at a block's end a
+source is never more than one sequence from its share, for any share and any length of the run, and
+every position costs the same. The policy `block` has blocks of 2,048 sequences, `epoch_weighted`
+has blocks of one pass over the data, and `weighted_random` has a single block, which is drawing
+without replacement. This is block-deterministic mixing as in levanter, without its rounding per
+block.
 
 A block's order is a random arrangement of its counts; any part of it is found without making the
 rest. The block is halved until a part holds at most 16,384 sequences; each half's share of a source
@@ -36,9 +36,9 @@ _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 class Pace:
     """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
     its share. A block is longer than `block_size` sequences if the heaviest source would otherwise
-    leave too little room for the others. `key` seeds phases and orders. owed: in 1 / OWED_UNIT
-    sequences, the amount that each source gets besides its share; with `in_shares` the shares
-    contain it.
+    leave too little room for the others. `key` seeds phases and orders. owed: the amount that each
+    source gets besides its share, in 1 / OWED_UNIT sequences; with `in_shares` the shares already
+    include it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Pace:
         self._phases = [
             (key_of(key, i) * self._total >> 64) + own * self._period for i, own in enumerate(given)
         ]
-        # Replaced in one step: a thread that reads ahead and its consumer both ask.
+        # Replaced in one step, since a thread that reads ahead and its consumer both use it.
         self._opened = -1, [0] * count, Arrangement([0] * count, 0)
 
     def counts_at(self, n: int) -> list[int]:
@@ -95,12 +95,12 @@ class Pace:
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     def first_exhaustion(self, quotas: Sequence[int]) -> int:
-        """Number of sequences after which a source has first had its quota (each above 0)."""
+        """Number of sequences after which the first source has had its quota; all are above 0."""
         met = min(
             -(-(quota * self._total - phase) // rate)
             for quota, rate, phase in zip(quotas, self._rates, self._phases)
         )
-        # The heaviest source fills the rest, so this form is not exact for it: it is off by less
+        # The heaviest source takes the rest, so this formula is not exact for it: it is off by less
         # than twice the number of sources.
         met += 2 * len(quotas)
         blocks = range(self._number_of(max(met - 1, 0)) + 1)
@@ -113,7 +113,7 @@ class Pace:
         return inside[bisect_left(inside, True, key=lambda n: is_met(self.counts_before(n)))]
 
     def _number_of(self, n: int) -> int:
-        # If a period ends with a part of a block, that part belongs to its last whole block.
+        # If a period ends with a part of a block, the part belongs to the last whole block.
         per_period = max(1, self._period // self._size)
         period, inside = divmod(n, self._period)
         return period * per_period + min(inside // self._size, per_period - 1)
@@ -171,7 +171,7 @@ class _Node:
 
 
 class Arrangement:
-    """One arrangement of `counts[i]` elements of each source i; `key` says which."""
+    """One arrangement of `counts[i]` elements of each source i, which `key` selects."""
 
     def __init__(self, counts: Sequence[int], key: int) -> None:
         self.size = sum(counts)
@@ -226,7 +226,7 @@ def _half(node: _Node, n: int) -> _Node:
 
 def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list[int]:
     """Share of each source when `left_size` of `size` elements are drawn: multivariate
-    hypergeometric, source by source, each given the earlier ones."""
+    hypergeometric, source by source, each conditioned on the earlier ones."""
     fields = hashes(key, np.arange(4 * len(counts))).astype("<u8").view("<u2")
     normals = (fields.reshape(-1, _FIELDS).sum(axis=1) - _SUM_MEAN) / _SUM_SD
     left = []

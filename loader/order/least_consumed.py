@@ -1,11 +1,11 @@
 """Least-consumed interleave: always the source with the fewest tokens read for its weight.
 
-Every source has a clock, tokens / weight, which each of its sequences moves on. The next sequence
-comes from the source whose clock is lowest; a hash of the source and of its draw decides between
-equal clocks. Clocks are integers, exact if the weights have a common multiple below 2^48, else
-rounded at the 40th binary place. The clock readings at which a source is drawn form an arithmetic
-progression. So a binary search, O(sources x log n), finds the state after n sequences: the clock
-below which n readings lie.
+Every source has a clock, tokens / weight, which advances with each of its sequences. The next
+sequence comes from the source whose clock is lowest; a hash of the source and of its draw decides
+between equal clocks. Clocks are integers, exact if the weights have a common multiple below 2^48,
+else rounded at the 40th binary place. The clock readings at which a source is drawn form an
+arithmetic progression. So a binary search, O(sources x log n), finds the state after n sequences:
+the clock below which n readings lie.
 """
 
 import math
@@ -23,8 +23,8 @@ _MAX_UNIT = 2**48
 
 class LeastConsumed:
     """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal.
-    `tokens`: tokens of each source that count as read at the start, below 0 if it is owed some;
-    `key` breaks ties."""
+    `tokens`: tokens of each source that count as read at the start, below 0 if the source is owed
+    some; `key` breaks ties."""
 
     def __init__(
         self, weights: Sequence[int], tokens: Sequence[int | Fraction], seq_len: int, key: int
@@ -48,7 +48,7 @@ class LeastConsumed:
         return np.concatenate([np.empty(0, np.intp), *chunks])
 
     def first_exhaustion(self, quotas: Sequence[int]) -> int:
-        """Number of sequences after which a source has first had its quota (each above 0)."""
+        """Number of sequences after which the first source has had its quota; all are above 0."""
         readings = zip(self._clocks, self._prices, quotas)
         last = [own + (quota - 1) * price for own, price, quota in readings]
         clock = min(last)

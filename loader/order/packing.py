@@ -4,8 +4,8 @@ Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Tr
 Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory
 holds one block, and documents change their order only within a block. A document of at most
 `seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
-packed. Bins of a block come in the order of their first document. Costs about a microsecond a
-document: once when the data is opened, to count, and again for each block as it is reached.
+packed. Bins of a block come in the order of their first document. Costs about a microsecond per
+document: once when the data are opened, to count rows, and again when the run reaches each block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +106,7 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 class PackedRows:
-    """Which documents are in each row of a best-fit packed stream: all are packed when it is made.
+    """Assigns documents to the rows of a best-fit packed stream; packs all of them when it is made.
 
     capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
     documents in each row. Raises FormatError if a source has no index, or an index is not of its
@@ -135,7 +135,8 @@ class PackedRows:
         def bins(block: int) -> Bins:
             return pack(_document_spans(index, first_document, *documents[block]), seq_len)
 
-        # Threads may ask at once, and a lock could be held when the process forks.
+        # lru_cache is safe between threads; a lock of our own could be held while the process
+        # forks.
         self._bins = lru_cache(MAX_KEPT_BLOCKS)(bins)
         blocks = (self._bins(i) for i in range(len(documents)))
         tokens = [np.add.reduceat(b.lengths, b.rows[:-1]).astype(np.uint32) for b in blocks]

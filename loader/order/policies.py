@@ -23,8 +23,8 @@ POLICIES = ("swrr", "block", "least_consumed", "weighted_random", "epoch_weighte
 
 
 def weight_unit(policy: str) -> int:
-    """The sum of a stage's integer weights, but for rounding. `swrr` makes a table of that size;
-    the others lose no weight above 10^-18 of the sum."""
+    """The sum of a stage's integer weights, up to rounding. `swrr` makes a table of this size; the
+    other policies keep every weight above 10^-18 of the sum."""
     return 10**6 if policy == "swrr" else 10**18
 
 
@@ -48,21 +48,21 @@ class Schedule(Picks, Protocol):
 
 class Shares(NamedTuple):
     """For each source of a stage: its integer weight, its number of sequences and, after a remix,
-    how much it is owed, in units of 1 / OWED_UNIT sequences."""
+    its debt, in units of 1 / OWED_UNIT sequences."""
 
     weights: Sequence[int]
     quotas: Sequence[int]
     owed: Sequence[int] = ()
 
 
-# From the shares of the sources that have not met their quota, the sequences drawn of each before,
-# and a seed: the stream of these sources, and for how many sequences it is good.
+# Opens a stretch. Takes the shares of the sources that have not met their quota, the sequences
+# drawn of each before it, and a seed. Returns the stream of these sources, and the number of
+# sequences for which it is valid.
 OpenStretch = Callable[[Shares, list[int], int], tuple[Picks, int]]
 
 
 class Sequential:
-    """Each source's whole quota, one source after the other. Args: `quotas`, sequences per
-    source."""
+    """Each source's whole quota, one source after the other. `quotas`: sequences per source."""
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self._quotas = np.array(quotas, np.int64)
@@ -104,13 +104,15 @@ class Stretch:
 
 class UntilMet:
     """A policy's streams until quotas are met. `open_stretch` makes the stream of some sources and
-    says for how many sequences it is good: until a source has had its quota, or longer if no source
-    gets more than its quota."""
+    returns for how many sequences it is valid: until a source has had its quota, or longer if no
+    source gets more than its quota."""
 
     def __init__(self, open_stretch: OpenStretch, shares: Shares, key: int) -> None:
         for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
             if quota > 0 and weight <= 0:
-                raise PlanError("a quota without weight", where=f"source {i}", found=quota)
+                raise PlanError(
+                    "a source has a quota but no weight", where=f"source {i}", found=quota
+                )
         self._open_stretch = open_stretch
         self._key = key
         self._weights = shares.weights
@@ -137,7 +139,7 @@ class UntilMet:
         """The stretch that holds sequence `n`; earlier ones are made on the way."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        found = self._stretches  # replaced, not changed: a thread that reads ahead asks too
+        found = self._stretches  # replaced, not changed: a thread that reads ahead uses it too
         while not found or found[-1].stop <= n:
             start = found[-1].stop if found else 0
             base = found[-1].counts_before(start) if found else np.zeros_like(self._quotas)

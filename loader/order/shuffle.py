@@ -43,7 +43,7 @@ def hashes(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """A pseudo-random permutation of `range(size)`, 1 to 2^62 elements; `key` says which."""
+    """A pseudo-random permutation of `range(size)`, 1 to 2^62 elements, which `key` selects."""
 
     def __init__(self, size: int, key: int) -> None:
         self._size = size

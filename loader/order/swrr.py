@@ -1,10 +1,10 @@
 """Smooth weighted round-robin as a table of one period.
 
 Every pick adds each weight to its source's accumulator, takes the largest (ties: the earlier
-source) and charges it the sum of weights. The accumulators are back at zero after W / gcd picks, so
-any position is a lookup. Accumulators that begin at what sources are owed, instead of zero, become
-periodic after a lead, most often of one period. A table of 10^6 picks takes about half a second,
-once per set of weights.
+source) and charges it the sum of weights. The accumulators are back at zero after a period, the sum
+of weights over their gcd, so any position is a lookup. If accumulators begin at the debts to
+sources instead of zero, picks become periodic after a lead, most often of one period. A table of
+10^6 picks takes about half a second, once per set of weights.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from itertools import accumulate
 import numpy as np
 
 _MARK_EVERY = 4096
-
-
-# Sequences that a source is owed are counted in parts of this many.
-OWED_UNIT = 10**6
+OWED_UNIT = 10**6  # parts of a sequence, in which debts to sources are counted
 
 
 def swrr_until_met(
     weights: Sequence[int], quotas: Sequence[int], owed: Sequence[int]
 ) -> tuple[PeriodTable, int]:
-    """Picks whose accumulators begin at what sources are owed, in 1 / OWED_UNIT sequences, and the
-    number of picks after which a source has first had its quota."""
+    """Picks whose accumulators begin at the debts to sources, in 1 / OWED_UNIT sequences, and the
+    number of picks after which the first source has had its quota."""
     divisor = math.gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
     period = sum(reduced)
@@ -44,7 +41,7 @@ def swrr_until_met(
 
 @dataclass(frozen=True, slots=True)
 class PeriodTable:
-    """The first picks: a lead and one period that comes again, or as many as the stage can use.
+    """The first picks: a lead and one period that repeats, or as many as the stage can use.
 
     lead: picks before the period. weights: int64 [k], picks of each source in a period. picks:
     uint8 or uint16 [length]. marks: int64 [length // 4096 + 1, k], counts before every 4,096th

@@ -1,8 +1,8 @@
 """Windows of a corpus that are cut where another tokenizer's windows of the same text are cut.
 
 Both corpora hold the same documents in the same order. A position inside a document is carried over
-in proportion to the document's tokens, so a window reads of the same documents as its twin, and
-every document's start and end fall into windows of one number. Costs 16 bytes per window.
+in proportion to the document's tokens, so a window reads the same documents as its twin, and a
+document starts and ends in the same window numbers in both. Costs 16 bytes per window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ class TwinRows:
             other = _ends(DocumentIndex([twin]), range(len(twin.shards)), 0)
             if len(own) != len(other):
                 raise PlanError(
-                    "the twin has other documents",
+                    "the twin has a different number of documents",
                     where=twin.path,
                     found=f"{len(other)} documents",
                     expected=f"{len(own)}, as {manifest.path} has",
@@ -60,7 +60,8 @@ class TwinRows:
                     code="E-PLAN-DATA",
                 )
             firsts = np.arange(0, int(other[-1]) - twin_len, stride) if len(other) else other
-            starts, stops = (carried(at, other, own) for at in (firsts, firsts + twin_len))
+            starts = carried(firsts, other, own)
+            stops = carried(firsts + twin_len, other, own)
             if (longest := int((stops - starts).max(initial=0))) > seq_len:
                 raise PlanError(
                     "a row is too short for the text of its twin's window",
@@ -78,13 +79,13 @@ class TwinRows:
 
     def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """See `loader.rows.windows.WindowReader.holders`."""
-        starts, stops = (np.asarray(ends[source]) for ends in (self._starts, self._stops))
-        held = overlaps(spans)(starts, stops)
+        held = overlaps(spans)(np.asarray(self._starts[source]), np.asarray(self._stops[source]))
         return lambda windows: held[windows]
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
-        """The pieces of documents in each of some rows: int64 `[num_rows]` each. None ends its
-        document, since the next document's first token is its last one's target."""
+        """The pieces of documents in each of some rows: int64 `[num_rows]` each. No piece counts as
+        the end of its document, since the target of a document's last token is the next document's
+        first token."""
         for source, window in zip(sources.tolist(), windows.tolist()):
             start = self._starts[source][window]
             stop = self._stops[source][window]

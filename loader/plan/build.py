@@ -1,7 +1,7 @@
 """Makes a loader plan: turns stages, phases and manifests into weights, quotas and digests.
 
-Reads each manifest once and writes nothing. Refuses a plan that its data could not serve to the
-end, a source that has a weight and would get no sequence, and sources of two tokenizers.
+Reads each manifest once and writes nothing. Refuses a plan whose data would not last to its end, a
+source that has a weight but would get no sequence, and sources of two tokenizers.
 """
 
 import os
@@ -31,7 +31,7 @@ def build_plan(
     plan_id: str,
     valid: Mapping[str, Path] | None = None,
 ) -> LoaderPlan:
-    """Make a plan and check that its data can serve it to the end. Writes nothing.
+    """Make a plan and check that its data last to its end. Writes nothing.
 
     Args:
         stages: From `loader.plan.mixture.resolve_stages`. A source of weight zero is left out.
@@ -43,9 +43,9 @@ def build_plan(
 
     Raises:
         ConfigError: A phase weighs a source that no stage has, or leaves a stage without weight.
-        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT), a
-            share of no sequence though the stage has one for each source (E-PLAN-ZERO), or
-            another tokenizer (E-PLAN-TOKENIZER); a setting is out of range (E-PLAN-FORMAT).
+        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT), or
+            another tokenizer (E-PLAN-TOKENIZER), or would get no sequence although the stage has at
+            least one per source (E-PLAN-ZERO); a setting is out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
     given = settings.vocabulary
@@ -54,7 +54,7 @@ def build_plan(
     check_names(settings.phases, listed, plan_id)
     names = sources_read(stages, settings.phases)
     if not names:
-        raise PlanError("no source with a weight", where=plan_id, code="E-PLAN-SOURCE")
+        raise PlanError("no source has a weight", where=plan_id, code="E-PLAN-SOURCE")
     for name in names:
         if name not in manifests:
             hint = nearest(name, manifests)
@@ -94,7 +94,7 @@ def source_data(name: str, root: Path, path: Path, manifest: Manifest) -> Source
     relative = Path(os.path.relpath(path, root)).as_posix()
     if relative.startswith("../"):
         raise PlanError(
-            "manifest lies outside the plan's root",
+            "manifest is outside the plan's root",
             where=f"source {name!r}",
             found=path,
             expected=f"a path inside {root}",
@@ -113,7 +113,7 @@ def _plan_stages(
     first = 0
     passes = settings.max_epochs or 1
     for stage in stages:
-        whole: dict[str, int] = {}  # the rest of each source that is read to its end
+        whole: dict[str, int] = {}  # sequences left of each source, if it is read to its end
         if not stage.num_tokens:
             read = [source.name for source in stage.sources if source.name in manifests]
             whole = {name: passes * num_windows(manifests[name], settings) for name in read}
@@ -170,8 +170,8 @@ def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
 def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
     weights = [source.weight for source in sources]
     shares = quotas(segment.num_sequences, weights)
-    # With fewer sequences than sources some get none. Otherwise a source without a sequence is a
-    # mistake in the mixture or the budget.
+    # If there are fewer sequences than sources, some sources get none. Otherwise a source without a
+    # sequence is a mistake in the mixture or the budget.
     if 0 in shares and segment.num_sequences >= len(sources):
         i = shares.index(0)
         raise PlanError(

@@ -61,7 +61,7 @@ def _check_data(source: SourceData, manifest: Manifest) -> None:
     ):
         if found != expected:
             raise PlanError(
-                f"{what} of source {source.name!r} is not the plan's",
+                f"{what} of source {source.name!r} differs from the plan",
                 where=manifest.path,
                 found=found,
                 expected=expected,
@@ -82,7 +82,7 @@ def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
 
 
 def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary) -> Vocabulary:
-    """The one vocabulary of all sources and of the given values. Raises PlanError if a source
+    """The vocabulary that all sources and the given values share. Raises PlanError if a source
     differs (E-PLAN-TOKENIZER)."""
     agreed: dict[str, object] = {k: v for k, v in given._asdict().items() if v is not None}
     for name, manifest in sources:
@@ -109,7 +109,7 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
     for found, expected, is_good in _ranges(plan):
         if not is_good:
             raise PlanError(
-                "plan is out of range",
+                "the plan has an invalid value",
                 where=where,
                 found=found,
                 expected=expected,
@@ -119,8 +119,8 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 
 
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
-    """Refuse a run of more steps than the flow has. Raises PlanError if the flow has fewer steps,
-    and its sources may not wrap (E-PLAN-STEPS)."""
+    """Raises PlanError if the run has more steps than the flow, and the flow's sources may not wrap
+    (E-PLAN-STEPS)."""
     if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
         return
     raise PlanError(
@@ -150,8 +150,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
         (plan.policy, plan.packing) != ("least_consumed", "best_fit"),
     )
     yield "no stage", "at least one", len(plan.stages) > 0
-    yield "a stage name twice", "each once", _are_unique(plan.stages)
-    yield "a valid source twice", "each once", _are_unique(plan.valid)
+    yield "two stages of one name", "unique names", _are_unique(plan.stages)
+    yield "two valid sources of one name", "unique names", _are_unique(plan.valid)
     names = {source.name: None for source in plan.sources}
     is_twin = plan.packing == "twin"
     twins = [twin.name for twin in plan.twins]
@@ -161,7 +161,7 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
         is_good = 0 < twin.seq_len <= twin.stride <= twin.seq_len + 1 <= 2**24
         yield f"twin {twin}", "windows of seq_len, and a stride that fits", is_good
     are_equal = len({(twin.seq_len, twin.stride) for twin in plan.twins}) < 2
-    yield "twins of several lengths", "one", are_equal
+    yield "twins of several lengths", "equal seq_len and stride", are_equal
     for row in plan.masked:
         is_good = row.source in names and 0 <= row.start < row.end
         yield f"masked {row}", "tokens of a source of the plan, start below end", is_good
@@ -180,8 +180,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
             first = known.setdefault(source.name, data)
             found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
             yield found, str(first), data == first
-        # A phase begins exactly at its step, except in a plan that follows another run's counts:
-        # there the quotas are what that run left, and steps count from its end.
+        # A phase begins exactly at its step, except in a plan that continues from another run's
+        # counts: its quotas are what that run left, and its steps count from the end of that run.
         begins = not stage.start_step or stage.start_step * plan.batch_size == before
         found = f"stage {stage.name!r} does not begin at its phase's step {stage.start_step}"
         expected = f"{before} sequences of {plan.batch_size} before it"
@@ -190,7 +190,7 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
 
 
 def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
-    yield "a source name twice", "each once", _are_unique(stage.sources)
+    yield "two sources of one name", "unique names", _are_unique(stage.sources)
     num_sources = len(stage.sources)
     limit = _MAX_STAGE_SOURCES
     yield f"{num_sources} sources", f"at most {limit}", num_sources <= limit
@@ -243,7 +243,7 @@ def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
     if plan.wraps and not plan.wraps_tokens:
         capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
         passes = -(-taken // capacity) if capacity else 1
-        # Whole windows come again, so what counts is how many a pass has.
+        # Whole windows are read again, so the number of windows per pass counts.
         return max(plan.seq_len + 1, (passes if plan.epoch_limit else 1) * num_tokens)
     return (taken - 1) * plan.stride + plan.seq_len + 1
 

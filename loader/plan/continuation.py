@@ -3,8 +3,8 @@
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
 `content_hash` and `order` beside them are ours, so that counts of other data or of another order
 are refused. Counts become part of a new plan: each source continues after the windows that were
-read, and only the remaining steps are shared among its weights. Stages and phases stay at their
-global step. A source that only the counts name is kept as it is.
+read, and the weights share only the remaining steps. Stages and phases stay at their global step.
+Counts of a source that the plan does not have are kept as they are.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ def malformed(found: str, expected: str) -> StateError:
 
 
 def reading_order(plan: LoaderPlan) -> str:
-    """The order in which the windows of a source are read. Blank for its own order in windows that
-    follow each other without overlap: there a count of tokens is a position at any `seq_len`."""
+    """The order in which the windows of a source are read. Blank for unshuffled windows that follow
+    one another without overlap: there a count of tokens is a position at any `seq_len`."""
     how = "shuffled in blocks" if plan.shuffle_blocks else "shuffled"
     seed = f", {how} with seed {plan.seed}" if plan.shuffles else ""
     if not seed and (plan.packing, plan.window_stride) == ("concat", "seq_len"):
@@ -62,16 +62,16 @@ def resume_counts(
     plan: LoaderPlan, value: object, schedule: PlanSchedule, capacities: Sequence[int]
 ) -> tuple[LoaderPlan, int]:
     """The plan that continues from counts (the `datasets` of a state), and the sequence index to
-    continue from. If the counts are a place in the plan's own stream, that is the plan itself; else
-    it is a new plan, which begins at 0. Raises StateError if the rows are malformed or name a spec
-    twice (E-STATE-FORMAT), a spec is ambiguous or two specs are of one source (E-STATE-SPEC), the
-    data or the order of a source differs (E-STATE-DATA), the plan itself continues from counts
-    (E-STATE-PLAN), or no data are left to read (E-STATE-END)."""
+    continue from. If the counts match a position of the plan's own stream, this is the plan itself;
+    otherwise it is a new plan, which begins at 0. Raises StateError if the rows are malformed or
+    name a spec twice (E-STATE-FORMAT), a spec is ambiguous or two specs name one source
+    (E-STATE-SPEC), the data or the order of a source differs (E-STATE-DATA), the plan itself
+    continues from counts (E-STATE-PLAN), or no data are left to read (E-STATE-END)."""
     if plan.consumed:
         raise StateError(
-            "the plan goes on from another run's counts already",
+            "the plan already continues from another run's counts",
             where=plan.plan_id,
-            do="load the counts into the plan that it was made of",
+            do="load the counts under the plan that this one was made from",
             code="E-STATE-PLAN",
         )
     consumed = _read_consumed(plan, value)
@@ -106,10 +106,10 @@ def without_consumed(
 ) -> LoaderPlan:
     """The plan of the remaining steps; its later stages and phases stay at their steps.
 
-    Everything that was read, of any source, counts as steps since the start; a begun step counts as
-    done. The stage that holds the next step keeps the rest of its length, shared among its weights.
-    A run that reads its data to their ends gets the rest of the data instead. Raises StateError if
-    no data are left to read (E-STATE-END)."""
+    All that was read, of any source, counts as steps since the start; a partly read step counts as
+    a whole one. The stage that holds the next step keeps the rest of its length, shared among its
+    weights. A run that reads its data to their ends gets the rest of the data instead. Raises
+    StateError if no data are left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))
@@ -153,7 +153,7 @@ def _of_plan(plan: LoaderPlan, consumed: Sequence[Consumed]) -> dict[str, Consum
         name = _source_of(plan.sources, read.source)
         if name in found:
             raise StateError(
-                f"two specs are of source {name!r}",
+                f"two specs name source {name!r}",
                 found=f"{found[name].source!r} and {read.source!r}",
                 code="E-STATE-SPEC",
             )
@@ -166,15 +166,16 @@ def _source_of(sources: Sequence[SourceData], spec: str) -> str | None:
     """Name of the source that a spec means: by its spec, its name, or the hub name or path in the
     spec."""
     origin = _origin(spec)
-    named = {source.name for source in sources if spec in (source.spec, source.name)} or {
-        source.name
-        for source in sources
-        if origin in (source.name, _origin(source.spec or source.name))
-        or PurePosixPath(origin).name == source.name
-    }
+    named = {source.name for source in sources if spec in (source.spec, source.name)}
+    if not named:
+        last_part = PurePosixPath(origin).name
+        for source in sources:
+            own_origin = _origin(source.spec or source.name)
+            if own_origin == origin or source.name in (origin, last_part):
+                named.add(source.name)
     if len(named) > 1:
         raise StateError(
-            "a spec could be of several sources",
+            "a spec matches several sources",
             found=repr(spec),
             expected=f"one of {', '.join(sorted(named))}",
             code="E-STATE-SPEC",
@@ -190,13 +191,13 @@ def _origin(spec: str) -> str:
 
 def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
     """Refuse counts of a source whose data or reading order changed since: windows that were read
-    would be read again, and others would be passed over. Counts that do not say are taken."""
+    would be read again, and others would be skipped. Counts without a content_hash are accepted."""
     if not read.content_hash or not (read.rows or read.tokens):
         return
     where = f"source {source.name!r}"
     if read.content_hash != source.content_hash:
         raise StateError(
-            "the counts are of other data",
+            "the counts belong to other data",
             where=where,
             found=f"content_hash {source.content_hash}",
             expected=read.content_hash,
@@ -205,18 +206,19 @@ def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None
         )
     if read.order != order:
         raise StateError(
-            "the counts are of another reading order",
+            "the counts belong to another reading order",
             where=where,
-            found=order or "its own order",
-            expected=read.order or "its own order",
+            found=order or "no shuffle, no overlap",
+            expected=read.order or "no shuffle, no overlap",
             do="keep packing, shuffle, seed, seq_len and window_stride of the run before",
             code="E-STATE-DATA",
         )
 
 
 def _read_consumed(plan: LoaderPlan, value: object) -> list[Consumed]:
-    """The rows of `datasets`, each with the number of the plan's windows that it covers. Rows of
-    another length than its sequences are taken by their tokens, up to the next whole window."""
+    """The rows of `datasets`, each with the number of the plan's windows that it covers. If rows
+    have another length than the plan's sequences, their tokens count, up to the next whole
+    window."""
     if not isinstance(value, list):
         raise malformed(f"datasets {type(value).__name__}", "a list")
     found: dict[str, Consumed] = {}

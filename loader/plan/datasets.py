@@ -1,4 +1,4 @@
-"""Sources that a run's settings list themselves, and the plan they make.
+"""Sources that a run's settings list themselves, and the plan of these sources.
 
 Two layouts are read: `datasets`, a list of tables with `weight` and `path` or `hf_name` (the mixing
 document's), and `configs` with `weights`, two mappings by name (levanter's). `path` is a directory
@@ -28,9 +28,9 @@ _Data = Path | str | TextSource  # a directory of tokens or its URL, or text
 
 
 class _Layout(NamedTuple):
-    """The keys of a source. kinds: the keys that locate its data; it has one of them. hub: its
-    name, configuration and revision on the hub. needs: the remedy of the error if it has none of
-    them or several."""
+    """The keys of a source. kinds: the keys that locate its data; a source has exactly one of them.
+    hub: the keys of its name, configuration and revision on the hub. needs: the error if it has
+    none or several of `kinds`."""
 
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -89,7 +89,7 @@ def read_mappings(
     configs: Any, weights: Any, where: str, base: Path = Path()
 ) -> tuple[ListedSource, ...]:
     """The sources of `configs` and `weights`, which name the same sources. Raises ConfigError if
-    they do not, a key is unknown, a source names no data or two kinds of it, or no weight is above
+    they do not, a key is unknown, a source has no data or two kinds of data, or no weight is above
     0."""
     configs = tables.table(configs, f"{where}: configs")
     weights = tables.table(weights, f"{where}: weights")

@@ -111,7 +111,7 @@ def temper(weights: Sequence[float], temperature: float) -> list[float]:
     for before, after in zip(weights, tempered):
         if before and after < 1e-300:
             raise ConfigError(
-                "sample_temperature makes a positive weight vanish",
+                "sample_temperature turns a positive weight into zero",
                 found=f"temperature {temperature} on weight {before} of {largest}",
                 do="raise the temperature, or give the source weight 0",
             )

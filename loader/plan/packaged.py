@@ -17,8 +17,8 @@ def packaged(package: str, folder: str) -> dict[str, Path]:
 
 
 def find_config(named: str, folder: str, base: Path, package: str, where: object) -> Path:
-    """The file of a configuration that `where` names: a path relative to `base`, which need not
-    exist, or the name of a file in a folder of the package. `{folder}/{name}.toml`, the path of a
+    """The file of a configuration that `where` names: a path relative to `base`, which may be
+    missing, or the name of a file in a folder of the package. `{folder}/{name}.toml`, the path of a
     project's own copy, is the package's file if the project has no copy. Raises ConfigError if the
     name is unknown (E-CONFIG-MISSING)."""
     path = base / named

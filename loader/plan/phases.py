@@ -41,13 +41,13 @@ class Segment:
 
 def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
     """The phases of a run's settings: `phases`, or the two `anneal_` keys. Raises ConfigError if
-    both forms are given, one `anneal_` key is alone, start steps do not rise, a learning-rate scale
-    is not above 0, or a weight is not a number of at least 0."""
+    both forms are given, only one `anneal_` key is given, start steps do not rise, a learning-rate
+    scale is not above 0, or a weight is not a number of at least 0."""
     sugar = {key: config[key] for key in _SUGAR_KEYS if key in config}
     first = next((f"{key} = {value!r}" for key, value in sugar.items()), "")
     if sugar and config.get("phases"):
         raise ConfigError(
-            "both phases and the short form of one",
+            "phases and their short form are both set",
             where=where,
             found=f"phases and {first}",
             do="write the annealing as the last phase",
@@ -72,7 +72,7 @@ def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
                 "phases are not in order",
                 where=f"{place}: start_step",
                 found=later.start_step,
-                expected=f"above {earlier.start_step}, where the phase before it starts",
+                expected=f"above {earlier.start_step}, the start of the phase before it",
             )
     return phases
 

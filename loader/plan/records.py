@@ -1,8 +1,8 @@
 """A loader plan: everything that decides which token is read when, as values and as JSON.
 
 A plan names sources by manifest and content digest, with fixed-point weights and whole-sequence
-quotas per stage. Its hash covers all that determines the stream and no path, so a tree can move.
-Format: docs/formats.md.
+quotas per stage. Its hash covers everything that determines the stream, but no path, so a tree can
+move. Format: docs/formats.md.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from loader.plan.settings import KEYS, StreamSettings, Vocabulary
 PLAN_FORMAT = "nmoe-loader-plan/1"
 _STREAM = tuple(f.name for f in fields(StreamSettings))
 _IF_CHOSEN = tuple(name for name in _STREAM if KEYS[name].if_chosen)
-# In a plan's file.
+# The order of the keys in a plan's file.
 _ORDER = (
     *("plan_id", *Vocabulary._fields),
     *(name for name in _STREAM if name not in _IF_CHOSEN),
     *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "twins", "root"),
 )
-# Left out of a plan's file, so that plans made before these fields existed keep their hash.
+# Values that a plan's file leaves out, so that plans made before these fields existed keep their
+# hash.
 DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
     "consumed": (),
@@ -61,10 +62,10 @@ T = TypeVar("T", bound=SourceData)
 
 @dataclass(frozen=True, slots=True)
 class PlanSource(SourceData):
-    """A source in a stage: how many sequences the stage has of it, and its weight as a part of
-    `loader.order.policies.weight_unit`. Where the run went on under other shares
-    (`loader.remix`), `unread_sequences` of the quota were not read by then, and in the stage after
-    it the source is owed `owed_millionths` of a sequence."""
+    """A source in a stage: the number of sequences that the stage has of it, and its weight as a
+    part of `loader.order.policies.weight_unit`. If the run continued under other shares
+    (`loader.remix`), `unread_sequences` of the quota had not been read by then, and the next stage
+    begins with a debt of `owed_millionths` of a sequence to the source."""
 
     weight: int
     quota_sequences: int
@@ -105,8 +106,8 @@ class Consumed:
 @dataclass(frozen=True, slots=True, order=True)
 class MaskedTokens:
     """Tokens `[start, end)` of a source's shard file, as its manifest names it, that are never a
-    target. They stay in inputs, as context, unless EOS is put in their place (`replaced`); a mask
-    changes neither order nor windows."""
+    target. They stay in inputs, as context, unless EOS replaces them (`replaced`); a mask changes
+    neither order nor windows."""
 
     source: str
     file: str
@@ -133,15 +134,15 @@ class PlanStage:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the run went on under other shares before the stage's end."""
+        """Whether the run continued under other shares before the stage's end."""
         return any(source.unread_sequences for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan(StreamSettings):
-    """A checked plan. `root`, as the JSON holds it, is relative to the plan's file; `base` is the
-    same directory on this machine, and `store` the URL that its data are read from in blocks;
-    neither is part of the plan's identity."""
+    """A checked plan. `root`, as in the JSON, is relative to the plan's file; `base` is the same
+    directory on this machine, and `store` is the store from which the data are read in blocks.
+    These three are not part of the plan's identity."""
 
     plan_id: str
     tokenizer: str
@@ -186,7 +187,7 @@ class LoaderPlan(StreamSettings):
     @property
     def wraps_tokens(self) -> bool:
         """Whether a source starts again in the middle of a window: its files are one endless text,
-        token positions modulo its tokens. Else whole windows come again."""
+        token positions modulo its tokens. Otherwise whole windows are read again."""
         return self.wraps and self.packing == "concat" and not self.shuffles
 
     @property
@@ -238,7 +239,7 @@ class LoaderPlan(StreamSettings):
         return replace(self, root=Path(os.path.relpath(self.base, directory)).as_posix())
 
     def moved_to(self, base: Path) -> LoaderPlan:
-        """The same plan whose paths start at another directory, which holds all its data."""
+        """The same plan with paths from another directory, which holds all its data."""
 
         def moved(source: T) -> T:
             path = os.path.relpath(self.base / source.manifest, base)

@@ -1,10 +1,10 @@
 """Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
 
 Before step 0 all data of the plan are local: each manifest is committed and is the one that the
-plan was built from, each shard has the size and SHA-256 of its manifest. Files come in parallel,
-each written beside its place and renamed into it, so that a killed copy is resumed; a checked file
-is not requested again while its size and time are unchanged. If the cache holds everything, a store
-that does not answer causes only a warning. Needs the extra `remote`.
+plan was built from, and each shard has the size and SHA-256 of its manifest. Files are copied in
+parallel, each under a temporary name and then renamed, so that a killed copy is resumed; a checked
+file is not requested again while its size and time are unchanged. If the cache holds everything, a
+store that does not answer causes only a warning. Needs the extra `remote`.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 
     Raises:
         ConfigError: The store's client is not installed, or there is no cache_dir.
-        PlanError: Not a plan (E-PLAN-FORMAT), its data are not those it was built from
-            (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
+        PlanError: Not a plan (E-PLAN-FORMAT), its data changed since it was built (E-PLAN-DATA), or
+            the store does not answer and the cache lacks something (E-STORE).
         FormatError: A file is missing, cut or replaced; its URL is named.
     """
     return fetch_manifests(url, cache_dir, _fetch_shards)[0]
@@ -59,8 +59,9 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 def fetch_manifests(
     url: str, cache_dir: str | Path | None, fetch: Callable[[list[tuple[str, Manifest]]], object]
 ) -> tuple[Path, str, Path]:
-    """Copy a plan and its manifests, and call `fetch` with each one's URL's directory and itself;
-    returns the local plan, the URL of its root, and the cache. Raises as `fetch_plan`."""
+    """Copy a plan and its manifests, and call `fetch` with the manifests, each with the URL of its
+    directory. Returns the local plan, the URL of its root, and the cache. Raises as
+    `fetch_plan`."""
     cache = _cache(cache_dir)
     url = address(url)
     last = cache / f"{_digest(url)}.json"
@@ -69,7 +70,7 @@ def fetch_manifests(
     except PlanError as error:
         content = _last(last, error)
     if content is None:
-        raise PlanError("there is no such plan", where=url, code="E-PLAN-MISSING")
+        raise PlanError("no plan at this URL", where=url, code="E-PLAN-MISSING")
     try:
         value = json_value(content)
     except ValueError as error:
@@ -83,7 +84,7 @@ def fetch_manifests(
         found = [(parent(join(root, path)), m) for path, m in zip(sources, manifests)]
         own = len(found) - len({twin.manifest for twin in plan.twins})
         fetch(found[:own])
-        for directory, manifest in found[own:]:  # of a twin: the ends of its documents
+        for directory, manifest in found[own:]:  # a twin needs only the ends of its documents
             in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}).encode())
@@ -92,8 +93,8 @@ def fetch_manifests(
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """The results of a function that asks a store, in the order of `items`. Raises the error of the
-    first that fails."""
+    """The results of a function that reads from a store, in the order of `items`. Raises the error
+    of the first item that fails."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         return list(pool.map(function, items))
 
@@ -102,7 +103,7 @@ def _fetch_planned(root: str, mirror: Path, source: SourceData) -> Manifest:
     manifest = _fetch_manifest(root, mirror, source.manifest, source.content_hash)
     if (found := manifest.content_digest()) != source.content_hash:
         raise PlanError(
-            f"content digest of source {source.name!r} is not the plan's",
+            f"content digest of source {source.name!r} differs from the plan",
             where=join(root, source.manifest),
             found=found,
             expected=source.content_hash,
@@ -167,7 +168,7 @@ def _last(copy_of_last: Path, error: PlanError) -> bytes:
     none."""
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
-    warnings.warn(f"the copy in the cache is read: {error}", stacklevel=3)
+    warnings.warn(f"the copy in the cache is used: {error}", stacklevel=3)
     return copy_of_last.read_bytes()
 
 
@@ -200,7 +201,7 @@ def fetch_whole(url: str, local: Path) -> bool:
 def uncommitted(url: str) -> FormatError:
     """The error for data without a manifest."""
     return FormatError(
-        "data is not committed: there is no manifest",
+        "the data are not committed: the manifest is missing",
         where=url,
         do="let prep finish, or upload the manifest last",
         code="E-MANIFEST-MISSING",
@@ -234,7 +235,7 @@ def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -
         return
     part = _beside(local, ".part")
     if not copy(url, part):
-        raise FormatError("file is missing", where=url, code=f"{code}-MISSING")
+        raise FormatError("the store has no such file", where=url, code=f"{code}-MISSING")
     try:
         size = part.stat().st_size
         if size not in sizes:
@@ -276,7 +277,9 @@ def _beside(local: Path, suffix: str) -> Path:
 
 def _cache(cache_dir: str | Path | None) -> Path:
     if cache_dir is None:
-        raise ConfigError("a URL is read through a cache", where="cache_dir", do="set cache_dir")
+        raise ConfigError(
+            "reading a URL needs a cache directory", where="cache_dir", do="set cache_dir"
+        )
     return Path(os.path.abspath(local_path(cache_dir, "cache_dir", LOCAL_CACHE)))
 
 
@@ -303,5 +306,5 @@ def _write(path: Path, content: bytes) -> None:
     with open(part, "wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave it torn under its name
+        os.fsync(file.fileno())  # else a power cut may leave half a file under its name
     os.replace(part, path)

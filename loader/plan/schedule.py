@@ -1,8 +1,8 @@
 """The order of a plan's sequences: which source, and which window of it, as a pure function.
 
-A plan's stages follow each other in the stream, each with the schedule its policy makes of weights
-and quotas; a source continues from stage to stage. Any position is found without replay, and memory
-does not grow with the length of the run.
+A plan's stages follow each other in the stream, each with the schedule that the policy makes from
+its weights and quotas; a source continues from stage to stage. Any position is found without
+replay, and memory does not grow with the length of the run.
 """
 
 import zlib
@@ -18,7 +18,7 @@ from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
-# Purpose of a key of the plan's seed.
+# Purposes of the keys that are derived from the plan's seed.
 _ORDER = 1
 _EPOCH = 2
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
@@ -56,14 +56,14 @@ class PlanSchedule:
         by_window = plan.packing != "concat" or self._shuffles
         tokens = np.array([source.num_tokens for source in sources], np.int64)
         self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
-        # By name: an order does not change when other sources come or go.
+        # Keyed by name, so a source keeps its order if other sources are added or removed.
         self._keys = [key_of(plan.seed, _EPOCH, zlib.crc32(s.name.encode())) for s in sources]
 
     def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
 
-        A source is its column in the plan's order. A window is below the source's capacity, but
-        where `plan.wraps_tokens`: there windows count on without end and the reader takes token
+        A source is its column in the plan's order. A window is below the source's capacity, except
+        if `plan.wraps_tokens`: then windows count up without end and the reader takes token
         positions modulo the source's tokens. Raises IndexError outside the stream.
         """
         if not 0 <= start <= stop <= self.num_sequences:
@@ -83,8 +83,8 @@ class PlanSchedule:
         return sources, windows
 
     def windows_of(self, source: int, start: int, stop: int) -> np.ndarray:
-        """Windows of a source at places `[start, stop)` of the order in which it is read, the ones
-        that were passed over included: int64 `[stop - start]`."""
+        """Windows of a source at places `[start, stop)` of its reading order, which counts the
+        windows that were read before the plan: int64 `[stop - start]`."""
         windows = np.arange(start, stop)
         self._reorder(np.full(stop - start, source), windows)
         return windows
@@ -113,7 +113,7 @@ class PlanSchedule:
             return
         epochs, places = np.divmod(windows, self._capacities[sources])
         for source, rows in _by_source(sources):
-            # Rows of a source rise, so an epoch is a run.
+            # The epochs of a source's rows ascend, so the rows of one epoch are contiguous.
             first = int(epochs[rows[0]])
             last = int(epochs[rows[-1]])
             cuts = np.searchsorted(epochs[rows], np.arange(first, last + 2))
@@ -127,8 +127,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     if not plan.wraps_tokens:
         _check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
-    # Each continuation has orders of its own: the same start again and again would favour the same
-    # sources.
+    # Each continuation has its own orders: the same start each time would favour the same sources.
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
     limits = np.array(plan.limits(capacities), np.int64) - passed
     parts: list[Stretch] = []
@@ -146,7 +145,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
         )
         stop = start + stage.num_sequences
         part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
-        # The counts of a stage are known: its schedule would open every stretch to find them.
+        # The plan has the counts at a stage's end; the schedule would open every stretch to find
+        # them.
         base = base.copy()
         base[columns] += [source.num_sequences for source in stage.sources]
         if stage.is_cut and (part.counts_before(stop) != base).any():
@@ -157,7 +157,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
                 expected=str(part.counts_before(stop)[columns].tolist()),
                 code="E-PLAN-FORMAT",
             )
-        # A run that went on under other shares did not end here.
+        # A run that continued under other shares did not end here.
         ends = plan.on_exhaust == "first_exhausted" and not stage.is_cut
         if ends and (base >= limits)[columns].any():
             return [*parts, _until_exhausted(part, limits)]
@@ -167,7 +167,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
 
 
 def _until_exhausted(part: Stretch, limits: np.ndarray) -> Stretch:
-    """A part up to the sequence that takes the last window of a source: int64 [num_sources]."""
+    """A part up to the sequence that takes the last window of a source. limits: windows of each
+    source, int64 [num_sources]."""
 
     def is_exhausted(n: int) -> bool:
         return bool((part.counts_before(n) >= limits)[part.columns].any())
@@ -201,7 +202,7 @@ def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
                 f"source {source.name!r} is too short",
                 found=f"{capacity} windows" + (f" in each of {limit} epochs" if limit > 1 else ""),
                 expected=f"at least {need if limit else 1}",
-                do='prepare more of it, take less of it, or set on_exhaust = "wrap" to repeat it',
+                do='prepare more of it, lower its weight, or set on_exhaust = "wrap" to repeat it',
                 code="E-PLAN-SHORT",
             )
 

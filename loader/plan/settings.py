@@ -2,8 +2,8 @@
 
 A field's type says how its value is read: `Path` is a path on this machine, `str | Path` may be a
 URL as well, and relative ones of either start at the run's base. The text below a field says what
-the key decides. Values that only the parts of a plan can judge (`datasets`, `phases`, ...) are read
-there.
+the key decides. Values with rules of their own (`datasets`, `phases`, ...) are read by the modules
+of these names.
 """
 
 import os
@@ -30,11 +30,11 @@ LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are
 class Key:
     """Valid values of a field.
 
-    positive: above 0; numbers are at least 0 in any case. high: largest number of a plan. choices:
-    all values there are. in_plans: what plans write for one of them, its earlier name. do: what to
-    do instead where a path is a URL. if_chosen: not written to a plan's file where it has its
-    default, so that plans made before the key keep their hash. folder: of the project and of the
-    package, where a name stands for a file in it. types, is_required: those of the field.
+    positive: must be above 0; other numbers must be at least 0. high: largest number in a plan.
+    choices: all valid values. in_plans: earlier names of choices, which plans' files keep. do: the
+    remedy if a path is a URL. if_chosen: left out of a plan's file if it has its default, so that
+    plans made before the key keep their hash. folder: of the project and of the package, whose
+    files can be given by name. types, is_required: taken from the field.
     """
 
     positive: bool = False
@@ -49,7 +49,7 @@ class Key:
 
 
 class Vocabulary(NamedTuple):
-    """Tokenizer facts that all sources must share; None for facts that are not known yet."""
+    """Tokenizer facts that all sources must share; None if a fact is not known yet."""
 
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -59,7 +59,8 @@ class Vocabulary(NamedTuple):
 DEFAULT_TOKENIZER = "o200k_harmony"
 DEFAULT_VOCAB_SIZE = 201_088
 DEFAULT_EOS_TOKEN_ID = 199_999
-"""Of data that name none, such as a directory of another tool without a manifest, and of prep."""
+"""For prep, and for data that record no tokenizer, such as another tool's directory without a
+manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +68,13 @@ class StreamSettings:
     """Settings that decide the order of a stream."""
 
     seq_len: Annotated[int, Key(positive=True, high=2**24)]
-    """Tokens of a training sequence."""
+    """Tokens per training sequence."""
     batch_size: Annotated[int, Key(positive=True, high=2**31)]
-    """Sequences of a step, over all ranks together."""
+    """Sequences per step, over all ranks together."""
     seed: Annotated[int, Key(high=2**63 - 1)] = 42
-    """Seed of the orders of the stream and of curation, and of the topic model."""
+    """Seed of the stream's order, of curation and of the topic model."""
     policy: Annotated[str, Key(choices=POLICIES)] = "swrr"
-    """How the sources of a stage take turns."""
+    """How the sources of a stage are interleaved."""
     window_stride: Annotated[str, Key(choices=("seq_len", "seq_len+1"))] = "seq_len"
     """Tokens between the starts of consecutive windows of a source: with `seq_len` each token is
     predicted once, with `seq_len+1` windows do not overlap."""
@@ -90,11 +91,11 @@ class StreamSettings:
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
     """Read a source's windows in a new random order each epoch."""
     shuffle_blocks: Annotated[bool, Key(if_chosen=True)] = False
-    """Shuffle so that neighbours stay near: blocks of 2^22 tokens in a random order, and the
-    windows of each."""
+    """Shuffle in blocks of 2^22 tokens: the blocks come in a random order, and so do the windows of
+    each block."""
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
-    """How often a source may be read; 0: once, or without end with `on_exhaust = "wrap"` or `policy
-    = "epoch_weighted"`."""
+    """Maximum number of passes over a source. 0 means one pass, or no limit with `on_exhaust =
+    "wrap"` or `policy = "epoch_weighted"`."""
 
     def of_stream(self) -> dict[str, Any]:
         """The values of this class alone, by name."""
@@ -105,20 +106,20 @@ class StreamSettings:
 class PlanSettings(StreamSettings):
     """Settings of a plan besides its sources.
 
-    `tokenizer`, `vocab_size` and `eos_token_id` are those of the manifests where None; `phases` are
+    If `tokenizer`, `vocab_size` or `eos_token_id` is None, the manifests decide; `phases` are
     changes of weights, in the order of their steps.
     """
 
     tokenizer: str | None = None
     """A tiktoken encoding, a tokenizer.json or .model, its directory, or a hub id."""
     vocab_size: Annotated[int | None, Key(positive=True, high=2**32)] = None
-    """Refused unless it is the tokenizer's."""
+    """Vocabulary size; must equal the tokenizer's."""
     eos_token_id: int | None = None
     """Refused unless it is the tokenizer's; of a tokenizer file, the token that ends documents."""
     phases: tuple[Phase, ...] = ()
-    """Changes on the way, as a list of tables: from `start_step` on, `dataset_weights` and
-    `lr_scale`; a source that is not listed keeps its weight, or with `inherit = "zero"` has
-    none."""
+    """Changes during the run, as a list of tables: from `start_step` on, `dataset_weights` and
+    `lr_scale` apply. A source that is not listed keeps its weight, or has weight 0 with `inherit =
+    "zero"`."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -132,12 +133,12 @@ class PlanSettings(StreamSettings):
 class RunSettings(PlanSettings):
     """Everything that a run's configuration may set for its loader.
 
-    `base` is where relative paths start.
+    `base` is the directory from which relative paths start.
     """
 
     steps: int = 0
-    """Length of the run, in steps; 0: to the end of its data. A flow sets its own length, and is
-    refused where it is shorter and sources may not repeat."""
+    """Length of the run, in steps; 0 means to the end of its data. A flow sets its own length, and
+    is refused if it is shorter and sources may not repeat."""
     root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
     """Directory below which a run writes everything; by default the parent of `data_root`."""
     data_root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
@@ -145,29 +146,30 @@ class RunSettings(PlanSettings):
     data_path: str | Path | None = None
     """Directory of shards that is the only source, its manifest, or the URL of either."""
     dataset_path: str | Path | None = None
-    """Another name of `data_path`, which is taken where both are set."""
+    """Another name of `data_path`, which is used if both are set."""
     mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=MIXTURES)] = None
     """Mixture of sources, or its name: demo, olmo3_1025."""
     flow_profiles_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=FLOWS)] = None
     """Profiles of the flows, or their name: flow_profiles."""
     cache_dir: Annotated[Path | None, Key(do=LOCAL_CACHE)] = None
-    """Directory of this machine for copies of what is read by URL, and for the tokens of text
+    """Directory on this machine for copies of files from URLs, and for the tokens of text
     sources."""
     flow_mode: str | None = None
-    """Flow: which mixtures are trained on, and on how many tokens."""
+    """Name of the flow, which sets the mixture and the number of tokens of each stage."""
     active_params_b: Annotated[float | None, Key(positive=True)] = None
     """Active parameters of the model, in 10^9; a flow with `tokens_b_ratio` needs it."""
     allow_unmanifested: bool = False
-    """Read directories without manifest.json too, their .npy files in sorted order."""
+    """Also read directories without manifest.json; their .npy files are read in sorted order."""
     tokenizer_path: str | None = None
-    """Tokenizer of text sources, in place of `tokenizer`; it takes the same values."""
+    """Tokenizer of text sources, used instead of `tokenizer`; it takes the same values."""
     hf_dataset_name: str | None = None
-    """Dataset of the hub that is the only source; its text is tokenised."""
+    """Dataset on the hub that is the only source; its text is tokenised."""
     pack_sequences: bool | None = None
-    """For files of other loaders: here documents always share windows, so false is refused."""
+    """Accepted from other loaders' files. Documents always share windows here, so false is
+    refused."""
     mix_temperature: Annotated[float, Key(positive=True)] = 1.0
-    """Temperature T of the weights of `datasets` and `configs`: w becomes w^(1/T), so above 1 they
-    are more even."""
+    """Temperature T of the weights of `datasets` and `configs`: w becomes w^(1/T), so T above 1
+    makes them more even."""
     datasets: Any = None
     """Sources, as a list of tables with `path` or `hf_name`, `weight`, `name`, `hf_config`,
     `hf_revision`, `split` and `text_key`."""
@@ -177,13 +179,13 @@ class RunSettings(PlanSettings):
     weights: Any = None
     """Weight of each source of `configs`, by its name."""
     anneal_start_step: Any = None
-    """Step from which `anneal_weights` hold; the two are short for one phase."""
+    """Step from which `anneal_weights` apply; the two keys are short for one phase."""
     anneal_weights: Any = None
     """Weights of the sources from `anneal_start_step` on, by name."""
     base: Path = Path()
 
     def required(self, key: str, where: str) -> Any:
-        """A value that this kind of run cannot do without. Raises ConfigError."""
+        """A value that this kind of run needs. Raises ConfigError if it is not set."""
         if (value := getattr(self, key)) is None:
             raise _missing(key, where)
         return value
@@ -197,7 +199,7 @@ def _keys() -> dict[str, Key]:
         rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)] or [Key()]
         kinds = get_args(types[own.name]) or (types[own.name],)
         found[own.name] = replace(rules[0], types=kinds, is_required=own.default is MISSING)
-    del found["base"]  # where a file lies, not what it says
+    del found["base"]  # the directory of a file, not a key in it
     return found
 
 
@@ -236,7 +238,7 @@ def _read(name: str, value: Any, where: str, base: Path) -> Any:
             raise tables.unknown_name(name, str(value), key.choices, where)
     elif bool in key.types:
         if not isinstance(value, bool):
-            raise ConfigError("not a switch", where=place, found=repr(value))
+            raise ConfigError("not true or false", where=place, found=repr(value))
     elif int in key.types or float in key.types:
         whole = int in key.types
         return tables.number(value, place, positive=key.positive, whole=whole)

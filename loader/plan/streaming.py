@@ -1,7 +1,7 @@
 """Plans whose tokens stay in a store: fetches the files needed before the first step.
 
-That is the plan, its manifests and the checksums of their blocks; `loader.files.block_files` reads
-the tokens.
+These are the plan, its manifests and the checksums of their blocks; `loader.files.block_files`
+reads the tokens.
 """
 
 import os
@@ -29,7 +29,7 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
     num_bytes = sum(
         load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
     )
-    if plan.shuffle_blocks:  # the one that is read, and the next
+    if plan.shuffle_blocks:  # the block that is read, and the next one
         num_bytes = min(num_bytes, 2 * 4 * SHUFFLED_TOKENS * len(plan.sources))
     if plan.shuffles and cache_bytes < num_bytes:
         raise ConfigError(
@@ -37,8 +37,8 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
             where="cache_bytes",
             found=cache_bytes,
             expected=f"at least {num_bytes}",
-            do="set shuffle_blocks in place of shuffle, or leave cache_bytes out, which copies all"
-            " data first",
+            do="set shuffle_blocks instead of shuffle, or leave cache_bytes out to copy all data"
+            " first",
         )
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     store = StoreData(root, cache / "blocks", cache_bytes, readers)
@@ -55,10 +55,10 @@ def _fetch_blocks(place: tuple[str, Manifest]) -> None:
     except FormatError:
         if not fetch_whole(url, local):
             raise FormatError(
-                "the data have no blocks, so they cannot be read in parts",
+                "blocks.json is missing, so the data cannot be read in parts",
                 where=url,
-                do="`nmoe publish` makes and sends them, `python -m loader blocks PLAN` makes them;"
-                " or leave cache_bytes out",
+                do="run `nmoe publish`, which makes and sends it, or `python -m loader blocks"
+                " PLAN`, which makes it; or leave cache_bytes out",
                 code="E-BLOCKS",
             ) from None
         read_blocks(local, manifest, url)

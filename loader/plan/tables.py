@@ -93,7 +93,7 @@ def project_dir(path: Path) -> Path:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`; None when there is none to choose from."""
+    """The known name most like `name`; None if `known` is empty."""
     matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
     return matches[0] if matches else None
 
@@ -140,7 +140,9 @@ def table(value: Any, where: object) -> dict[str, Any]:
 
 
 def text(value: Any, where: object) -> str:
-    """A string with something in it. Raises ConfigError."""
+    """A string that is not empty. Raises ConfigError."""
     if not isinstance(value, str) or not value:
-        raise ConfigError("not a name", where=where, found=repr(value), expected="a string")
+        raise ConfigError(
+            "not a name", where=where, found=repr(value), expected="a string that is not empty"
+        )
     return value

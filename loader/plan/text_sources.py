@@ -1,4 +1,4 @@
-"""Text that a run names: a data set of a hub, or files. A plug-in tokenises it into shards.
+"""Text that a run names: a data set on a hub, or files. A plug-in tokenises it into shards.
 
 This package reads tokens only. A plug-in is an entry point of the group `nmoe_loader.text_sources`,
 a function with the arguments of `tokenised`; the package `nmoe-data` provides one.
@@ -29,7 +29,7 @@ class TextSource:
 
     @property
     def spec(self) -> str:
-        """The source in one line, as the token-balance document writes it."""
+        """The source in one line, in the form of the token-balance document."""
         parts = [f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"]
         if self.config:
             parts.append(self.config)
@@ -53,7 +53,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
         raise ConfigError("cache_dir is missing", where=where, do="set cache_dir for its tokens")
     if run.tokenizer_path is None and run.tokenizer is None:
         raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
-    from importlib.metadata import entry_points  # runs over shards need not import it
+    from importlib.metadata import entry_points  # only text sources need it
 
     for plug_in in entry_points(group=GROUP):
         return plug_in.load()(source, name, run)

@@ -1,8 +1,8 @@
 """Memory of batches: hot buffers that are used again once their batches are released.
 
-A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` gives a
-buffer out again only when the caller has let go of the batch and of every view of it, which the
-reference count tells. Pinned memory comes from torch's own pool, which waits for copies under way.
+A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` returns a
+buffer again only when the caller has released the batch and every view of it, which the reference
+count shows. Pinned memory comes from torch's own pool, which waits for copies under way.
 """
 
 import sys
@@ -33,7 +33,7 @@ class HeldBuffers:
             if count(buffers[i]) == _UNHELD:
                 return buffers[i]
         made = self._make()
-        # If the caller holds more than that, it collects batches, and fresh buffers cost the same.
+        # A caller that holds more buffers collects batches, and fresh buffers cost the same.
         if len(buffers) < MAX_BUFFERS and _COUNTS_ARE_EXACT:
             buffers.append(made)
         return made
@@ -55,7 +55,7 @@ def check_pinning() -> None:
             "memory cannot be pinned",
             where="pin_memory",
             found=str(error).splitlines()[0],
-            do="set pin_memory to false where there is no accelerator",
+            do="set pin_memory to false on a machine without an accelerator",
         ) from None
 
 

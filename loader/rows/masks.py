@@ -35,14 +35,14 @@ class Masks:
             at, size = places.get((row.source, row.file), (0, 0))
             if row.end > size:
                 raise PlanError(
-                    "no such tokens to mask",
+                    "the tokens to mask do not exist",
                     where=f"source {row.source!r}: {row.file}",
                     found=f"tokens {row.start} to {row.end}",
                     expected=f"a file of the manifest, of {row.end} tokens or more",
                     code="E-PLAN-FORMAT",
                 )
             spans.append((at + row.start, at + row.end))
-        # Sorted by their ends as well: a span takes in those inside of it.
+        # In ascending order, a span that overlaps the one before is merged with it.
         merged: list[list[int]] = []
         for start, end in sorted(spans):
             if merged and start <= merged[-1][1]:
@@ -50,7 +50,8 @@ class Masks:
             else:
                 merged.append([start, end])
         self._token = token
-        self._starts, self._ends = ([span[i] for span in merged] for i in (0, 1))
+        self._starts = [start for start, _ in merged]
+        self._ends = [end for _, end in merged]
         spans_of = np.array(merged, np.int64).reshape(-1, 2)
         self._bounds = spans_of[:, 0], np.append(0, spans_of[:, 1])
         self._sums = np.append(0, np.cumsum(spans_of[:, 1] - spans_of[:, 0]))
@@ -62,7 +63,7 @@ class Masks:
         return self._sums[i] - np.maximum(0, ends[i] - positions)
 
     def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
-        """Mask one row. Its tokens are in `pieces` of its source: (position, length)."""
+        """Mask one row. `pieces`: position and length of each run of its tokens in the source."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)

@@ -19,7 +19,7 @@ class Origin(NamedTuple):
     """A document, or a part of one, in the inputs of a row.
 
     path: the token file. document: number of the document in that file. start, end: its tokens
-    there, end exclusive and past the EOS. first, stop: the tokens of them that are in the row.
+    there, end exclusive and past the EOS. first, stop: the part of these tokens that is in the row.
     row_start: place of `first` in the row.
     """
 

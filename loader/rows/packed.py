@@ -47,9 +47,9 @@ class PackedReader:
             for start, length, ends in zip(starts, lengths, is_end):
                 file = bisect_right(starts_of, start) - 1
                 offset = start - starts_of[file]
-                # With the token after it if the document continues in another row.
+                # Includes the token after the piece if the document continues in another row.
                 tokens = tokens_of(file)[offset : offset + length + (not ends)]
-                if len(tokens) < length + (not ends):  # it continues in the next block
+                if len(tokens) < length + (not ends):  # the piece continues in the next block
                     tokens = np.empty(length + (not ends), tokens.dtype)
                     self._files.copy(start, tokens)
                 row_inputs[at : at + length] = tokens[:length]
@@ -61,7 +61,7 @@ class PackedReader:
             row_targets[at:] = IGNORE_INDEX
 
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Documents of each row: int64 `[num_documents, 2]`; padding is in none."""
+        """Documents of each row: int64 `[num_documents, 2]`; padding belongs to no document."""
         edges = [[0, *accumulate(lengths)] for _, lengths, _ in self.rows(sources, windows)]
         return tuple(np.stack([own[:-1], own[1:]], axis=1) for own in edges)
 

@@ -1,7 +1,7 @@
 """The global stream: sequence number -> (source, window) -> tokens, without replay.
 
 Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (concatenate and cut) or
-`loader.rows.packed` (best fit). Some batches are located and planned at once, which spreads the
+`loader.rows.packed` (best fit). Several batches are located and planned at once, which spreads the
 fixed cost of numpy calls; only this rank's rows are copied.
 """
 
@@ -114,7 +114,8 @@ class Stream:
                 self._inputs = Masks(replaced, *data, plan.eos_token_id)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
-        self._following = -1, self._ahead.rows  # the batch up to which blocks are known to be next
+        # Where the batches end whose blocks are being read ahead, and the rows of them.
+        self._following = -1, self._ahead.rows
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
         """Shape of the array that `read` fills: `[2, num_rows, seq_len]`, inputs and targets; if
@@ -147,7 +148,7 @@ class Stream:
         return self.reader.spans(sources, windows) if self.index.is_known else None
 
     def tokens_before(self, n: int) -> list[int]:
-        """Tokens of each source in the first `n` sequences; padding of packed rows is none."""
+        """Tokens of each source in the first `n` sequences, without padding."""
         counts = self.schedule.counts_before(n).tolist()
         if self._tokens is None:
             return [count * self._seq_len for count in counts]
@@ -161,7 +162,7 @@ class Stream:
 
     def _target_pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """The targets of a row as runs of its source's tokens: (position, length)."""
-        if isinstance(self.reader, PackedReader):  # past a document's end there is no target
+        if isinstance(self.reader, PackedReader):  # a document's last token has no target
             return [(start + 1, length) for start, length in self.reader.pieces(source, window)]
         position = self.reader.positions(np.array([source]), np.array([window]))[0]
         (start, length), *rest = self.files.pieces(int(position), self._seq_len + 1)
@@ -203,5 +204,7 @@ class Stream:
             positions, lengths = self.reader.extents(sources, windows)
             first = np.searchsorted(starts, positions, "right") - 1
             end = np.searchsorted(starts, positions + lengths - 1, "right") - 1
-            seen = dict.fromkeys(b for a, z in zip(first, end) for b in range(a, min(z, last) + 1))
-            yield from map(int, seen)
+            blocks: dict[int, None] = {}  # each once, in the order of reading
+            for a, z in zip(first.tolist(), end.tolist()):
+                blocks |= dict.fromkeys(range(a, min(z, last) + 1))
+            yield from blocks

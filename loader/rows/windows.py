@@ -123,8 +123,8 @@ class WindowReader:
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
             ends = starts + self._width - 1
-            # The part of a wrapping row that starts again at the source's start, once or more
-            # often.
+            # The part of a wrapping row that starts again at the source's start, perhaps several
+            # times.
             beyond = ends - end
             return overlap(starts, ends) | (beyond > least - first)
 

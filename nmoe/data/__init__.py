@@ -1,6 +1,6 @@
 """The names of the `nmoe.data` document, for code that was written after it.
 
-docs/from_the_documents.md says what each is here. A name is loaded when it is used: importing the
+docs/from_the_documents.md explains each name. A name is loaded when it is used: importing the
 package costs nothing.
 """
 

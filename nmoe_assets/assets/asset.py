@@ -1,4 +1,4 @@
-"""One asset: its definition, and the ways in which its work becomes events."""
+"""The definition of one asset, and how its work becomes events."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,21 +28,21 @@ class Asset:
     """Definition of an asset.
 
     Attributes:
-        run: The run it belongs to.
-        key: Its key without the mixture's prefix, as all keys here.
-        group: Its group in the lineage.
+        run: The run that the asset belongs to.
+        key: The asset's key without the mixture's prefix, like all keys here.
+        group: The asset's group in the lineage.
         stage: The part of the pipeline, shown as a tag.
-        kind: Kind of its output, shown as a badge.
-        text: Its description; `facts` adds explanations of its page's metadata.
+        kind: Kind of the output, shown as a badge.
+        text: The description; `facts` adds explanations of the page's metadata.
         facts: Names of the facts to explain.
-        version: Version of its code and of the settings that it reads.
-        deps: Its inputs.
+        version: Version of the asset's code and of the settings that it reads.
+        deps: Inputs.
         leads_to: Keys of the assets that read it.
-        rows: Columns of its rows, with the columns they are made from.
-        pool: The pool that its step holds.
+        rows: Columns of the output's rows, with the columns that they are made from.
+        pool: The pool in which the step takes a slot.
         partitions: None for an unpartitioned asset.
-        max_age_days: Age in days at which it is shown as overdue; None for never.
-        checks: Names of the checks of its own step.
+        max_age_days: Age in days at which the asset is shown as overdue; None for never.
+        checks: Names of the checks that run in the asset's own step.
         check: Function of the checks; see `Checks.check`.
     """
 
@@ -96,21 +96,21 @@ class Asset:
         source: str,
         show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
     ) -> dg.AssetsDefinition:
-        """The definition, made by a task over the training shards of a source, one a partition."""
+        """The definition, made by a task over the training shards of a source, one shard per
+        partition."""
         whole = replace(self, partitions=shard_partitions(self.run.config.prep.num_shards))
         return whole.partitioned(lambda keys: each_shard(self.run, task, source, keys), show)
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
-        """The definition with work of its own."""
+        """The definition with a given work function."""
         run = self.run
         most = self.run.config.automation.max_partitions_per_run
         key = asset_key(run, self.key)
-        deps = [
-            dg.AssetDep(asset_key(run, dep.asset_key.path), partition_mapping=dep.partition_mapping)
-            if isinstance(dep, dg.AssetDep)
-            else dg.AssetDep(asset_key(run, dep))
-            for dep in self.deps
-        ]
+        deps = []
+        for dep in self.deps:
+            path = dep.asset_key.path if isinstance(dep, dg.AssetDep) else dep
+            mapping = dep.partition_mapping if isinstance(dep, dg.AssetDep) else None
+            deps.append(dg.AssetDep(asset_key(run, path), partition_mapping=mapping))
         age = timedelta(days=self.max_age_days) if self.max_age_days else None
         decorate = dg.asset(
             key=key,

@@ -1,4 +1,5 @@
-"""Assets of attributes: the rows of each for every shard, copies among all, and the selection."""
+"""Assets of attributes: the rows of each attribute per shard, copies among all documents, and the
+selection."""
 
 from typing import Any
 
@@ -30,8 +31,8 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         group=source,
         stage="prep",
         kind="parquet",
-        text=f"`{name}` of each document, in the order of the shard. Texts that an earlier file "
-        "has are not computed again.",
+        text=f"`{name}` of each document, in the order of the shard. Rows of texts in an earlier "
+        "file are reused.",
         facts=("computed", "changed"),
         version=settings.attribute(run, name).version,
         deps=[[source, "shards"]],
@@ -44,7 +45,7 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
 
 def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
     """Histograms of the columns of a shard, and documents at both ends."""
-    if name == "signatures":  # hashes have neither
+    if name == "signatures":  # hashes have no histograms and no ends
         return {}
     picture, rows = summary.attribute_page(run, source, name, bucket)
     return {"picture": shown_picture(picture), **table(rows)}
@@ -67,7 +68,7 @@ def _selections(run: Run, sources: list[str]) -> list[list[str]]:
 
 
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
-    """Copies among all documents, if the run looks for them."""
+    """The asset of copies among all documents, if the run searches for copies."""
     names = [source.name for source in sources]
     if "duplicates" not in attribute_names(run):
         return []
@@ -77,8 +78,8 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         group="curation",
         stage="curate",
         kind="parquet",
-        text="Which documents are copies of others, over all sources: exact and near ones, and "
-        "the one that is kept. Only files of shards whose rows changed are written.",
+        text="Exact and near copies among the documents of all sources, and which document of each "
+        "group is kept. Only files of shards whose rows changed are written.",
         facts=("copies", "shards_written"),
         version=settings.attribute(run, "duplicates").version,
         deps=[[name, "attributes", "signatures"] for name in names],
@@ -96,6 +97,8 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
     if not selection_names(run):
         return []
     name = source.name
+    deps = [[name, part] for part in ("shards", "quality_scores", "topics")]
+    deps += [key for key in attribute_keys(run, name) if key[-1] != "signatures"]
     asset = Asset(
         run=run,
         key=[name, "selection"],
@@ -106,8 +109,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         f"`{run.config.curation.where}`.",
         facts=("kept", "changed"),
         version=settings.selection(run).version,
-        deps=[[name, part] for part in ("shards", "quality_scores", "topics")]
-        + [key for key in attribute_keys(run, name) if key[-1] != "signatures"],
+        deps=deps,
         leads_to=[[name, "curated"]],
         rows=SELECTION_ROWS,
         checks=("rows", "drift"),

@@ -13,8 +13,8 @@ class Cost:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: Processor time of this process and of its children that have ended.
-        machine_share: Its part of the machine, if other work ran beside it.
+        cpu_seconds: Processor time of this process and of its ended children.
+        machine_share: The work's share of the machine, if other work ran at the same time.
     """
 
     seconds: float
@@ -30,11 +30,11 @@ class Cost:
         }
 
     def __str__(self) -> str:
-        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processors"
+        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processor time"
 
 
 class Stopwatch:
-    """Measures from when it is made."""
+    """Measures the cost since its creation."""
 
     def __init__(self) -> None:
         self._started = _clocks()

@@ -1,4 +1,5 @@
-"""Assets of curation: topics, curated shards, their manifest, the loader plan, its publishing."""
+"""Assets of curation: topics, curated shards and their manifest, the loader plan and its published
+copy."""
 
 from dataclasses import replace
 
@@ -30,8 +31,8 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="curate",
         kind="scikitlearn",
         text="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
-        "the backbone's embedding table. Frozen: a new one moves every document, so it is made "
-        "by hand.",
+        "the backbone's embedding table. The model is frozen: a new model moves every document, "
+        "so you materialise it by hand.",
         version=settings.topic_model(run).version,
         deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
         leads_to=[[name, "topics"] for name in names],
@@ -70,7 +71,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         stage="curate",
         kind="numpy",
         text=f"Documents {_rule(run)}, in training order "
-        f"({table.order}). The columns are those of lineage.jsonl.",
+        f"({table.order}). lineage.jsonl has these columns.",
         facts=ORDER_FACTS,
         version=settings.curated(run, name).version,
         deps=[*_curated_from(run, name), *([DUPLICATES] if spreads_copies(run) else [])],
@@ -84,9 +85,10 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 def _curated_from(run: Run, source: str) -> Deps:
     """The inputs of curated shards.
 
-    Where a shard begins within a window, and what training has consumed, follows from what earlier
-    shards keep. Such a shard depends on these inputs of all shards: Dagster has no mapping to a
-    partition and the ones before it that costs less than their square.
+    The place in a window at which a shard begins, and the part that training has consumed, depend
+    on the documents that earlier shards keep. Then a shard depends on these inputs of all shards:
+    Dagster has no mapping to a partition and all partitions before it that costs less than the
+    square of their number.
     """
     kept_from = ["shards", "quality_scores", *selection_names(run)]
     table = curate_settings(run, source)
@@ -101,17 +103,17 @@ def _curated_from(run: Run, source: str) -> Deps:
 def _rule(run: Run) -> str:
     table = run.config.curation
     if table.where is not None:
-        return f"of which `{table.where}` is true"
-    return f"decided {' or '.join(table.include)}"
+        return f"for which `{table.where}` is true"
+    return f"with the decision {' or '.join(table.include)}"
 
 
 def seen_names(run: Run) -> tuple[str, ...]:
-    """The name of the asset of indexes, if the run has it."""
+    """The name of the asset of search indexes, if the run has one."""
     return ("seen_index",) if run.config.seen.index else ()
 
 
 def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
-    """Indexes of the curated shards, if `[seen]` requests them."""
+    """Search indexes of the curated shards, if `[seen]` requests them."""
     name = source.name
     if not seen_names(run):
         return []
@@ -121,7 +123,7 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        text="Suffix arrays of the curated shards: `nmoe seen` finds a sentence by them, its "
+        text="Suffix arrays of the curated shards, in which `nmoe seen` finds a sentence, its "
         "documents and the steps that read it.",
         facts=("files_sorted", "changed"),
         version=settings.SEEN_INDEX.version,
@@ -133,7 +135,7 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
-    """The manifest a trainer's loader opens."""
+    """The manifest that a trainer's loader opens."""
     name = source.name
     return Asset(
         run=run,
@@ -141,7 +143,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="json",
-        text="Inventory of the curated shards, with the digest of what they came from.",
+        text="Inventory of the curated shards, with the digests of their inputs.",
         facts=("left_out", "composition", "misaligned_shards", *ORDER_FACTS),
         version=settings.curated_manifest(run, name).version,
         deps=[[name, "curated"]],
@@ -159,8 +161,8 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group="mixture",
         stage="plan",
         kind="json",
-        text="What a trainer's loader opens: sources, weights, quotas and digests, which make the "
-        "training stream a pure function of the step.",
+        text="The plan that a trainer's loader opens: sources, weights, quotas and digests, which "
+        "make the training stream a pure function of the step.",
         facts=(
             "steps, sequences",
             "sequences_SOURCE",
@@ -180,9 +182,9 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
-    """The loader plan. It is the first asset after all sources, so its page compares them and shows
-    the account of the run. Data that cannot be read for the page, for example because they were
-    moved, do not stop the plan."""
+    """The loader plan. It is the first asset after all sources, so its page compares the sources
+    and shows the account of the run. If data cannot be read for the page, for example because they
+    were moved, the plan is made without it."""
     from loader.plan.file import load_plan
     from nmoe_core.tasks.report.account import account_picture, commit_account
     from nmoe_core.tasks.report.columns import signals_picture
@@ -200,7 +202,7 @@ def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
 
 
 def published_plan(run: Run) -> list[dg.AssetsDefinition]:
-    """The plan with its data in a store, if `[publish]` names one."""
+    """The plan with its data in a store, if `[publish]` names a store."""
     if not run.config.publish.url:
         return []
     asset = Asset(
@@ -209,8 +211,8 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         group="mixture",
         stage="plan",
         kind="objectstorage",
-        text="Copy of the loader plan and of all that it names in a store, where loaders read it "
-        "by its URL. What is there already is not sent again.",
+        text="Copy of the loader plan and its data in a store, from which loaders read by URL. "
+        "Files that the store already has are not sent again.",
         facts=("files_sent, bytes_sent", "files_replaced"),
         version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],

@@ -1,9 +1,9 @@
-"""How the result of a task becomes events of Dagster: `Result` -> `Attempt` -> `PartitionResult`.
+"""Turns the result of a task into events of Dagster: `Result` -> `Attempt` -> `PartitionResult`.
 
-Dagster gives all partitions of a run one data version. Here each partition gets its own, by an
-event that replaces Dagster's: a partition whose bytes did not change keeps its version, and the
-assets that depend on it do not become stale. If some partitions of a run fail, the good ones are
-logged and checked and the run fails, so a backfill shows exactly the bad ones.
+Dagster gives all partitions of a run one data version. Here an event that replaces Dagster's gives
+each partition its own version: a partition whose bytes did not change keeps its version, and the
+assets that depend on it do not become stale. If some partitions of a run fail, the others are
+logged and checked and the run fails, so a backfill shows exactly the failed partitions.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result
 from nmoe_core.tasks.shards import Attempt
 
-# Another run that writes the same output is waited for: it leaves the output current.
+# If another run writes the same output, the step waits: afterwards the output is current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
-# Facts that count work; if all of them that are given are 0 or False, the output existed already.
+# Facts that count work. If every one of them in a result is 0 or False, the output was current.
 _WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
 _RATES = ("documents", "documents_tokenized", "tokens", *_WORK[:3])
 Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
@@ -57,7 +57,7 @@ def materialize_unpartitioned(
     picture: str = "picture",
 ) -> dg.MaterializeResult:
     """Make an unpartitioned output and check it; `picture` names the metadata of its plot. Raises
-    dg.RetryRequested: another run is writing it."""
+    dg.RetryRequested if another run is writing the output."""
     watch = Stopwatch()
     if checks is not None:
         forget_tagged(context, checks.run, checks.asset)
@@ -89,7 +89,7 @@ def materialize_partitions(
     Args:
         context: The asset's context.
         machine: Prices the time.
-        make: Tries partitions by their keys, in order; the workers it may use log to this run.
+        make: Tries the partitions of these keys, in order; its workers log to this run.
         checks: The asset's checks.
         show: More metadata of a partition, such as pictures and samples.
 
@@ -118,7 +118,8 @@ def materialize_partitions(
     made = outcome.results(cost)
     context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
     if outcome.locked and not outcome.failed:
-        # Dagster retries the step many times: current partitions are logged when it succeeds.
+        # Dagster retries the step many times, and partitions that were current are logged when it
+        # succeeds.
         made = outcome.results(cost, worked_only=True)
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
@@ -132,7 +133,7 @@ def materialize_partitions(
 
 
 def require_partitions(context: dg.AssetExecutionContext) -> None:
-    """Raises dg.Failure: the run names no partitions. The launch dialogue fills in a job's tags,
+    """Raises dg.Failure if the run names no partitions. The launch dialogue fills in a job's tags;
     the mutation `launchRun` of the API does not."""
     if not context.run.tags.keys() & {RANGE_START, "dagster/partition"}:
         raise dg.Failure(
@@ -153,7 +154,7 @@ class _Outcome:
     def add(
         self, key: str, attempt: Attempt, show: Callable[[str, Result], Mapping[str, Any]]
     ) -> None:
-        """Sort one attempt."""
+        """Record one attempt as finished, failed or locked."""
         try:
             if attempt.result is None:
                 raise attempt.error or AssertionError(f"{key} has neither a result nor an error")
@@ -176,7 +177,7 @@ class _Outcome:
         return made
 
     def failure(self) -> dg.Failure:
-        """The failure of a run of which some partitions may have been made."""
+        """The failure of a run, which may have made some of its partitions."""
         locked = {key: " ".join(str(error).split()) for key, error in self.locked.items()}
         failed = {**self.failed, **locked}
         first = next(iter(failed))
@@ -200,7 +201,7 @@ def log_partitions(
         context: The asset's context.
         inputs: Read before the work began.
         made: By partition key.
-        seen: Versions of external inputs as this run saw them; recorded if they are new.
+        seen: Versions of external inputs that this run read; recorded if they are new.
     """
     for external, version in (seen or {}).items():
         _log_external(context, external, version)
@@ -223,20 +224,20 @@ def log_partitions(
         while left:
             context.log_event(left[0])
             del left[0]
-    except BaseException:  # such as Terminate: the files are there, so their events are too
+    except BaseException:  # such as Terminate: the files exist, so their events are logged
         for event in left:
             context.log_event(event)
         raise
 
 
 def _lineage(context: dg.AssetExecutionContext) -> dict[str, Any]:
-    """The lineage of columns, which Dagster reads from events and not from definitions."""
+    """The lineage of columns, which Dagster reads from events rather than definitions."""
     metadata = context.assets_def.metadata_by_key[context.asset_key]
     return {LINEAGE: metadata[LINEAGE]} if LINEAGE in metadata else {}
 
 
 def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:
-    """Record the version of an external asset, unless it is the one on record."""
+    """Record the version of an external asset, unless it is on record already."""
     records = context.instance.fetch_materializations(key, limit=1).records
     known = records[0].asset_materialization if records else None
     if known is None or (known.tags or {}).get("dagster/data_version") != version:
@@ -258,7 +259,7 @@ def _attempts(
 
 
 def told(error: NmoeError | OSError) -> str:
-    """An error in one line, with its code."""
+    """An error as one line, with its code."""
     text = " ".join(str(error).split())
     return f"[{error.code}] {text}" if isinstance(error, NmoeError) else text
 
@@ -273,11 +274,10 @@ def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, A
     facts_shown = {key: shown(key, value) for key, value in facts.items()}
     if not _has_worked(facts):
         return facts_shown
-    rates = {
-        f"{key}_per_second": shown(key, facts[key] / cost.seconds)
-        for key in _RATES
-        if facts.get(key) and cost.seconds > 0
-    }
+    rates = {}
+    for key in _RATES:
+        if facts.get(key) and cost.seconds > 0:
+            rates[f"{key}_per_second"] = shown(key, facts[key] / cost.seconds)
     return {**facts_shown, **rates, **cost.facts(machine)}
 
 

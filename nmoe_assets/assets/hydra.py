@@ -12,6 +12,7 @@ from nmoe_assets.catalogue import (
     table,
 )
 from nmoe_assets.partitions import label_keys, label_partitions
+from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks, hydra
@@ -25,20 +26,20 @@ HEADS = ("probe_head", "judge_head")
 
 
 def heads(run: Run) -> list[str]:
-    """The heads' assets; none if only the student grades, or if the run has no grader."""
+    """Names of the heads' assets; empty if only the student grades, or if the run has no grader."""
     return [*HEADS] * (run.config.grading.grader in ("hydra", "auto"))
 
 
 def backbone(run: Run) -> dg.AssetsDefinition:
-    """The frozen model that features come from."""
+    """The frozen model that computes features."""
     return Asset(
         run=run,
         key=[GROUP, "backbone"],
         group=GROUP,
         stage="heads",
         kind="pytorch",
-        text="The frozen model that features and topics come from, a checkpoint in the "
-        "gpt-oss format. Kind tiny is made here from seeded random numbers.",
+        text="The frozen model that computes features and topics, a checkpoint in the "
+        "gpt-oss format. The kind tiny is made here from seeded random numbers.",
         version=settings.backbone(run).version,
         leads_to=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
         checks=("readable",),
@@ -49,6 +50,10 @@ def backbone(run: Run) -> dg.AssetsDefinition:
 def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Scores of the oracle on train, val and test slices, one partition per slice."""
     names = [source.name for source in sources]
+
+    def label(key: str) -> Result:
+        return hydra.label_slices(run, names, [key], is_whole_budget=True)[key]
+
     return Asset(
         run=run,
         key=[GROUP, "oracle_labels"],
@@ -75,18 +80,13 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         checks=("coverage", "parse_rate", "one_scorer"),
         check=lambda made: checks.check_labels(run),
     ).partitioned(
-        lambda keys: (
-            attempt(
-                key, lambda key: hydra.label_slices(run, names, [key], is_whole_budget=True)[key]
-            )
-            for key in keys
-        ),
+        lambda keys: (attempt(key, label) for key in keys),
         lambda key, result: table(summary.sample_labels(run, key)),
     )
 
 
 def student(run: Run) -> dg.AssetsDefinition:
-    """The scorer without a backbone that heads are compared with."""
+    """The scorer without a backbone, the baseline of the heads."""
     return Asset(
         run=run,
         key=[GROUP, "student"],
@@ -94,8 +94,9 @@ def student(run: Run) -> dg.AssetsDefinition:
         stage="heads",
         kind="numpy",
         text="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It needs "
-        "no backbone; a head that does not outrank it is not worth its own. It grades where "
-        "[grading] grader says so, or by auto, and else drops what it is sure of before the probe.",
+        "no backbone, so a head must rank better to be worth its backbone. It grades if [grading] "
+        "grader is `student`, or if `auto` chooses it; otherwise it drops the documents that it "
+        "is sure of before the probe.",
         facts=STUDENT_FACTS,
         version=settings.student(run).version,
         deps=[[GROUP, "oracle_labels"]],
@@ -106,7 +107,7 @@ def student(run: Run) -> dg.AssetsDefinition:
 
 
 def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
-    """The probe or the judge, fitted on train, reported on val and, apart, on test."""
+    """The probe or the judge, fitted on train and reported on val and, separately, on test."""
     return Asset(
         run=run,
         key=[GROUP, f"{kind}_head"],
@@ -125,7 +126,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
 
 
 def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
-    """Thresholds, fitted on the heads' own scores of val documents, reported on test too."""
+    """Thresholds, fitted on the heads' own scores of val documents and also reported on test."""
     read = dg.SpecificPartitionsPartitionMapping([*label_keys("val"), *label_keys("test")])
     languages = [key for source in sources for key in graded_by_language(run, source.name)]
     return Asset(
@@ -158,7 +159,7 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def graded_by_language(run: Run, source: str) -> list[list[str]]:
-    """The languages of a source's documents, if thresholds differ by language."""
+    """Key of the language attribute of a source, if thresholds differ by language."""
     is_read = run.config.calibration.target_by == "language"
     return [[source, "attributes", "language"]] if is_read else []
 
@@ -175,7 +176,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="grade",
         kind="json",
-        text="A row per document, whose decision is keep: no grader is named."
+        text="A row per document with the decision keep, since the run names no grader."
         if is_off
         else "The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),

@@ -1,4 +1,4 @@
-"""The regrade plan as an asset: the work and the effects of grading, before it is paid for."""
+"""The regrade plan as an asset: the cost and effects of grading, known before grading."""
 
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +21,7 @@ _MAX_ROWS = 50
 
 
 class RegradePlanConfig(dg.Config):
-    """Run config of the plan: how many documents are graded for the flips and the time."""
+    """Run config of the plan: the number of documents to grade to estimate flips and time."""
 
     sample_documents: int = 32
 
@@ -35,11 +35,11 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="grade",
         kind="json",
-        text="What grading would do now: stale shards, decisions that may flip, time. "
-        "Materialise it before a backfill of quality_scores to see what the backfill costs.",
+        text="A preview of grading: stale shards, decisions that may flip, time. Materialise it "
+        "before a backfill of quality_scores to see the cost of the backfill.",
         facts=("may_flip_least, may_flip_most", "sampled, sampled_flips"),
         version=settings.grades(run).version,
-        # Heads are not among them: the calibration names the heads that it was fitted for.
+        # The heads are not inputs: the calibration names the heads that it was fitted for.
         deps=[[GROUP, "calibration"], *([name, "shards"] for name in names)],
         leads_to=[[name, "quality_scores"] for name in names],
         pool="gpu",  # a sample is graded

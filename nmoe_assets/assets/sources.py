@@ -36,8 +36,8 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
         asset_key(run, [source.name, "documents"]),
         group_name=named(run, source.name),
         kinds={spec.kind},
-        description=f"Documents of {source.name}, read as kind {spec.kind}. They are not "
-        "made here: prep records the revision that it read.",
+        description=f"Documents of {source.name}, of kind {spec.kind}. This asset is external: "
+        "prep records the revision that it read.",
         owners=list(run.config.automation.owners),
         tags={"stage": "prep"},
         metadata=about(rows=DOCUMENT_ROWS, leads_to=[asset_key(run, [source.name, "shards"])])
@@ -56,7 +56,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group=name,
         stage="prep",
         kind="numpy",
-        text=f"Token shards of the {split} split: one pass fills all asked-for shards. "
+        text=f"Token shards of the {split} split: one pass fills all requested shards. "
         "`nmoe explain` takes the ids in the sample.",
         facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
         version=settings.prep(run, source, split).version,
@@ -132,7 +132,7 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         stage="label",
         kind="json",
         text="Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
-        "calibrates them, test is left alone.",
+        "calibrates them, test only measures them.",
         facts=("train, val, test", "changed"),
         version=settings.SLICES.version,
         deps=[[name, "manifest"]],

@@ -1,1 +1,2 @@
-"""The checks of assets: `nmoe_core.tasks.checks` finds, this folder tells Dagster."""
+"""The checks of assets: `nmoe_core.tasks.checks` computes the verdicts, and this folder reports
+them to Dagster."""

@@ -1,9 +1,9 @@
 """The checks of one asset. `nmoe_core.tasks.checks` computes the verdicts; the run's `[checks]`
 sets the level of a failure: `block` stops the assets that follow in the same run.
 
-An asset checks its new output in its own step, which costs no second process and sees the
-partitions of its run. Manifests and the plan have steps for their checks, so that these can run
-again without making the asset.
+An asset checks its new output in its own step, which needs no second process and knows the
+partitions of the run. Manifests and the plan have separate steps for their checks, so that the
+checks can run again without making the asset.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,9 @@ class Checks:
         run: Sets the level of a failure.
         asset: Key of the asset without the mixture's prefix.
         names: Names of the checks.
-        check: Gives all verdicts. Takes the partition keys that a run made; no argument if the
-            asset is an unpartitioned file; the result itself if the asset writes no file.
+        check: Returns all verdicts. Its argument is the list of partition keys that a run made; no
+            argument if the asset is an unpartitioned file; the result itself if the asset writes no
+            file.
     """
 
     run: Run
@@ -48,7 +49,7 @@ class Checks:
         return asset_key(self.run, self.asset)
 
     def specs(self) -> list[dg.AssetCheckSpec]:
-        """Declaration of a check in the asset's definition."""
+        """Declarations of the checks in the asset's definition."""
         return [
             dg.AssetCheckSpec(
                 name,
@@ -70,8 +71,8 @@ class Checks:
     ) -> Iterator[dg.AssetCheckResult]:
         """Check the partitions that a run made.
 
-        A check has one verdict for all partitions: a run over other partitions keeps the failed
-        ones that were not made again since.
+        A check has one verdict for all partitions, so the verdict of this run also names partitions
+        that failed earlier and were not made again.
         """
         try:
             verdicts = self.check(made)
@@ -85,8 +86,8 @@ class Checks:
         make_newest(context.instance, context.run.run_id, results)
 
     def log_unchecked(self, context: dg.AssetExecutionContext, made: Sequence[str]) -> None:
-        """Log that partitions did not pass, for a run that ends before it has checked them."""
-        verdict = Verdict(False, f"made by a run that ended before it checked {_some(made)}")
+        """Log a failed check of the partitions of a run that ends before it has checked them."""
+        verdict = Verdict(False, f"the run ended before it checked {_some(made)}")
         for name in self.names:
             if made and name in _OF_EACH_PARTITION:
                 failed = [*made, *self._failed_before(context, name, made)]
@@ -102,7 +103,7 @@ class Checks:
             if not verdict.passed:
                 failed = [key for key in made if not self.check([key])[name].passed]
             if before := self._failed_before(context, name, made):
-                found = f"{verdict.found}; not made again since: {_some(before)}"
+                found = f"{verdict.found}; failed earlier and not made again: {_some(before)}"
                 verdict = Verdict(False, found, verdict.facts)
                 failed += before
         return self._result(name, verdict, failed)
@@ -110,7 +111,7 @@ class Checks:
     def _failed_before(
         self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
     ) -> list[str]:
-        """Partitions besides those just made that did not pass and are still there."""
+        """Other partitions that did not pass earlier and still exist."""
         check = dg.AssetCheckKey(self.key, name)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
@@ -131,7 +132,7 @@ class Checks:
         )
 
     def definition(self, stage: str) -> dg.AssetChecksDefinition:
-        """The checks as a step of their own, in a pod of a stage."""
+        """The checks as a separate step, in a pod of a stage."""
         name = "__".join(["check", *self.key.path])
         tags = pod_tags(self.run, stage)
 

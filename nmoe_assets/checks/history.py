@@ -1,8 +1,8 @@
-"""The verdicts of a check in Dagster, and the one that Dagster takes as the newest.
+"""The verdicts of a check in Dagster, and which one Dagster takes as the newest.
 
-Dagster takes the execution whose run was created last, and only if it is about the newest
-materialisation. If runs of one asset overlap, that run need not be the last to end: the verdicts of
-the other runs would not count, or would block the assets that follow.
+Dagster takes the execution whose run was created last, and only if it checked the newest
+materialisation. If runs of one asset overlap, another run may end last; its verdicts would not
+count, or would block the assets that follow.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def _logged_at(record: Any) -> float:  # Dagster does not export the type of an 
 def evaluation(
     result: dg.AssetCheckResult, target: CheckTarget | None = None
 ) -> dg.AssetCheckEvaluation:
-    """A check's result as the event that Dagster makes of it."""
+    """A check's result as the event that Dagster would log."""
     assert result.asset_key is not None
     assert result.check_name is not None
     return dg.AssetCheckEvaluation(
@@ -52,7 +52,7 @@ def evaluation(
 def make_newest(
     instance: dg.DagsterInstance, run_id: str, results: Iterable[dg.AssetCheckResult]
 ) -> None:
-    """Report a run's verdicts again if the check has an execution of a run created later."""
+    """Report a run's verdicts again if a run that was created later has executed the check."""
     for result in results:
         verdict = evaluation(result)
         history = instance.event_log_storage.get_asset_check_execution_history(

@@ -22,13 +22,14 @@ class ToldToStop(dg.DagsterExecutionInterruptedError):
 
 
 def keep_ignored() -> None:
-    """Send interrupts again that Python ignored: Dagster's handler raises wherever the run is."""
+    """Send interrupts again that Python ignored, since Dagster's handler may raise at a place where
+    Python drops the exception."""
     send_again_if_ignored(dg.DagsterExecutionInterruptedError, signal.SIGINT)
 
 
 @contextmanager
 def interrupts_since() -> Iterator[Callable[[], None]]:
-    """Give a function that raises if the process was told to stop since the block began.
+    """Yield a function that raises if the process was told to stop since the block began.
 
     A run that is executed in process delays interrupts while Dagster does its own work, and drops
     at its end the interrupts that came after its last step. So the code that executes the run calls

@@ -1,10 +1,10 @@
 """The job `pipeline`: everything, from documents to the loader plan.
 
-Started by the UI or the daemon, it asks for one backfill of all assets and ends: the backfill
-launches the runs, and its page has their state, Terminate and retries. Started by
-`dagster job execute`, without a daemon, it executes the job of each task in its own process, one
-after the other, and fails when one fails. Its console then shows a line per task and what goes
-wrong; the runs of the tasks hold the rest, as the UI shows it.
+If the UI or the daemon starts it, it requests one backfill of all assets and ends. The backfill
+launches the runs, and its page shows their state, Terminate and retries. If `dagster job execute`
+starts it, without a daemon, it executes the job of each task in its own process, one after the
+other, and stops at the first failure. The console then shows a line per task and the errors; the UI
+shows the rest in the runs of the tasks.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _WRAPPERS = ("DagsterExecutionStepExecutionError", "RetryRequestedFromPolicy")
 def pipeline_job(
     run: Run, jobs: list[TaskJob], definitions: Callable[[], dg.Definitions]
 ) -> dg.JobDefinition:
-    """The job over all tasks; `definitions` holds their jobs by the time that a run begins."""
+    """The job over all tasks; `definitions` returns their jobs, once all definitions are made."""
     steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
 
     @dg.op(name=named(run, "run_pipeline"), out=dg.Out(dg.Nothing))
@@ -53,7 +53,7 @@ def pipeline_job(
 
 
 def console(level: str) -> dict[str, Any]:
-    """The run configuration of a job whose console shows lines of this level and above."""
+    """The run configuration with which a job's console shows lines of this level and above."""
     return {"loggers": {"console": {"config": {"log_level": level}}}}
 
 
@@ -110,8 +110,8 @@ def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
 
 
 def step_error(event: dg.DagsterEvent) -> str:
-    """The error that a failed step ended with, in one line, without the path of its class. Its
-    cause is in the log of the run."""
+    """The error of a failed step as one line, without the path of its class. The log of the run has
+    its cause."""
     error = event.step_failure_data.error
     while error is not None and error.cls_name in _WRAPPERS and error.cause is not None:
         error = error.cause

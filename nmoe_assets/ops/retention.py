@@ -1,7 +1,7 @@
-"""Old runs are deleted with their events, and no current asset loses its history.
+"""Deletes old runs with their events, but keeps the history of every current asset.
 
-Dagster keeps a materialisation in the events of its run: to delete the run is to lose it. A run is
-kept if it is young, among the last of its job, or if a current asset depends on it:
+Dagster keeps a materialisation in the events of its run, so deleting the run deletes it. A run is
+kept if it is recent, if it is among the last of its job, or if a current asset depends on it:
 
 * it made the version of an asset or partition that was current at the cutoff, or a later version;
 * it made an input of such a version: Dagster finds staleness by comparing the two;
@@ -27,7 +27,7 @@ JOB_NAME = "retention"
 
 
 class RetentionConfig(dg.Config):
-    """Run config: days that a run is kept, runs that a job keeps; `dry_run` only reports."""
+    """Run config: days to keep a run, number of runs to keep per job; `dry_run` only reports."""
 
     keep_days: int = 30
     keep_last: int = 20
@@ -36,7 +36,8 @@ class RetentionConfig(dg.Config):
 
 @dataclass(frozen=True)
 class _Record:
-    """A materialisation or observation; `made_from` has the newest event of each input then."""
+    """A materialisation or observation; `made_from`: the newest event of each input at that
+    time."""
 
     storage_id: int
     kind: str
@@ -90,7 +91,7 @@ def retention_job(
 
 
 def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
-    """The job by `[retention] cron`; no schedule if that is empty."""
+    """A schedule of the job by `[retention] cron`; empty if that is empty."""
     table = run.config.retention
     if not table.cron:
         return []
@@ -103,7 +104,7 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
             default_status=dg.DefaultScheduleStatus.RUNNING
             if run.config.automation.starts
             else dg.DefaultScheduleStatus.STOPPED,
-            description=f"Deletes runs of {table.keep_days} days ago that no asset depends on.",
+            description=f"Deletes runs older than {table.keep_days} days that no asset depends on.",
         )
     ]
 
@@ -111,13 +112,13 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
 def deletable_runs(
     instance: dg.DagsterInstance, before: datetime, keep_last: int, checks: list[dg.AssetCheckKey]
 ) -> tuple[list[dg.DagsterRun], dict[str, int]]:
-    """Finished runs to delete, and the number of old runs that stay, by reason.
+    """Finished runs to delete, and the number of old runs to keep, by reason.
 
     Args:
         instance: The instance of the runs.
-        before: Runs that were updated later stay.
-        keep_last: Runs of each job that stay, whatever their age.
-        checks: The checks whose last executions stay.
+        before: Runs that were updated later are kept.
+        keep_last: Number of runs of each job that are kept at any age.
+        checks: The checks whose last executions are kept.
     """
     finished = dg.RunsFilter(statuses=_FINISHED, updated_before=before)
     old = [record.dagster_run for record in instance.get_run_records(finished)]
@@ -139,8 +140,8 @@ def deletable_runs(
 
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run, its events, and the files of both; the next cleanup finds a deletion that
-    stopped halfway."""
+    """Delete a run, its events, and the files of both. If a deletion stops halfway, the next
+    cleanup completes it."""
     files = event_files(instance, run_id)  # Dagster leaves them, emptied
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     instance.delete_run(run_id)
@@ -159,7 +160,7 @@ def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> s
 def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
     """Runs with the newest events at the cutoff or later ones, and runs that made their inputs."""
     needed: set[str] = set()
-    # An observation is no newer materialisation: the latest of each kind is needed.
+    # An observation does not replace a materialisation, so the latest event of each kind is needed.
     by_partition: dict[dg.AssetKey, dict[tuple[str | None, str], list[_Record]]] = {}
     seen: defaultdict[dg.AssetKey, set[int]] = defaultdict(set)
     for key in instance.all_asset_keys():
@@ -192,32 +193,30 @@ def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[_Record
             cursor = page.cursor
             has_more = page.has_more
             for found in page.records:
-                tags = found.event_log_entry.tags or {}
+                made_from = {}
+                for name, storage_id in (found.event_log_entry.tags or {}).items():
+                    if name.startswith(_POINTER) and storage_id != "NULL":
+                        key_text = name.removeprefix(_POINTER)
+                        made_from[dg.AssetKey.from_user_string(key_text)] = int(storage_id)
                 yield _Record(
                     found.storage_id,
                     fetch.__name__,
                     found.partition_key,
                     found.run_id,
                     found.timestamp,
-                    {
-                        dg.AssetKey.from_user_string(name.removeprefix(_POINTER)): int(storage_id)
-                        for name, storage_id in tags.items()
-                        if name.startswith(_POINTER) and storage_id != "NULL"
-                    },
+                    made_from,
                 )
 
 
 def _last_attempts(instance: dg.DagsterInstance) -> set[str]:
     storage = instance.event_log_storage
-    return {
-        run_id
-        for key in instance.all_asset_keys()
-        for run_id, _ in (
-            storage.get_latest_asset_partition_materialization_attempts_without_materializations(
-                key
-            ).values()
-        )
-    }
+    attempts_of = (
+        storage.get_latest_asset_partition_materialization_attempts_without_materializations
+    )
+    last = set()
+    for key in instance.all_asset_keys():
+        last |= {run_id for run_id, _ in attempts_of(key).values()}
+    return last
 
 
 def _last_checks(instance: dg.DagsterInstance, checks: list[dg.AssetCheckKey]) -> set[str]:

@@ -1,12 +1,12 @@
-"""Sensors and the schedule: the runs that the daemon requests besides those for changed content.
+"""Sensors and the schedule: runs that the daemon requests besides the runs for changed content.
 
-New input or a moved revision requests prep of that source; prep compares content and does no work
-if only times changed. Failed label slices are requested again, a bounded number of times and after
-increasing waits. A notice of each failed run, one line, goes to the log and to a webhook if one is
-set.
+If a source has new input or a moved revision, prep of the source is requested; prep compares
+content and does no work if only times changed. Failed label slices are requested again, a limited
+number of times and with increasing waits. Each failed run is reported in one line to the log, and
+to a webhook if one is set.
 
-Dagster never runs a run key twice, so keys hold the second of the request: an input that changes
-back to former content also counts as a change.
+Dagster never runs a run key twice, so keys contain the time of the request in seconds: an input
+that changes back to earlier content also counts as a change.
 """
 
 import json
@@ -35,7 +35,8 @@ AssetJob = Any  # Dagster does not export the type of what define_asset_job retu
 def source_watch(
     run: Run, sources: list[SourcePlan], prep: list[TaskJob], definitions: Mapping[str, AssetJob]
 ) -> dg.SensorDefinition:
-    """Prep of each source whose input changed since the tick before; the cursor holds their marks.
+    """Requests prep of each source whose input changed since the last tick; the cursor holds the
+    sources' marks.
 
     A source without a mark may have changed before the first tick: it is prepared, which does no
     work if it is current.
@@ -46,7 +47,7 @@ def source_watch(
         jobs=[definitions[job.name] for job in prep],
         minimum_interval_seconds=run.config.automation.source_poll_interval_s,
         default_status=sensor_status(run),
-        description="New input files or a moved revision: prep of that source.",
+        description="Requests prep of a source with new input files or a moved revision.",
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, str] = json.loads(context.cursor or "{}")
@@ -70,7 +71,7 @@ def source_watch(
 
 
 def _is_prepared(run: Run, instance: dg.DagsterInstance, source: str) -> bool:
-    """Whether it was ever prepared: a person starts the first run."""
+    """Whether the source was ever prepared: you start the first run yourself."""
     shards = asset_key(run, [source, "shards"])
     return instance.get_latest_materialization_event(shards) is not None
 
@@ -87,7 +88,8 @@ def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.R
 
 
 def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
-    """Failed label slices again; the cursor holds the tries of each and the time of the next.
+    """Requests failed label slices again; the cursor holds the tries of each slice and the time of
+    the next try.
 
     The wait begins when the failure is seen; a time of 0 means that the failure of the last try has
     not been seen yet.
@@ -100,7 +102,7 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
         job=label,
         minimum_interval_seconds=30,
         default_status=sensor_status(run),
-        description=f"Failed slices of oracle labels again, at most {budget} times each.",
+        description=f"Requests failed slices of oracle labels again, at most {budget} times each.",
     )
     def retry(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         keys = label_partitions.get_partition_keys()
@@ -127,8 +129,8 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
                 run_key = f"{key}:{count + 1}:{int(now)}"
                 requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))
         if spent:
-            context.log.warning(f"failed {budget} times, left to a person: {', '.join(spent)}")
-        skipped = None if requests else dg.SkipReason("no failed slice to try")
+            context.log.warning(f"no more retries after {budget} failures: {', '.join(spent)}")
+        skipped = None if requests else dg.SkipReason("no failed slice to retry")
         return dg.SensorResult(
             run_requests=requests, skip_reason=skipped, cursor=json.dumps(tries, sort_keys=True)
         )
@@ -139,8 +141,8 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """One line about each failed run, to the sensor's log and to the webhook.
 
-    One sensor is for the runs that this location started. The other is for `dagster job execute`,
-    whose runs may fail before they have a location, so it looks at the runs of all.
+    One sensor reports the runs that this location started. The other one reports runs of `dagster
+    job execute`, which may fail before they have a location, so it monitors all locations.
     """
 
     @dg.run_failure_sensor(
@@ -194,7 +196,7 @@ def notice_text(context: dg.RunFailureSensorContext) -> str:
     errors = (step_error(event) for event in context.get_step_failure_events())
     first = next(filter(None, errors), None) or context.failure_event.message or "no message"
     is_lost = run.tags.get("dagster/will_retry") == "true"
-    end = f"; it is started again (run {run.run_id})" if is_lost else f" (run {run.run_id})"
+    end = f"; Dagster starts it again (run {run.run_id})" if is_lost else f" (run {run.run_id})"
     return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
 
 

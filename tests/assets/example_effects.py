@@ -210,5 +210,5 @@ LOADER = {
     "fingerprint": (f"{_PLAN} --steps 3", r"^[0-9a-f]{64}  first 3 steps\n$"),
     "verify": (_PLAN, r"ok train docs: 2 shards[\s\S]+ok plan [0-9a-f]{64}\n$"),
     "blocks": (_PLAN, r"wrote \S+curated/docs/train/blocks\.json\n"),
-    "verify-remix": ("remixed.certificate.json", r"ok plan \S+ goes on from \S+ at step 4\n$"),
+    "verify-remix": ("remixed.certificate.json", r"ok plan \S+ continues \S+ from step 4\n$"),
 }

@@ -116,8 +116,8 @@ def test_every_column_leads_to_columns_of_assets_down_to_the_documents() -> None
     assert origins(curated, "topic") == origins(curated, "decision") == {"stdlib/documents.text"}
     schema = graph.get(curated).metadata["dagster/column_schema"]
     shown = {column.name: column.description for column in schema.columns}
-    assert shown["decision"] == "why it was kept; from quality_scores.decision"
-    assert shown["parent_index"] == "its number in the parent shard"
+    assert shown["decision"] == "decision of the grader; from quality_scores.decision"
+    assert shown["parent_index"] == "number in the parent shard"
     labels = dg.AssetKey(["hydra", "oracle_labels"])
     assert origins(labels, "doc_id") == {f"{source}/documents.id" for source in DEMO_SOURCES}
 

@@ -149,7 +149,7 @@ def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
         cursor = asked.cursor
         clock[0] += 30 * bool(asked.run_requests)
     assert waits == [60, 120, 240, 930], "from when a failure was seen"
-    assert asked.skip_message == "no failed slice to try"
+    assert asked.skip_message == "no failed slice to retry"
     made = dg.AssetMaterialization(LABELS, partition="val-02")
     in_memory.report_runless_asset_event(made)
     assert _tick("label_retries", defs, in_memory, cursor).cursor == "{}"

@@ -144,7 +144,7 @@ def test_tokens_decode_to_utf8_and_unknown_ids_are_shown(tmp_path):
         path.write_text(f"aGk= 0\n{line}\n")
         with refused("E-CONFIG", match="v.tiktoken:2: not a vocabulary"):
             read_vocabulary(path)
-    with refused("E-CONFIG", match="no vocabulary file"):
+    with refused("E-CONFIG", match="cannot read the vocabulary file"):
         read_vocabulary(tmp_path / "none")
 
 

@@ -280,7 +280,7 @@ def test_counts_of_a_source_whose_content_changed_are_refused_by_name_when_it_re
     for weights in ({"ant": 1, "bee": 1}, {"ant": 1, "bee": 2}):
         (loader,) = open_ranks(after, Run(weights, 60, 4, "swrr"), 1)
         loader.seek_step(2)
-        what = "source 'bee': the counts are of other data"
+        what = "source 'bee': the counts belong to other data"
         for counts in (state, kept):
             with refused("E-STATE-DATA", naming=[what, "give the changed data another name"]):
                 loader.load_state_dict(counts)
@@ -310,6 +310,6 @@ def test_counts_of_another_reading_order_are_refused(grown, before, after, good)
     first, _ = build_loader(one.cfg(world) | before, backend="numpy")
     loader, _ = build_loader(two.cfg(world) | after, backend="numpy")
     state = counts_at(first, 10)
-    what = "'ant': the counts are of another reading order"
+    what = "'ant': the counts belong to another reading order"
     with nullcontext() if good else refused("E-STATE-DATA", match=what):
         loader.load_state_dict(state)

@@ -326,7 +326,7 @@ def text(configs: object, weights: object) -> dict[str, object]:
         ({"on_exhaust": "wrapp"}, ["did you mean 'wrap'"]),
         ({"window_stride": 17}, ["'17'"]),
         ({"allow_unmanifested": "yes"}, ["allow_unmanifested", "'yes'"]),
-        ({"datasets": None}, ["no data named"]),
+        ({"datasets": None}, ["no data source is set"]),
         ({"datasets": None, "flow_mode": "x"}, ["mixture_toml is missing"]),
         ({"seqlen": 16}, ["'seqlen'", "did you mean 'seq_len'"]),
         ({"on_exaust": "wrap"}, ["did you mean 'on_exhaust'"]),

@@ -147,7 +147,7 @@ def test_print_fn_is_called_on_rank_0_alone(two_stages):
         *(({"world_size": n}, ["world_size", repr(n), "at least 1"]) for n in (0, "2", 2.0)),
         ({"prefetch": -1}, ["prefetch", "-1"]),
         ({"prefetch": 1.5}, ["1.5"]),
-        ({"pin_memory": True, "backend": "numpy"}, ["pin_memory needs torch"]),
+        ({"pin_memory": True, "backend": "numpy"}, ["pin_memory and device need torch"]),
         ({"dtype": "int46"}, ["'int46'", "did you mean"]),
         ({"split": "test"}, ["'test'", "did you mean"]),
         ({"backend": "jax"}, ["'jax'", "did you mean"]),
@@ -157,7 +157,7 @@ def test_arguments_that_no_plan_could_serve_are_refused_before_one_is_made(
     two_stages, argument, words, monkeypatch
 ):
     plan = build_loader(two_stages.cfg, backend="numpy")[1]
-    with refused("E-CONFIG", match="a rank would get no row"):
+    with refused("E-CONFIG", match="a batch has fewer rows than there are ranks"):
         DeterministicLoader(plan, 0, 13)
     monkeypatch.setattr("loader.config.resolve_plan", lambda *_: pytest.fail("a plan was made"))
     for call in (

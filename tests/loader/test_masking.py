@@ -146,5 +146,5 @@ def test_tokens_that_a_plan_does_not_have_are_refused(named):
     for row in ((path.with_name("x.npy"), start, end), (path, start, 10**6), (path, end, end)):
         with refused("E-PLAN-FORMAT"):
             mask(plan, [(source, *row)])
-    with refused("E-CONFIG", naming=["masked targets, and labels, hold -100"]):
+    with refused("E-CONFIG", naming=["masked rows, and labels, contain -100"]):
         build_loader(mask(plan, [(source, path, start, end)]), backend="numpy", dtype="uint32")

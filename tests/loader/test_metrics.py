@@ -53,7 +53,7 @@ def test_loss_table_of_the_mixing_document():
     [([0], [1.0, 2.0], None), ([2], [1.0], None), ([-1], [1.0], None), ([0], [1.0], [1, 2])],
 )
 def test_losses_that_do_not_fit_are_refused(index, losses, tokens):
-    with pytest.raises(ValueError, match="losses do not fit"):
+    with pytest.raises(ValueError, match="shapes of losses do not match"):
         SourceLosses(("a", "b")).add(index, losses, tokens)
 
 

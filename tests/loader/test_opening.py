@@ -104,9 +104,9 @@ def test_batches_are_copied_to_the_device_that_is_named(cfg):
     [
         ({"form": "list"}, "unknown form"),
         ({"form": "dict", "extras": ("position_id",)}, "did you mean 'position_ids'?"),
-        ({"extras": ("cu_seqlens",)}, "extras are part of a dict"),
-        ({"form": "dict", "dtype": "uint32"}, "labels, hold -100"),
-        ({"device": "cpu", "backend": "numpy"}, "pin_memory needs torch, and so does device"),
+        ({"extras": ("cu_seqlens",)}, "extras need batches in the form of a dict"),
+        ({"form": "dict", "dtype": "uint32"}, "labels, contain -100"),
+        ({"device": "cpu", "backend": "numpy"}, "pin_memory and device need torch"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(cfg, options, named):
@@ -126,7 +126,7 @@ def test_without_torch_batches_are_arrays_unless_torch_is_asked_for(cfg, monkeyp
 def test_extras_need_an_index_of_documents(tree):
     tree.add("web", 900).unlink()
     cfg = tree.one(steps=4, allow_unmanifested=True)
-    with refused("E-CONFIG", naming=["no index of its documents"]):
+    with refused("E-CONFIG", naming=["no document index"]):
         open_loader(cfg, backend="numpy", form="dict", extras=("position_ids",))
 
 
@@ -177,7 +177,7 @@ def test_rows_of_ranks_that_a_trainer_cuts_are_the_plans_batch(cfg):
     step = chain.from_iterable(StepDataset(plan, rank, 3)[4][0] for rank in range(3))
     for row, expected in zip(range(48, 60), step, strict=True):
         assert (data[row]["input_ids"] == expected).all()
-    with refused("E-CONFIG", naming=["of a batch, not of a row"]):
+    with refused("E-CONFIG", naming=["describe a batch, not a row"]):
         RowDataset(cfg, extras=("cu_seqlens",))
-    with refused("E-CONFIG", naming=["rows are read by their number"]):
+    with refused("E-CONFIG", naming=["read_rows cannot be used with prefetch"]):
         open_loader(cfg, prefetch=2, backend="numpy").read_rows(0, 2)

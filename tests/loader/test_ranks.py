@@ -102,7 +102,7 @@ def with_workers(way: dict[str, Any]) -> list[dict[str, Any]]:
     return [way | {"keys": alone}, way | {"keys": keys | {"num_workers": 2}}]
 
 
-ORDER = "steps are not read one after the other"
+ORDER = "steps must be read in order"
 
 
 def test_steps_that_a_sampler_draws_or_deals_are_refused_at_every_rank(read):

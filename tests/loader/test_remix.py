@@ -331,9 +331,14 @@ def test_the_learning_rate_stays_as_it_was_unless_a_phase_says_another(tree):
         (5, {"weights": {"ant": 1, "bee": 0}}, "E-CONFIG", ["'bee' is never used"]),
         (5, {"weights": {"ant": 1, "bea": 1}}, "E-CONFIG", ["did you mean 'bee'?"]),
         (5, {"add": ["cat"]}, "E-CONFIG", ["'cat' is never used"]),
-        (31, EDIT | {"add": ["cat"]}, "E-CONFIG", ["a phase lies in the past"]),
+        (31, EDIT | {"add": ["cat"]}, "E-CONFIG", ["a phase starts before the remix"]),
         (35, {"weights": {"ant": 1, "cat": 0.001}, "add": ["cat"]}, "E-PLAN-ZERO", ["'cat'"]),
-        (5, {"steps": 303}, "E-PLAN-SHORT", ["'ant' is short", "1180 left", "expected 1192"]),
+        (
+            5,
+            {"steps": 303},
+            "E-PLAN-SHORT",
+            ["'ant' has too few windows left", "1180 left", "expected 1192"],
+        ),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused(tree, step, edit, code, naming):
@@ -427,7 +432,7 @@ def test_a_certificate_is_made_again_from_its_plans_alone(written, capsys):
     assert main(["verify-remix", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ok ant: 80 windows before step 20, 80 after"
-    assert lines[-1].startswith(f"ok plan {after.plan_hash} goes on from ")
+    assert lines[-1].startswith(f"ok plan {after.plan_hash} continues ")
     plan_file = path.parent / "plan.json"
     plan_file.write_text(after.placed_in(path.parent).to_json())
     assert load_plan(plan_file).plan_hash == after.plan_hash

@@ -176,7 +176,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_started(
 def test_a_section_and_a_file_of_mixtures_are_refused_together(here: Path) -> None:
     text = 'root = "out"\nmixture_toml = "demo"\n[mixtures.own]\n'
     (here / "nmoe.toml").write_text(text)
-    with pytest.raises(ConfigError, match="two places"):
+    with pytest.raises(ConfigError, match="given twice"):
         Run("nmoe.toml")
 
 
