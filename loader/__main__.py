@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
     """SHA-256 over the first batches in global order, and how many batches there were.
 
-    Each batch adds its inputs, then its targets, as little-endian int64. World size plays no part.
+    Each batch adds its inputs, then its targets, as little-endian int64. World size does not
+    matter.
     """
     digest = hashlib.sha256()
     done = 0

@@ -32,14 +32,18 @@ _EXTRAS = {"position_ids": position_ids, "cu_seqlens": cu_seqlens}
 class MemoryOptions(TypedDict, total=False):
     """Form of a batch's arrays, and the number of batches to read ahead.
 
-    dtype: type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets hold -100, so
-    they cannot be `uint32`. prefetch: batches that a thread reads ahead; 0 reads in `next`.
-    pin_memory: page-locked tensors, from torch's own pool. contiguous: inputs and targets each in
-    their own memory, so that `targets.view(-1)` works; False gives two overlapping views of rows of
-    `seq_len + 1`, for less work per batch. form: `pair` gives (inputs, targets); `dict` gives the
-    arguments of models of transformers: input_ids, labels (which such a model shifts itself, so a
-    row's last target is not in them) and shift_labels (the targets). extras: `position_ids` (from 0
-    in each document) and `cu_seqlens` in a dict. device: destination of torch tensors.
+    Attributes:
+        dtype: Type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets contain
+            -100, so they cannot be `uint32`.
+        prefetch: Batches that a thread reads ahead; 0 reads in `next`.
+        pin_memory: Page-locked tensors, from torch's own pool.
+        contiguous: Inputs and targets each in their own memory, so that `targets.view(-1)` works;
+            False gives two overlapping views of rows of `seq_len + 1`, for less work per batch.
+        form: `pair` gives (inputs, targets). `dict` gives the arguments of transformers' models:
+            input_ids, labels (which the model shifts itself, so they lack a row's last target) and
+            shift_labels (the targets).
+        extras: `position_ids` (from 0 in each document) and `cu_seqlens`, in a dict.
+        device: Destination of torch tensors.
     """
 
     dtype: str
@@ -136,13 +140,17 @@ class ReadOptions:
 class Batch(NamedTuple):
     """A batch and its origin.
 
-    inputs, targets: `[local_batch, seq_len]`. source_index: int64 [local_batch], an index of
-    `source_names`. document_spans: for each row, int64 [num_documents, 2], start and end in
-    `inputs` of the documents in it, end exclusive and past the EOS; the first and last may be parts
-    of documents. They come from the index files; None if a source has none. lr_scale: factor of the
-    learning rate at this step. sequence_index: int64 [local_batch], each row's number in the global
-    stream; two ranks that share a row have the same number. global_sequence_index: number of the
-    global batch's first sequence, equal on all ranks.
+    Attributes:
+        inputs, targets: `[local_batch, seq_len]`.
+        source_index: int64 [local_batch], each row's index in `source_names`.
+        source_names: Names of the plan's sources.
+        document_spans: Per row int64 [num_documents, 2], start and end of its documents in
+            `inputs`, end exclusive and past the EOS; the first and last may be parts of documents.
+            None if a source has no index files.
+        lr_scale: Factor of the learning rate at this step.
+        sequence_index: int64 [local_batch], each row's number in the global stream; two ranks that
+            share a row have the same number.
+        global_sequence_index: Number of the global batch's first sequence, equal on all ranks.
     """
 
     inputs: Any
@@ -214,7 +222,7 @@ class BatchReader:
         return self._placed(rows.inputs), self._placed(rows.targets)
 
     def form(self, rows: Rows) -> Any:
-        """A pair, or a dict."""
+        """The batch as a pair or as a dict."""
         inputs, targets = self.pair(rows)
         if self._options.form == "pair":
             return inputs, targets
@@ -254,10 +262,9 @@ class BatchReader:
         return array, self._wrap(array)
 
     def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
-        """This rank's row in the batch at sequence `n`, which has only `size` rows, fewer than
-        there are ranks; then the number of this rank's part of that row's targets, and the number
-        of parts. Ranks are assigned one by one, each to the row that has the most targets per
-        rank."""
+        """For the batch at sequence `n`, whose `size` rows are fewer than the ranks: the row that
+        this rank reads, which part of the row's targets it keeps, and the number of parts. Ranks
+        are assigned one by one, each to the row that has the most targets per rank."""
         world_size = self._options.world_size
         rank = self._options.rank
         if self._options.dtype == "uint32":

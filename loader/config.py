@@ -172,7 +172,7 @@ def is_trainers(key: object) -> bool:
 
 
 def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, Any]:
-    """The loader's keys of a file in a project: relative paths start at `base`."""
+    """The loader's keys of a file in a project; relative paths start at `base`."""
     given = _of_mapping(table, where) | {"base": base}
     for key, rules in KEYS.items():
         if key in given and Path in rules.types:

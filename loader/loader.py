@@ -108,7 +108,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def next_with_meta(self) -> Batch:
         """The next batch and its origin. Raises as `next` does, and FormatError if an index is
-        missing or not of its file (E-INDEX-...); the loader keeps its position."""
+        missing or does not match its file (E-INDEX-...); the loader keeps its position."""
         rows = self._read()
         stream = self._open_stream()
         first = self._next

@@ -1,4 +1,4 @@
-"""Masks documents so that their text is no longer learned, such as after a takedown."""
+"""Masks documents so that training no longer learns their text, for example after a takedown."""
 
 import os
 from collections.abc import Iterable

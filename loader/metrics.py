@@ -1,8 +1,8 @@
 """Per-source losses from per-row or per-token losses, token-weighted and summed over ranks.
 
-A source's loss is the sum of its tokens' losses over the number of its predicted tokens, on all
-ranks together: neither a mean of means nor one rank's share. Numpy arrays and torch tensors are
-taken; torch is used only if the caller has imported it.
+A source's loss is the sum of its tokens' losses divided by the number of its predicted tokens, on
+all ranks together: neither a mean of means nor one rank's share. Takes numpy arrays and torch
+tensors; uses torch only if the caller has imported it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The rank of a process: detected, or refused, and never guessed."""
+"""Detects the rank of a process; refuses to guess it if it is not clear."""
 
 import os
 import sys

@@ -53,13 +53,13 @@ def remix(
         step: First step of the new shares; 0 to the last step of the plan.
         weights: Weight of every source that is read from there; no temperature is applied.
         sources: Directory or manifest of each source that the plan does not have.
-        phases: Tables as in `[[data.phases]]`, from the step. Phases of the plan after the step are
-            dropped.
-        steps: Length of the run; as planned if left out.
+        phases: Tables as in `[[data.phases]]`, from the step on. The plan's own phases after the
+            step are dropped.
+        steps: Length of the run; by default as planned.
 
     Raises:
         ConfigError: A weight, phase or number of steps is out of range, or a source is not known.
-        PlanError: The run does not reach the step, or no steps are left after it (E-REMIX-STEP); a
+        PlanError: The plan does not have the step, or no steps are left after it (E-REMIX-STEP); a
             source has too few windows left (E-PLAN-SHORT), a new one gets no sequence
             (E-PLAN-ZERO), or its data differ from the plan's source of that name (E-PLAN-DATA); new
             sources are given for a twin (E-PLAN-TWIN); as `build_plan` for new sources.

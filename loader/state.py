@@ -1,8 +1,8 @@
 """A saved loader position: small, equal on all ranks, bound to its plan and sealed.
 
 The position is one number, the global sequence index. A state also holds the plan's identity, so
-that a refusal can name what differs, and counts per source. It loads at another batch size, whose
-sequences are the same, and under a plan that is the same up to its position, such as a remix.
+that a refusal can name what differs, and counts per source. It loads at another batch size, since
+the sequences are the same, and under a plan that is equal up to its position, such as a remix.
 Counts per source without a position are a state too (`loader.plan.continuation`). States of
 versions 1 and 2 carry no seal: their other values must agree with their index.
 """
@@ -108,7 +108,7 @@ def _with_consumed(plan: LoaderPlan, value: Any, capacities: Sequence[int]) -> L
 def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> None:
     if state.get("split") != split:
         raise StateError(
-            "state of another split",
+            "the state belongs to another split",
             found=repr(state.get("split")),
             expected=repr(split),
             code="E-STATE-SPLIT",

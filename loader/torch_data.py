@@ -231,7 +231,7 @@ class WorkerLoader(DeterministicLoader):
         return batch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """As `DeterministicLoader` iterates; workers start again for each pass over valid."""
+        """Iterates as `DeterministicLoader` does; workers start again for each pass over valid."""
         if self.split == "valid":
             self._batches = None
         return super().__iter__()
@@ -260,12 +260,13 @@ def _same(batch: Any) -> Any:
 
 
 def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The number by which a rank divides the sum of its losses, so that the mean of gradients over
-    ranks, as data parallelism computes it, is the mean over all targets, however many each rank
-    has.
+    """The number by which a rank divides the sum of its losses. Then the mean of gradients over
+    ranks, as data parallelism computes it, is the mean over all targets, even if ranks have
+    different numbers of targets.
 
     A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
-    one target. With torch.distributed up this is a collective call. group: the data-parallel ranks.
+    one target. If torch.distributed is initialised, this is a collective call. group: the
+    data-parallel ranks.
     """
     count = (targets != IGNORE_INDEX).sum()
     ranks = torch.distributed

@@ -5,7 +5,7 @@ says `make` for its kind, also when it was missing at the first evaluation. It w
 that is missing, due itself, being made, about to be made, or has not passed a blocking check. An
 input that you make by hand may stay due for ever, so it is used as it is unless its last run
 failed. Assets that read shards wait while a blocking check of the manifest has failed, such as the
-checksums. Scores follow the calibration, which names the heads and the backbone, instead of these:
+checksums. Scores do not follow heads and backbone directly, only the calibration, which names them:
 scores of new heads under an old calibration would be refused. Dagster proposes assets that may be
 stale; the fingerprints beside the files decide.
 """
@@ -163,7 +163,7 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
-        # An output that is made later is new content of an input.
+        # Later, a missing output is requested when its inputs are made, which is new content.
         reason |= _AC.initial_evaluation() & _AC.missing()
     made = _AC.newly_updated() & ~_outdated(ignored)
     # A run that is only requested may begin before an input that changed in the same tick.

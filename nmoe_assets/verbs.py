@@ -58,7 +58,7 @@ def run_tasks(
             raise ConfigError("unknown task", where=run.path, found=name, expected=expected)
     if names:
         require_tasks(run, names)
-    else:  # as the job of all tasks does
+    else:  # the job `pipeline` makes the same check
         require_startable(run)
     done: list[dict[str, Any]] = []
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
@@ -161,7 +161,7 @@ def serve(run: Run, port: int) -> int:
 
 
 def _refuse_code(path: Path) -> None:
-    """Refuse a file from which Dagster would take variables that decide what is executed."""
+    """Refuse a file from which Dagster would read variables that decide which code runs."""
     prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
     names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
     if names:

@@ -1,8 +1,8 @@
 """`manifest.json`, read strictly: the shards of a directory, and the digests of their bytes.
 
-A path in a manifest cannot leave the manifest's directory. Trees written by other tools open: only
-the fields of the published format are required, unknown ones are ignored, and our own additions are
-checked if present. Format: docs/formats.md.
+A path in a manifest cannot leave the manifest's directory. Data of other tools can be read: only
+the fields of the published format are required, unknown fields are ignored, and our own additions
+are checked if present. Format: docs/formats.md.
 """
 
 import hashlib

@@ -41,7 +41,8 @@ class DocumentIndex:
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
-        FormatError if the index is missing, malformed or of another file (E-INDEX-...)."""
+        FormatError if the index is missing or malformed, or belongs to another file
+        (E-INDEX-...)."""
         return self._ends(file)
 
     def _file_at(self, position: int) -> int:

@@ -1,4 +1,4 @@
-"""The token files of all sources as one axis of positions, mapped when they are reached.
+"""The token files of all sources as one axis of positions; each file is mapped on first use.
 
 The files of a source follow each other in manifest order, and so do the sources, so that one
 `searchsorted` places any number of rows. A map costs a file descriptor, so at most a quarter of the

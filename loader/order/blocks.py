@@ -1,4 +1,4 @@
-"""Exact shares at block ends in closed form, random order inside a block.
+"""Interleaving by blocks: exact shares at the end of a block, random order inside it.
 
 At a block's end, after n sequences, source i has had floor(n x share + owed + phase) of them; its
 phase is a fraction that is drawn once. The heaviest source has the rest. So at a block's end a
@@ -8,10 +8,10 @@ has blocks of one pass over the data, and `weighted_random` has a single block, 
 without replacement. This is block-deterministic mixing as in levanter, without its rounding per
 block.
 
-A block's order is a random arrangement of its counts; any part of it is found without making the
-rest. The block is halved until a part holds at most 16,384 sequences; each half's share of a source
-is drawn from the hypergeometric law (above 32, from its normal approximation), a leaf is shuffled
-in whole. A position costs one path, O(sources x log(size)); the nodes of the last path are kept.
+A block's order is a random arrangement of its counts; any part of it is computed without the rest.
+The block is halved until a part holds at most 16,384 sequences; each half's share of a source is
+drawn from the hypergeometric law (above 32, from its normal approximation), a leaf is shuffled in
+whole. A position costs one path, O(sources x log(size)); the nodes of the last path are kept.
 """
 
 from bisect import bisect_left

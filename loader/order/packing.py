@@ -4,7 +4,7 @@ Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Tr
 Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory
 holds one block, and documents change their order only within a block. A document of at most
 `seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
-packed. Bins of a block come in the order of their first document. Costs about a microsecond per
+packed. The bins of a block are in the order of their first documents. Costs about a microsecond per
 document: once when the data are opened, to count rows, and again when the run reaches each block.
 """
 
@@ -109,8 +109,8 @@ class PackedRows:
     """Assigns documents to the rows of a best-fit packed stream; packs all of them when it is made.
 
     capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
-    documents in each row. Raises FormatError if a source has no index, or an index is not of its
-    file (E-INDEX-...).
+    documents in each row. Raises FormatError if a source has no index, or an index does not match
+    its file (E-INDEX-...).
     """
 
     def __init__(self, manifests: Sequence[Manifest], index: DocumentIndex, seq_len: int) -> None:
@@ -161,7 +161,7 @@ class PackedRows:
         return lambda windows: np.isin(windows, held)
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
-        """The pieces of documents in each of some rows: int64 `[num_rows]` each."""
+        """The pieces of documents in each row; sources, windows: int64 `[num_rows]`."""
         rows = self._source_starts[sources] + windows
         blocks = np.searchsorted(self._block_starts, rows, "right") - 1
         inside = rows - self._block_starts[blocks]

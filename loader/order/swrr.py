@@ -85,8 +85,8 @@ class PeriodTable:
 
 @lru_cache(maxsize=32)
 def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] = ()) -> PeriodTable:
-    """Make a table of at most `length` picks from accumulators at `start`, or at zero. Cached:
-    ranks in one process and equal stages share it."""
+    """Make a table of at most `length` picks from accumulators at `start`, or at zero. Cached, so
+    that ranks in one process and equal stages share a table."""
     period = sum(weights)
     num_sources = len(weights)
     charged = np.array(weights, np.int64)

@@ -32,7 +32,7 @@ class TwinRows:
     twins: the other corpus's manifest of each source, its `seq_len` and its `stride`. capacities:
     rows of each source. row_tokens: uint32 `[num_rows]` of each source. Raises PlanError if the
     corpora differ in documents (E-PLAN-DATA), or a row is longer than `seq_len` (E-PLAN-TWIN), and
-    FormatError if a source has no index, or an index is not of its file (E-INDEX-...).
+    FormatError if a source has no index, or an index does not match its file (E-INDEX-...).
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class TwinRows:
         return lambda windows: held[windows]
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
-        """The pieces of documents in each of some rows: int64 `[num_rows]` each. No piece counts as
-        the end of its document, since the target of a document's last token is the next document's
-        first token."""
+        """The pieces of documents in each row; sources, windows: int64 `[num_rows]`. No piece
+        counts as the end of its document, since the target of a document's last token is the next
+        document's first token."""
         for source, window in zip(sources.tolist(), windows.tolist()):
             start = self._starts[source][window]
             stop = self._stops[source][window]

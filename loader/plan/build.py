@@ -39,7 +39,7 @@ def build_plan(
         settings: Batch shape, policy and phases.
         root: Directory that holds all manifests; the plan's paths are relative to it.
         plan_id: Name of the plan for people; not part of its hash.
-        valid: The same for the valid split, in the order in which it is to be read.
+        valid: The manifests of the valid split, in the order of reading.
 
     Raises:
         ConfigError: A phase weighs a source that no stage has, or leaves a stage without weight.

@@ -72,7 +72,7 @@ def _check_data(source: SourceData, manifest: Manifest) -> None:
 
 def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
     """The manifest of each twin, in the order of the plan's sources, and how its windows are cut.
-    Raises as `open_data`, but for the tokenizer."""
+    Raises as `open_data`, except for another tokenizer."""
     found = []
     for twin in plan.twins:
         manifest = read_data(resolve_inside(plan.base, twin.manifest), Vocabulary())

@@ -65,7 +65,8 @@ class ListedSource:
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
     """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's. Raises
     ConfigError if a row has an unknown key, neither path nor hub name, or a weight that is not a
-    number of at least 0, and if there is no row, no weight above 0, or a name twice."""
+    number of at least 0, and if the list is empty, no weight is above 0, or a name appears
+    twice."""
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
     sources: dict[str, ListedSource] = {}

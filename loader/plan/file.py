@@ -1,6 +1,6 @@
 """The file of a loader plan: one JSON object, read strictly and checked against its data.
 
-A plan that could not be read to its end is refused when it is built or loaded, not during training.
+A plan whose data do not last to its end is refused when it is built or loaded, not during training.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Phases: from a step on, other weights and another scale of the learning rate.
+"""Phases: changes of the weights and of the learning rate's scale, from a step on.
 
 A phase begins with the first sequence of its step, exactly, and holds until the next one. Phases
 become stages of the plan, so the stream stays a function of the position. Table layout:

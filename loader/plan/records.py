@@ -80,7 +80,8 @@ class PlanSource(SourceData):
 
 @dataclass(frozen=True, slots=True)
 class TwinData(SourceData):
-    """The data of a source in another tokenizer, and how the twin plan cuts them into windows."""
+    """For a twin plan: the data of a source in the first plan's tokenizer, and how that plan cuts
+    them into windows."""
 
     seq_len: int
     stride: int
@@ -164,8 +165,8 @@ class LoaderPlan(StreamSettings):
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of a window as policies and shuffles count them: for a twin, tokens of the twin's
-        window."""
+        """Tokens of a window, as policies and shuffles count them. In a twin plan these are the
+        tokens of the first plan's window."""
         return self.twins[0].seq_len if self.twins else self.seq_len
 
     @property

@@ -49,8 +49,8 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 
     Raises:
         ConfigError: The store's client is not installed, or there is no cache_dir.
-        PlanError: Not a plan (E-PLAN-FORMAT), its data changed since it was built (E-PLAN-DATA), or
-            the store does not answer and the cache lacks something (E-STORE).
+        PlanError: The file is not a plan (E-PLAN-FORMAT), its data changed since it was built
+            (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
         FormatError: A file is missing, cut or replaced; its URL is named.
     """
     return fetch_manifests(url, cache_dir, _fetch_shards)[0]

@@ -32,7 +32,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Parse a YAML file of at most 16 MiB and 100,000 values, with the values of an alias counted
     at each use; needs the extra `yaml`. Raises ConfigError if PyYAML is not installed, the file is
-    missing (E-CONFIG-MISSING) or no YAML mapping (E-CONFIG)."""
+    missing (E-CONFIG-MISSING), or it is not a YAML mapping (E-CONFIG)."""
     try:
         import yaml
     except ImportError:

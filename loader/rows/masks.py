@@ -38,7 +38,7 @@ class Masks:
                     "the tokens to mask do not exist",
                     where=f"source {row.source!r}: {row.file}",
                     found=f"tokens {row.start} to {row.end}",
-                    expected=f"a file of the manifest, of {row.end} tokens or more",
+                    expected=f"a file of the manifest with at least {row.end} tokens",
                     code="E-PLAN-FORMAT",
                 )
             spans.append((at + row.start, at + row.end))

@@ -43,7 +43,8 @@ class RowOrigins(NamedTuple):
 
 def origins(stream: Stream, n: int) -> RowOrigins:
     """The documents of global sequence `n`, in the order of its tokens. Raises IndexError if there
-    is no such sequence, FormatError if an index is missing or not of its file (E-INDEX-...)."""
+    is no such sequence, FormatError if an index is missing or does not match its file
+    (E-INDEX-...)."""
     sources, windows = stream.schedule.locate(n, n + 1)
     source = int(sources[0])
     window = int(windows[0])

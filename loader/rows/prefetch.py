@@ -1,8 +1,8 @@
 """Read ahead in a thread, exactly: the position is the consumer's, never the producer's.
 
 Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
-raised when the item would have been returned. The thread ends with the reader: when it is closed,
-moved or collected. A forked process begins anew: threads do not survive a fork.
+raised when the consumer requests the item that failed. The thread ends with the reader: when it is
+closed, moved or collected. A forked process begins anew: threads do not survive a fork.
 """
 
 import os

@@ -28,7 +28,7 @@ from loader.rows.packed import PackedReader, TokenCounts
 from loader.rows.windows import WindowReader
 
 Split = Literal["train", "valid"]
-# Sequences, and batches, that are located at once.
+# Maximum number of sequences, and of batches, that are located at once.
 _LOOKAHEAD = 4096
 _LOOKAHEAD_BATCHES = 64
 
@@ -114,7 +114,7 @@ class Stream:
                 self._inputs = Masks(replaced, *data, plan.eos_token_id)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
-        # Where the batches end whose blocks are being read ahead, and the rows of them.
+        # End of the batches whose blocks are being read ahead, and their rows.
         self._following = -1, self._ahead.rows
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:

@@ -199,8 +199,8 @@ def log_partitions(
 
     Args:
         context: The asset's context.
-        inputs: Read before the work began.
-        made: By partition key.
+        inputs: The inputs, as read before the work began.
+        made: The results by partition key.
         seen: Versions of external inputs that this run read; recorded if they are new.
     """
     for external, version in (seen or {}).items():

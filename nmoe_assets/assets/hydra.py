@@ -66,8 +66,8 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         version=settings.labels(run).version,
         deps=[
             *([name, "docid_slices"] for name in names),
-            # "Materialize all" goes from partitioned to partitioned assets and does not cross the
-            # slices: without these it would leave the labels out.
+            # "Materialize all" would not reach the labels through the slices, which have no
+            # partitions; it reaches them through these partitioned inputs.
             *(
                 dg.AssetDep([name, "shards"], partition_mapping=dg.AllPartitionMapping())
                 for name in names

@@ -71,7 +71,7 @@ def source_watch(
 
 
 def _is_prepared(run: Run, instance: dg.DagsterInstance, source: str) -> bool:
-    """Whether the source was ever prepared: you start the first run yourself."""
+    """Whether the source was ever prepared; the first run is not automatic."""
     shards = asset_key(run, [source, "shards"])
     return instance.get_latest_materialization_event(shards) is not None
 
