@@ -129,7 +129,9 @@ QUICK = {("order", "nmoe run"), ("batch", "automation")}
         for way in WAYS
     ],
 )
-def test_what_is_foretold_is_what_each_way_makes(own_project: Path, edit: str, way: str) -> None:
+def test_previews_match_the_outputs_of_commands_and_assets(
+    own_project: Path, edit: str, way: str
+) -> None:
     config = own_project / "run.toml"
     assert not_current(Run(config)) == {}
     if way == "automation":

@@ -130,7 +130,7 @@ def test_code_versions_of_attributes_follow_their_settings_and_evaluations(
     assert changed(moved) == []
 
 
-def test_the_selection_of_a_run_stands_between_its_attributes_and_its_curated_shards(
+def test_the_selection_depends_on_attributes_and_curated_shards_depend_on_it(
     project: Project,
 ) -> None:
     graph = build_definitions(project.run).resolve_asset_graph()

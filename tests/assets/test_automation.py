@@ -156,7 +156,7 @@ REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
         },
     ],
 )
-def test_each_change_requests_what_reads_it_and_that_once(
+def test_each_change_requests_each_asset_that_reads_it_once(
     daemon: Daemon, changes: dict[str, dict[str, set[str | None]]]
 ) -> None:
     for changed, requested in changes.items():
@@ -230,7 +230,7 @@ def test_of_two_events_between_ticks_the_later_one_counts(
     assert requested == (set() if is_made_after else {"0001"})
 
 
-def test_what_a_run_made_and_read_itself_requests_nothing_again(daemon: Daemon) -> None:
+def test_outputs_that_a_run_made_and_read_are_not_requested_again(daemon: Daemon) -> None:
     run = daemon.start("curate", "code/topics", "code/curated", "code/curated_manifest")
     assert daemon.tick() == {}
     for name in ("topics", "curated"):
@@ -243,7 +243,7 @@ def test_what_a_run_made_and_read_itself_requests_nothing_again(daemon: Daemon) 
     assert daemon.tick() == {}
 
 
-def test_nothing_follows_an_input_that_a_blocking_check_did_not_pass(daemon: Daemon) -> None:
+def test_an_input_that_failed_a_blocking_check_triggers_no_asset(daemon: Daemon) -> None:
     daemon.report("docs", "curated_manifest", version="2")
     daemon.check("docs", "curated_manifest", name="alignment", passed=False)
     assert daemon.tick() == {}
@@ -366,7 +366,7 @@ def test_everything_is_made_for_the_first_time_once_and_in_order(
     assert daemon.tick() == {}
 
 
-def test_a_kind_that_is_off_is_never_asked_for(run: Run, in_memory: DagsterInstance) -> None:
+def test_a_kind_that_is_off_is_never_requested(run: Run, in_memory: DagsterInstance) -> None:
     defs = build_definitions(with_settings(run, "automation", heads="off", grade="off"))
     daemon = Daemon(defs, in_memory)
     daemon.everything()
@@ -499,7 +499,7 @@ PREPARED |= {"docs/valid_shards", "docs/valid_manifest"}
         ("retention", {"keep_days": 5}, {}),
     ],
 )
-def test_a_changed_setting_marks_and_requests_exactly_what_reads_it(
+def test_a_changed_setting_marks_and_requests_exactly_its_readers(
     daemon: Daemon,
     run: Run,
     table: str,

@@ -165,7 +165,7 @@ def test_other_topics_another_plan_and_a_torn_checkpoint_fail(run: Run) -> None:
         assert failed(checks.check_backbone(run)) == {"readable"}
 
 
-def test_what_a_failed_check_matters_is_configured(run: Run) -> None:
+def test_the_level_of_a_failed_check_is_configured(run: Run) -> None:
     levels = {"promotion": "warn", "diversity": "block"}
     graph = build_definitions(with_checks(run, levels=levels)).resolve_asset_graph()
     blocking = {key.name: graph.get(key).blocking for key in graph.asset_check_keys}
@@ -175,7 +175,7 @@ def test_what_a_failed_check_matters_is_configured(run: Run) -> None:
         checks.level_of(with_checks(run, levels={"promotoin": "warn"}), "promotion")
 
 
-def test_a_warning_check_does_not_stop_what_is_downstream(run: Run) -> None:
+def test_a_warning_check_does_not_stop_downstream_assets(run: Run) -> None:
     lenient = with_checks(run, min_spearman=1.0, levels={"promotion": "warn"})
     strict = with_checks(run, min_spearman=1.0)
     for configured, calibrated in ((lenient, True), (strict, False)):

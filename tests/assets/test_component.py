@@ -58,7 +58,7 @@ def _names(definitions: dg.Definitions) -> set[str]:
     }
 
 
-def test_no_name_of_a_mixture_is_one_of_another(run: Run) -> None:
+def test_names_of_two_mixtures_never_collide(run: Run) -> None:
     alone = build_definitions(run)
     mixtures = {
         prefix: build_definitions(run.with_settings({"automation.prefix": prefix}))

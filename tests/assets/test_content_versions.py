@@ -35,7 +35,7 @@ def changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[s
     return [key for key in before if before[key] != after[key]]
 
 
-def test_one_edited_record_makes_one_shard_and_what_follows_it_stale(own_project: Path) -> None:
+def test_one_edited_record_makes_one_shard_and_its_dependents_stale(own_project: Path) -> None:
     names = ("shards", "quality_scores", "topics")
     before = {name: versions(own_project, name) for name in names}
     path = own_project / "in" / "docs.jsonl"

@@ -75,7 +75,7 @@ def test_the_documentation_gives_every_check_its_level() -> None:
 
 
 @pytest.mark.parametrize("where", [None, "n_words > 20 and is_survivor"])
-def test_every_asset_tells_its_owner_stage_kind_and_what_it_leads_to(where: str | None) -> None:
+def test_every_asset_shows_its_owner_stage_kind_and_dependents(where: str | None) -> None:
     use = ["signals", "duplicates"] if where else []
     run = Run("demo", {"attributes.use": use, "curation.where": where})
     graph = build_definitions(run).resolve_asset_graph()

@@ -134,7 +134,7 @@ def test_each_partition_has_the_version_and_the_rows_of_its_own_content(shards: 
     assert len(shards.history(10)) == 1, "a run alone gives one verdict"
 
 
-def test_the_good_partitions_of_a_run_that_failed_are_told_and_checked(shards: _Shards) -> None:
+def test_the_good_partitions_of_a_failed_run_are_logged_and_checked(shards: _Shards) -> None:
     shards.errors[KEYS[3]] = FormatError("torn", where="shard", do="make it again")
     shards.not_passing.add(KEYS[0])
     done = shards.run()
@@ -190,7 +190,7 @@ def test_of_runs_that_overlap_the_verdict_that_was_given_last_is_the_newest(
     assert newest.evaluation.target_materialization_data.storage_id == made.storage_id
 
 
-def test_what_a_run_was_ended_at_checking_counts_as_not_passing(shards: _Shards) -> None:
+def test_partitions_whose_check_was_interrupted_count_as_not_passing(shards: _Shards) -> None:
     shards.interrupts = True
     assert not shards.run(0, 1).success
     assert shards.told() == KEYS[:2]
@@ -205,7 +205,9 @@ def test_a_share_of_all_that_a_run_made_is_not_remembered_by_partition(shards: _
     assert _verdict(shards.run(1, 1)) == (True, "")
 
 
-def test_what_an_ended_run_made_counts_as_not_passing_until_it_is_checked(shards: _Shards) -> None:
+def test_partitions_of_an_interrupted_run_count_as_not_passing_until_checked(
+    shards: _Shards,
+) -> None:
     shards.show = _raising(KeyboardInterrupt())
     assert not shards.run().success
     [record] = shards.history(1)
@@ -232,7 +234,7 @@ def test_an_interrupt_while_events_are_logged_loses_none_of_them(
     assert set(shards.told()) == set(KEYS)
 
 
-def test_a_run_that_waits_for_another_tells_only_of_what_it_did(
+def test_a_run_that_waits_for_another_logs_only_its_own_work(
     shards: _Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_LOCK_RETRIES", 3)
@@ -259,7 +261,7 @@ def test_a_run_that_fails_names_the_partitions_that_another_run_writes_too(shard
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), KeyboardInterrupt()])
-def test_what_was_finished_before_an_unforeseen_end_is_told(
+def test_partitions_finished_before_an_unexpected_end_are_logged(
     shards: _Shards, error: BaseException
 ) -> None:
     shards.show = _raising(error)

@@ -51,7 +51,7 @@ def test_the_documents_of_a_step_are_the_tokens_that_the_loader_gives(run: Run) 
     assert facts["plan_hash"] == plan.plan_hash
 
 
-def test_decisions_scores_and_labels_of_a_step_are_those_of_the_stages(run: Run) -> None:
+def test_decisions_scores_and_labels_of_a_step_match_the_tasks(run: Run) -> None:
     grades = by_id(*run.tree.quality.rglob("quality_scores.jsonl"))
     labels = by_id(*(run.tree.labels / "merged").glob("labels_*.jsonl"))
     documents = [doc for step in range(8) for _, doc in documents_of(explain_step(run, step))]
@@ -136,7 +136,7 @@ def test_scores_of_another_version_and_an_id_of_two_documents_are_refused(
         (["--step", "0", "--row", "4"], "E-SEEK"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_one_line(
+def test_unknown_steps_rows_and_documents_are_refused_in_one_line(
     run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:
     refused_line(capsys, "explain", *arguments, "--config", str(run.path), code=code)

@@ -69,7 +69,7 @@ def test_a_gpu_step_waits_for_that_of_another_run(own_project: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED])
-def test_a_run_takes_back_the_slot_of_one_that_is_gone(
+def test_a_run_frees_the_pool_slot_of_a_dead_run(
     instance: dg.DagsterInstance, status: dg.DagsterRunStatus
 ) -> None:
     """Killed or terminated: no daemon need run to free the slot."""

@@ -85,7 +85,7 @@ def test_an_interrupt_is_known_of_though_its_handler_kept_silent(asked: signal.S
 @pytest.mark.parametrize(
     ("asked", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "terminated\n")]
 )
-def test_a_run_that_is_told_to_stop_says_by_what_in_a_line_and_in_its_status(
+def test_a_stopped_run_names_its_signal_in_a_line_and_in_its_status(
     asked: signal.Signals, said: str, own_project: Path
 ) -> None:
     command = in_foreground("run", "--config", "run.toml", "verify", "verify")

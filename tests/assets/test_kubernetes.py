@@ -90,7 +90,7 @@ def test_the_code_location_is_this_project_and_runs_see_its_data(values: dict[st
         assert name.startswith("DAGSTER_") or f'"{name}"' in sources
 
 
-def test_limits_and_retention_are_those_of_the_other_configuration(values: dict[str, Any]) -> None:
+def test_limits_and_retention_match_the_other_configuration(values: dict[str, Any]) -> None:
     path = CONFIGS / "dagster" / "dagster.postgres.yaml"
     plain = yaml.safe_load(path.read_text())
     pools, runs = values["concurrency"]["pools"], values["concurrency"]["runs"]
@@ -102,7 +102,7 @@ def test_limits_and_retention_are_those_of_the_other_configuration(values: dict[
     assert values["postgresql"]["postgresqlScheme"] == "postgresql+psycopg2"
 
 
-def test_no_password_stands_in_the_values(values: dict[str, Any]) -> None:
+def test_the_values_contain_no_password(values: dict[str, Any]) -> None:
     assert values["generatePostgresqlPasswordSecret"] is False
     assert "postgresqlPassword" not in values["postgresql"]
     assert values["global"]["postgresqlSecretName"]
@@ -119,9 +119,7 @@ def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, An
     assert tolerated <= set(limits), "the taint of GPU nodes is tolerated for their GPU"
 
 
-def test_pods_of_assets_get_what_the_run_asks_for_their_stage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pods_of_assets_get_the_resources_of_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"cpu": "8", "memory": "64Gi", "gpus": 2}
     settings = {"compute.pods.grade": asked, "compute.pods.prep": {"cpu": "500m"}}
     run = Run("demo", settings)

@@ -92,7 +92,7 @@ def _retries(done: dg.ExecuteInProcessResult) -> int:
 @pytest.mark.parametrize(
     ("bad", "retries", "made"), [("", 2, {"0000", "0001", "0002"}), ("0002", 0, {"0000"})]
 )
-def test_partitions_of_another_run_are_waited_for_unless_one_is_bad(
+def test_a_run_waits_for_partitions_of_another_run_unless_one_is_bad(
     writer: Writer, bad: str, retries: int, made: set[str]
 ) -> None:
     writer.other_starts("0001")
@@ -104,7 +104,7 @@ def test_partitions_of_another_run_are_waited_for_unless_one_is_bad(
     assert writer.tries == ["0000", "0001", "0002"] * (retries + 1)
 
 
-def test_one_output_of_another_run_is_waited_for_and_not_for_ever(
+def test_a_run_waits_for_an_output_of_another_run_for_a_limited_time(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dg.asset

@@ -74,7 +74,7 @@ def test_heads_refuse_labels_of_documents_that_changed(
     assert execute_here(own_project, "train_heads").success
 
 
-def test_labels_of_an_earlier_version_are_not_asked_for_again(own_project: Path) -> None:
+def test_labels_of_an_earlier_version_are_not_requested_again(own_project: Path) -> None:
     """Labels cost money: those that name whole manifests are of the same documents."""
     run = Run(own_project / "run.toml")
     labels = sorted(run.tree.labels.glob("*/shard_*"))

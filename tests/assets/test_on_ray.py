@@ -40,7 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         started.shutdown()
 
 
-def test_a_project_on_ray_comes_out_as_on_one_machine(own_project: Path, cluster: Any) -> None:
+def test_a_project_on_ray_equals_one_machine(own_project: Path, cluster: Any) -> None:
     append(own_project, COMPUTE)
     out = own_project / "out"
     before = _files(out)

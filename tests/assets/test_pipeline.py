@@ -134,9 +134,7 @@ def test_materialisations_show_pictures_samples_rates_and_times(project: Path) -
     assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
 
 
-def test_the_report_is_what_the_files_hold(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_matches_the_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = said(capsys, "report", "--config", project / "run.toml")
     out = project / "out"
     for row in report["sources"]:
@@ -344,7 +342,7 @@ def test_the_nightly_verify_makes_nothing_and_finds_a_flipped_byte(own_project: 
     }
 
 
-def test_a_named_job_says_what_each_of_its_parts_cost(project: Path) -> None:
+def test_a_named_job_shows_the_cost_of_each_part(project: Path) -> None:
     with opened(project) as instance:
         [job] = instance.get_runs(RunsFilter(job_name="pipeline"))
         parts = instance.get_runs(RunsFilter(tags={PART_OF: job.run_id[:8]}))

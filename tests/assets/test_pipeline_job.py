@@ -61,9 +61,7 @@ def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
         assert {run.tags["dagster/max_retries"] for run in instance.get_runs()} == {"0"}
 
 
-def test_the_console_shows_a_line_per_part_and_what_is_odd(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_console_shows_a_line_per_part_and_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert run_two_parts(instance).success
         runs = instance.get_runs()

@@ -59,7 +59,7 @@ def test_a_finished_run_has_nothing_to_do(run: Run, capsys: pytest.CaptureFixtur
     }
 
 
-def test_flips_of_a_new_threshold_are_told_exactly(run: Run) -> None:
+def test_flips_of_a_new_threshold_are_counted_exactly(run: Run) -> None:
     taus = json.loads((run.tree.calibration / "calibration_summary.json").read_text())
     move_threshold(run, tau_keep=(taus["tau_keep"] + 1) / 2)
     plan = plan_regrade(run, SOURCES)
@@ -142,7 +142,7 @@ def test_heads_without_their_calibration_are_named_as_the_problem(
     assert "calibration was fitted for other heads" in capsys.readouterr().out
 
 
-def test_the_table_names_changed_sources_stale_grades_and_what_follows(
+def test_the_table_names_changed_sources_stale_grades_and_their_dependents(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open(run.base / "in" / "docs.jsonl", "a", encoding="utf-8") as file:

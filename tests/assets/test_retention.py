@@ -111,7 +111,9 @@ def platform(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         yield Platform(instance)
 
 
-def test_superseded_runs_go_and_nothing_looks_otherwise(platform: Platform, tmp_path: Path) -> None:
+def test_superseded_runs_are_deleted_without_visible_change(
+    platform: Platform, tmp_path: Path
+) -> None:
     first = {key: platform.run("shards", key) for key in "abc"}
     unseen = platform.run("shards", "b")
     graded = {key: platform.run("scores", key) for key in "ab"}

@@ -58,7 +58,7 @@ def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
     assert _tick("source_watch", defs, in_memory, first.cursor).run_requests == []
 
 
-def test_an_input_that_comes_back_to_what_it_was_is_a_change_each_time(
+def test_an_input_that_changes_back_counts_as_a_change_each_time(
     prepared: DagsterInstance, defs: dg.Definitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks, clock = {"docs": "a"}, [1_000_000.0]
@@ -190,7 +190,7 @@ class _Webhook(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_a_failed_run_is_told_in_one_line_to_the_webhook(
+def test_a_failed_run_is_reported_in_one_line_to_the_webhook(
     defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which does not take it at first."""
@@ -226,7 +226,7 @@ def test_a_notice_follows_no_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _Webhook.received == []
 
 
-def test_of_runs_without_a_location_those_of_commands_are_told_and_parts_of_jobs_are_not(
+def test_failed_commands_without_a_location_are_reported_but_not_parts_of_jobs(
     defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository, told = defs.get_repository_def(), []

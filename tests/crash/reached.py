@@ -209,7 +209,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_an_equal_file_that_was_damaged_is_made_again": (
         "nmoe_core.shards.links:keep_equal_files",
     ),
-    "test_a_second_fetch_copies_what_is_damaged_or_gone_alone": (
+    "test_a_second_fetch_copies_only_damaged_or_missing_files": (
         "loader.files.block_cache:BlockCache.is_whole",
     ),
 }

@@ -160,7 +160,7 @@ def test_a_symptom_that_masks_do_not_explain_is_refused():
             find_causes(9, lambda _, answers=answers: answers.pop(0))
 
 
-def test_the_verb_replays_a_trainer_and_goes_on_where_it_was_interrupted(tree, tmp_path, capsys):
+def test_the_verb_replays_a_trainer_and_continues_after_an_interrupt(tree, tmp_path, capsys):
     planted = plant(tree.add("web", 1000), random.Random(1), 1)
     plan = resolve_plan(tree.one(batch_size=8))
     path, output = tmp_path / "plan.json", tmp_path / "found"
@@ -196,7 +196,7 @@ def test_the_verb_replays_a_trainer_and_goes_on_where_it_was_interrupted(tree, t
         assert "not a log of replays" in refused_line(capsys, *map(str, words), command)
 
 
-def test_answers_that_the_command_does_not_give_twice_are_refused_and_nothing_is_committed(
+def test_a_command_that_does_not_repeat_its_answer_is_refused_before_a_commit(
     tree, tmp_path, capsys
 ):
     tree.add("web", 1000)

@@ -193,7 +193,7 @@ def test_any_unknown_key_is_refused_with_the_nearest_known_one(
     assert "\n" not in str(caught.value)
 
 
-def test_what_an_object_has_beside_the_settings_is_its_own(cfg):
+def test_other_attributes_of_an_object_are_ignored(cfg):
     plan = resolve_plan(cfg)
     foreign = {"polciy": "block", "lr": 1.0, "pack_sequences": True}
     fields = [(name, object) for name in cfg | foreign]

@@ -71,7 +71,7 @@ def test_tables_of_the_mixing_document_make_a_plan(cfg, tmp_path):
     assert resolve_plan({"data": {"datasets": cfg["datasets"]}} | BATCH).plan_hash == plan.plan_hash
 
 
-def test_a_source_of_weight_0_is_read_by_the_phase_that_weighs_it_and_by_none_else(cfg):
+def test_a_source_of_weight_0_is_read_only_in_the_phase_that_weighs_it(cfg):
     cfg["datasets"][1] |= {"weight": 0}
     cfg |= {"anneal_start_step": 15, "anneal_weights": {"code": 2.0}, "steps": 20}
     for change in ({}, {"mix_temperature": 2.0}):
@@ -126,7 +126,7 @@ def test_configs_and_weights_of_the_mixture_document_as_yaml_and_toml(cfg, tmp_p
     assert plans[0].plan_hash == plans[1].plan_hash
 
 
-def test_yaml_that_is_no_settings_or_cannot_be_read_is_one_error(tmp_path, monkeypatch):
+def test_unreadable_yaml_and_yaml_without_settings_give_one_error(tmp_path, monkeypatch):
     pytest.importorskip("yaml")
     path = tmp_path / "run.yaml"
     with refused("E-CONFIG-MISSING"):

@@ -103,7 +103,7 @@ def test_first_exhausted_ends_a_flow_with_the_last_window_of_any_source(two_stag
     assert names_of(first | short) == wrapped[: last + 1]  # math: 2,500 tokens, 156 windows
 
 
-def test_a_source_of_one_window_is_enough_where_the_run_ends_with_its_data(tree):
+def test_a_source_of_one_window_is_enough_if_the_run_ends_with_its_data(tree):
     tree.add("web", 4000)
     tree.add("tiny", 17, num_files=1)
     cfg = {"datasets": tree.rows("web", "tiny"), "steps": 50, "on_exhaust": "first_exhausted"}
@@ -114,7 +114,7 @@ def test_a_source_of_one_window_is_enough_where_the_run_ends_with_its_data(tree)
     assert names[-1] == "tiny"
 
 
-def test_seek_refuses_what_is_no_batch_of_the_stream_and_a_closed_loader_all_reading(two_stages):
+def test_seek_refuses_positions_inside_a_batch_and_a_closed_loader_refuses_reads(two_stages):
     loader = open_loader(two_stages.cfg)
     loader.seek(24)
     for n in (1, 13, -12, loader.num_steps * 12 + 12, 10**18, True, 12.0, "12"):

@@ -112,7 +112,7 @@ def test_three_resumes_with_prefetch_continue_byte_for_byte(plan, whole):
     assert got == whole
 
 
-def test_world_of_four_goes_on_as_three_and_as_five_half_batches(small, plan, whole):
+def test_a_run_of_four_ranks_continues_with_three_and_with_five_at_half_batches(small, plan, whole):
     rows, state, n = [], DeterministicLoader(plan, backend="numpy").state_dict(), 0
     for world_size, batch_size, stop in ((4, 12, 60), (3, 12, 108), (5, 6, 168)):
         cfg = json.loads(json.dumps(state))
@@ -182,7 +182,7 @@ def test_readings_of_a_document_are_all_sequences_that_name_it(plan, monkeypatch
     assert list(readings(stream, several, stop)) == [n for n in every if n < stop]
 
 
-def test_what_no_row_reads_has_no_readings_or_is_refused(tables, tmp_path):
+def test_unread_tokens_have_no_readings_and_foreign_files_are_refused(tables, tmp_path):
     plan = plan_of(tables, batch_size=8, steps=2)
     stream = Stream(plan, "train")
     path = stream.files.paths()[2]  # the last file of the largest source
@@ -219,7 +219,7 @@ def test_data_that_end_the_run_are_read_whole_or_until_the_first_ends(tables, po
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("on_exhaust", ["error", "first_exhausted", "wrap"])
 @pytest.mark.parametrize(("steps", "max_epochs"), [(30, 0), (60, 2), (70, 0)])
-def test_budget_beyond_the_data_wraps_only_where_that_is_asked_for(
+def test_budget_beyond_the_data_wraps_only_if_the_run_says_so(
     tables, policy, on_exhaust, steps, max_epochs
 ):
     changes = {"policy": policy, "steps": steps}

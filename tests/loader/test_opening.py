@@ -69,7 +69,7 @@ def test_the_rank_of_torch_distributed_comes_before_the_environment(tmp_path):
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
-def test_a_dict_holds_what_models_that_shift_labels_themselves_take(cfg, backend, packing):
+def test_a_dict_fits_models_that_shift_labels_themselves(cfg, backend, packing):
     if backend == "torch":
         pytest.importorskip("torch")
     keys = {"backend": backend, "rank": 1, "world_size": 2}
@@ -116,7 +116,7 @@ def test_options_that_do_not_fit_are_refused(cfg, options, named):
         open_loader(cfg, **options)
 
 
-def test_without_torch_batches_are_arrays_unless_torch_is_asked_for(cfg, monkeypatch):
+def test_without_torch_batches_are_arrays_and_a_request_for_torch_is_refused(cfg, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert isinstance(open_loader(cfg).next()[0], np.ndarray)
     with refused("E-CONFIG", naming=["torch is not installed"]):

@@ -89,7 +89,7 @@ def test_a_block_packed_again_is_the_block_packed_before(packed_tree, monkeypatc
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_packed_rows_cannot_be_is_refused(packed_tree, tmp_path):
+def test_impossible_settings_of_packed_rows_are_refused(packed_tree, tmp_path):
     plan = packed_plan(packed_tree)
     with pytest.raises(ValueError, match="-100"):
         DeterministicLoader(plan, dtype="uint32")
@@ -110,7 +110,7 @@ def test_what_packed_rows_cannot_be_is_refused(packed_tree, tmp_path):
 
 @pytest.mark.parametrize("policy", ["swrr", "block", "weighted_random", "epoch_weighted"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_tokens_of_packed_rows_are_those_of_documents_and_not_padding(tree, policy, shuffle):
+def test_counted_tokens_of_packed_rows_exclude_padding(tree, policy, shuffle):
     for name, num_tokens in (("web", 1500), ("code", 700)):
         tree.add(name, num_tokens)
     cfg = {"datasets": tree.rows("web", "code"), "batch_size": 6, "seq_len": 64, "steps": 20}

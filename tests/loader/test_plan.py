@@ -71,7 +71,7 @@ def test_a_saved_plan_is_the_plan_and_a_moved_tree_has_its_stream_and_hash(saved
     np.testing.assert_array_equal(before, after)
 
 
-def test_hash_ignores_names_of_places_and_nothing_else(saved):
+def test_plan_hash_ignores_only_paths_and_names(saved):
     plan = load_plan(saved)
     for same in ({"plan_id": "x"}, {"root": "elsewhere"}, {"base": Path("/x")}):
         assert replace(plan, **same).plan_hash == plan.plan_hash

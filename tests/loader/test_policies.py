@@ -191,7 +191,7 @@ rows_of_any = st.lists(
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows_of_any, st.integers(0, 2**63), st.integers(1, 200), st.integers(1, 50), st.data())
-def test_any_range_and_count_of_a_policy_are_those_of_its_definition(
+def test_any_range_and_count_of_a_policy_match_its_definition(
     policy, defined, rows, key, pass_sequences, seq_len, data
 ):
     weights, targets, owed = map(list, zip(*rows))

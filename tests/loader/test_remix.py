@@ -232,7 +232,7 @@ EDIT = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("saved", [3, 20])
-def test_a_state_of_the_old_plan_goes_on_under_the_new_one_at_any_number_of_ranks(
+def test_a_state_of_the_old_plan_continues_under_the_new_one_at_any_number_of_ranks(
     tree, policy, saved
 ):
     plan = run_of(tree, policy=policy, phases=[{"start_step": 10, "dataset_weights": {"ant": 5}}])
@@ -266,7 +266,7 @@ def test_a_state_of_validation_stays_a_place_of_validation(lib, tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["swrr", "least_consumed"])
-def test_what_is_owed_is_carried_over_any_number_of_edits(tree, policy):
+def test_debts_to_sources_survive_any_number_of_edits(tree, policy):
     """One in a hundred is three sequences in every ten edits, however often the run is edited."""
     plan = run_of(tree, steps=200, policy=policy)
     for edit in range(1, 26):
@@ -280,7 +280,7 @@ def test_what_is_owed_is_carried_over_any_number_of_edits(tree, policy):
 @pytest.mark.parametrize(
     ("policy", "low", "high"), [("swrr", 12, 14), ("least_consumed", 12, 14), ("block", 2, 26)]
 )
-def test_a_new_source_has_its_share_at_once_and_has_nothing_to_catch_up_on(tree, policy, low, high):
+def test_a_new_source_gets_its_share_at_once_and_does_not_catch_up(tree, policy, low, high):
     plan = run_of(tree, policy=policy, steps=200)
     equal: dict[str, float] = dict.fromkeys(("ant", "bee", "cat"), 1)
     after, _ = remix(plan, 100, weights=equal, sources=directories(tree, ["cat"]))
@@ -289,7 +289,7 @@ def test_a_new_source_has_its_share_at_once_and_has_nothing_to_catch_up_on(tree,
     assert low <= min(parts) <= max(parts) <= high
 
 
-def test_two_edits_at_one_step_are_the_last_and_one_without_effect_is_none(tree):
+def test_of_two_edits_at_one_step_the_last_counts_and_an_edit_without_effect_is_dropped(tree):
     plan = run_of(tree, policy="least_consumed")
     cat, thrice = directories(tree, ["cat"]), {"cat": 3, "ant": 1}
     first, _ = remix(plan, 11, weights={"cat": 1}, sources=cat, phases=EDIT["phases"])
@@ -306,7 +306,7 @@ def test_two_edits_at_one_step_are_the_last_and_one_without_effect_is_none(tree)
     assert remix(plan, 0, weights=thrice, sources=cat)[0].stages[0].name == "remix@0"
 
 
-def test_the_learning_rate_stays_as_it_was_unless_a_phase_says_another(tree):
+def test_the_learning_rate_stays_unless_a_phase_changes_it(tree):
     plan = run_of(tree, phases=[{"start_step": 10, "dataset_weights": {}, "lr_scale": 0.3}])
     both, start = {"ant": 1, "bee": 2}, [{"start_step": 20, "dataset_weights": {}, "lr_scale": 0.1}]
     for step, phases, scales in (
@@ -382,7 +382,7 @@ def test_sources_that_repeat_or_end_the_run_do_so_over_its_whole_life(tree, sett
     assert own == [window for _, window in stream_of(alone)]
 
 
-def test_a_run_that_the_end_of_a_source_ended_goes_on_with_another_one(tree):
+def test_a_run_that_a_source_ended_continues_with_another_source(tree):
     plan = run_of(tree, datasets=tree.rows("ant"), on_exhaust="first_exhausted", steps=300)
     assert len(stream_of(plan)) == CAPACITY
     bee = directories(tree, ["bee"])

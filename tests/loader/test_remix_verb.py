@@ -21,7 +21,7 @@ def live(two_stages, tmp_path):
     return plan, state
 
 
-def test_a_live_run_goes_on_under_other_shares(live, tmp_path, capsys):
+def test_a_live_run_continues_under_other_shares(live, tmp_path, capsys):
     plan, state = map(str, live)
     output = tmp_path / "next" / "plan.json"
     output.parent.mkdir()

@@ -109,9 +109,7 @@ def test_memory_of_a_batch_that_was_let_go_is_used_again(two_stages):
 
 @settings(max_examples=60)
 @given(st.data(), st.booleans(), st.sampled_from([16, 17]))
-def test_any_windows_in_any_order_are_those_of_a_slice_of_the_source(
-    two_stages, data, wraps, stride
-):
+def test_any_windows_in_any_order_equal_slices_of_the_source(two_stages, data, wraps, stride):
     names = ["web", "code"]
     manifests = [
         load_manifest(two_stages.tree.root / name / "train" / "manifest.json") for name in names

@@ -22,7 +22,7 @@ def row_spans(draw) -> np.ndarray:
 
 
 @given(st.lists(row_spans(), min_size=1, max_size=4))
-def test_masks_of_any_rows_are_those_of_a_loop_over_tokens(rows):
+def test_masks_of_any_rows_equal_a_loop_over_tokens(rows):
     lengths, positions, numbers = [], [], []
     for spans in rows:
         owner = [-1] * SEQ_LEN
@@ -63,7 +63,7 @@ def test_document_spans_come_from_the_index_not_from_token_values(tree, lib):
     assert spans == [[[0, 150]], [[0, 50], [50, 150]]]
 
 
-def test_a_short_source_wraps_and_spans_are_those_of_a_brute_force(tree, lib, tmp_path):
+def test_a_short_source_wraps_and_its_spans_equal_brute_force(tree, lib, tmp_path):
     tree.add("tiny", 70, num_files=3)
     tree.add("web", 4000, num_files=9)
     stages = {"pretrain": (3200, {"tiny": 1, "web": 1})}
@@ -79,7 +79,7 @@ def test_a_short_source_wraps_and_spans_are_those_of_a_brute_force(tree, lib, tm
             assert spans.tolist() == [list(pair) for pair in itertools.pairwise(edges)]
 
 
-def test_spans_are_none_where_no_index_is_named_and_refused_where_one_is_gone(tree):
+def test_spans_are_none_without_an_index_and_refused_if_a_named_index_is_missing(tree):
     directory = tree.add("web", 2000).parent
     loader = open_loader(tree.one())
     for path in directory.rglob("*.idx"):

@@ -148,7 +148,7 @@ def test_stages_that_come_or_go_are_named_and_the_hash_alone_is_enough_to_refuse
         (50, False, "E-SEEK"),
     ],
 )
-def test_state_loads_at_another_batch_size_and_goes_on_with_the_same_rows(
+def test_state_loads_at_another_batch_size_and_continues_with_the_same_rows(
     two_stages, batch_size, with_phase, code
 ):
     def opened(size):
@@ -212,7 +212,7 @@ def test_a_state_that_was_edited_or_has_no_seal_is_refused(two_stages, state):
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_state_of_version_2_loads_where_its_counts_are_those_of_its_index(two_stages, split):
+def test_a_state_of_version_2_loads_if_its_counts_match_its_index(two_stages, split):
     loader = open_loader(two_stages.cfg, split=split)
     loader.seek_step(3)
     old = version_2({"datasets": []} | loader.state_dict())
@@ -292,7 +292,7 @@ def test_spec_that_is_not_in_the_run_is_preserved_and_its_rows_were_steps(balanc
     assert rows[gone[0]] == kept[3]
 
 
-def test_run_that_goes_on_from_counts_resumes_exactly_again_and_again(balanced):
+def test_a_run_that_continues_from_counts_resumes_exactly_again_and_again(balanced):
     start = counts_state(("web", 40, 640), ("code", 10, 160))
     alone = [batch[0].tobytes() for batch in continued(balanced, start)]
     got, state = [], start

@@ -168,7 +168,7 @@ def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_pat
         np.testing.assert_array_equal(loader.next()[0].numpy(), inputs)
 
 
-def test_a_second_fetch_copies_what_is_damaged_or_gone_alone(files, tmp_path, monkeypatch):
+def test_a_second_fetch_copies_only_damaged_or_missing_files(files, tmp_path, monkeypatch):
     asked, copy = [], remote.copy
     monkeypatch.setattr(remote, "copy", lambda url, part: asked.append(url) or copy(url, part))
     plan = fetch_plan(files[2], tmp_path / "cache")
@@ -252,7 +252,7 @@ def test_a_store_that_is_down_is_not_needed_where_the_cache_holds_everything(sto
         read(url, tmp_path)
 
 
-def test_a_missing_plan_or_bucket_and_a_store_that_is_down_are_one_true_line(
+def test_a_missing_plan_or_bucket_and_a_store_that_is_down_give_one_true_line(
     store, tmp_path, capsys
 ):
     root, stop = store
@@ -457,7 +457,7 @@ def test_a_forked_process_that_asks_a_store_again_is_refused(bucket):
         ({"AWS_ACCESS_KEY_ID": "k", "AWS_PROFILE": "p"}, None, "sso", {"credential_provider"}),
     ],
 )
-def test_a_profile_of_aws_gives_what_the_environment_has_not(
+def test_an_aws_profile_supplies_settings_that_the_environment_lacks(
     monkeypatch, environment, region, method, keys
 ):
     key = SimpleNamespace(access_key="id", secret_key="secret", token="token")

@@ -160,7 +160,9 @@ def test_a_streamed_plan_gives_the_batches_of_files(url, bucket, two_stages, tmp
                 assert used(tmp_path) <= LIMIT
 
 
-def test_each_byte_is_asked_for_once_and_a_resumed_rank_reads_its_own(web, two_stages, tmp_path):
+def test_each_byte_is_requested_once_and_a_resumed_rank_reads_only_its_own(
+    web, two_stages, tmp_path
+):
     url, handler = web
     with stream(url, tmp_path) as loader:
         num_batches = sum(1 for _ in loader)
@@ -175,7 +177,7 @@ def test_each_byte_is_asked_for_once_and_a_resumed_rank_reads_its_own(web, two_s
             check_equal(loader.next(), local.next())
 
 
-def test_spans_and_documents_are_those_of_files(web, two_stages, tmp_path):
+def test_spans_and_documents_equal_those_read_from_files(web, two_stages, tmp_path):
     with stream(web[0], tmp_path) as loader, open_loader(two_stages.cfg) as local:
         for _ in range(5):
             check_equal(
@@ -227,7 +229,7 @@ print(found.hexdigest())
 """
 
 
-def test_ranks_go_on_when_one_of_them_is_killed(web, two_stages, tmp_path):
+def test_ranks_continue_after_one_of_them_is_killed(web, two_stages, tmp_path):
     url, handler = web
     is_killed, ranks = threading.Event(), []
     # Of more than sixty blocks; so no rank ends before one is killed.
@@ -297,7 +299,9 @@ def test_a_store_that_never_answers_is_one_error(web, tmp_path, monkeypatch, sil
     assert len(list(stream(url, tmp_path)))
 
 
-def test_a_store_that_refuses_is_asked_again_for_a_limited_time(web, tmp_path, monkeypatch):
+def test_requests_to_a_store_that_refuses_are_repeated_for_a_limited_time(
+    web, tmp_path, monkeypatch
+):
     """Its client would ask eleven times, and wait longer before each."""
     monkeypatch.setenv("NMOE_STORE_TIMEOUT_S", "0.05")
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
@@ -399,7 +403,7 @@ def shorten(bucket: Path) -> None:
         (None, 1, "E-STORE"),
     ],
 )
-def test_what_the_store_gives_wrongly_is_one_error(web, bucket, tmp_path, harm, status, code):
+def test_wrong_content_from_a_store_is_one_error(web, bucket, tmp_path, harm, status, code):
     url, handler = web
     if harm:
         harm(bucket)
@@ -555,7 +559,7 @@ def test_processes_that_want_one_block_fetch_it_once(tmp_path):
     assert cache.is_whole(digest)
 
 
-def test_a_cache_is_filled_to_its_limit_and_then_loses_what_is_unused_for_longest(tmp_path):
+def test_a_full_cache_evicts_the_least_recently_used_blocks(tmp_path):
     cache, digests = BlockCache(tmp_path, 100), []
     for i in range(11):
         content = bytes([i]) * 10

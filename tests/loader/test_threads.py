@@ -20,7 +20,7 @@ from tests.loader.shared import in_a_fork, is_interrupted, open_loader, rows_of,
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("quotas", [[30_000, 20_000, 500], [40, 900, 60_000]])
 @pytest.mark.parametrize(("n", "other"), [(100, 48_000), (30_000, 0), (30_000, 48_000)])
-def test_what_a_thread_reads_ahead_does_not_change_what_another_one_asks(policy, quotas, n, other):
+def test_reading_ahead_in_a_thread_does_not_change_requests_of_another(policy, quotas, n, other):
     shares = Shares([6, 3, 1], quotas)
     first, schedule = (make_schedule(policy, shares, pass_sequences=20_000) for _ in range(2))
     order = first.sources(0, sum(quotas))
@@ -83,7 +83,7 @@ def test_a_forked_process_reads_on_from_the_position_of_an_open_loader(two_stage
         np.testing.assert_array_equal(rows_of(loader), whole[36:])
 
 
-def test_jumps_of_a_loader_leave_nothing_behind():
+def test_jumps_of_a_loader_leave_no_requests_behind():
     def num_events() -> int:
         gc.collect()
         return sum(type(found) is threading.Event for found in gc.get_objects())

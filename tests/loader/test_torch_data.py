@@ -117,7 +117,7 @@ def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
             np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
 
 
-def test_a_worker_loader_goes_on_under_the_counts_of_another_run_after_it_has_read(tree):
+def test_a_worker_loader_continues_from_another_runs_counts_after_it_has_read(tree):
     tree.add("web", 3000)
     cfg = {"datasets": tree.rows("web"), "batch_size": 6, "seq_len": 16, "steps": 20}
     state, plain = {"datasets": [{"spec": "web", "row_offset": 31}]}, open_loader(cfg)

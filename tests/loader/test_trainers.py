@@ -79,7 +79,7 @@ def test_an_example_killed_and_resumed_has_the_losses_of_a_plain_loop(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [example(*row) for row in EXAMPLES.items()])
-def test_an_example_goes_on_with_two_ranks(examples, whole, name, tmp_path):
+def test_an_example_continues_with_two_ranks(examples, whole, name, tmp_path):
     examples.run(name, tmp_path / "run", "--steps", SAVED_AT)
     after = examples.run(name, tmp_path / "run", ranks=2)
     # Means of two ranks are rounded otherwise; other rows would differ in the third digit.
@@ -90,7 +90,7 @@ def test_an_example_goes_on_with_two_ranks(examples, whole, name, tmp_path):
 # other numbers in any case, since rows are padded.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [example(*row) for row in EXAMPLES.items()])
-def test_ranks_of_unequal_numbers_of_targets_learn_what_one_does(
+def test_ranks_with_unequal_numbers_of_targets_learn_as_one_rank_does(
     examples, two_stages, name, tmp_path
 ):
     plan = tmp_path / "plan.json"

@@ -166,7 +166,7 @@ def test_a_twin_is_read_from_a_store(corpora, tmp_path):
             np.testing.assert_array_equal(np.stack(a), np.stack(b))
 
 
-def test_what_is_no_twin_is_refused(corpora, tmp_path):
+def test_corpora_that_are_not_twins_are_refused(corpora, tmp_path):
     plan, other = plans(tmp_path)
     two = {name: tmp_path / "two" / name for name in NAMES}
     with refused("E-PLAN-TWIN", naming=["seq_len = 8", "at least"]):

@@ -79,7 +79,7 @@ def test_valid_resumed_inside_a_pass_ends_that_pass_and_then_begins_again(two_st
     np.testing.assert_array_equal(rows_of(at_end), whole)
 
 
-def test_train_is_read_once_and_an_iteration_goes_on_where_it_stands(two_stages):
+def test_train_is_read_once_and_an_iteration_continues_from_the_position(two_stages):
     loader = build_loader(two_stages.cfg, backend="numpy")[0]
     assert len(list(itertools.islice(loader, 5))) == 5
     assert len(list(loader)) == 33 - 5
