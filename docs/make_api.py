@@ -1,4 +1,4 @@
-"""The page api.md of the site: what the packages export, from docstrings and signatures.
+"""The page api.md of the site: the exports of the packages, from docstrings and signatures.
 
 `make docs` puts it into the site; `python docs/make_api.py` prints it.
 """
@@ -107,7 +107,7 @@ def _docstring(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def _text(docstring: str) -> str:
-    """Prose as it is; arguments, results and errors as they are laid out."""
+    """Prose unchanged; arguments, results and errors in their layout."""
     found = _SECTION.search(docstring)
     prose = docstring[: found.start()].strip() if found else docstring.strip()
     rest = docstring[found.start() :].strip() if found else ""

@@ -22,13 +22,13 @@ from nmoe_core.config.tables import IS_LOCAL
 
 HEAD = """# Configuration
 
-Every key of a run's TOML: its default, its values in brackets, and what it decides. A key without a
-default is not set until a file sets it. `--set prep.workers=8` sets `workers` of `[prep]` for one
+Every key of a run's TOML: its default, its values in brackets, and its effect. A key without a
+default is not set unless a file sets it. `--set prep.workers=8` sets `workers` of `[prep]` for one
 command. [Formats](formats.md#run-toml) has the tables of sources, mixtures and flows.
 
 ## Top level
 
-Keys of the loader, which may stand in a table `[data]` as well. Commands have defaults for
+Keys of the loader, which may also be in a table `[data]`. Commands have defaults for
 `seq_len`, `batch_size` and `tokenizer`. A trainer's loader needs the first two, and takes the
 tokenizer from the manifests.
 
@@ -72,7 +72,7 @@ def _entries(keys: Iterator[Key]) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """The values that a type has, in words."""
+    """The values of a type, in words."""
     parts = [part for part in get_args(annotation) if part not in (NoneType, Ellipsis)]
     origin = get_origin(annotation)
     if origin is Literal:

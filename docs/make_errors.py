@@ -1,4 +1,4 @@
-"""The page errors.md of the site: every error code with what it says, from the source code.
+"""The page errors.md of the site: every error code with its messages, from the source code.
 
 `make docs` puts it into the site; `python docs/make_errors.py` prints it.
 """
@@ -22,8 +22,8 @@ A command that refuses something prints one line and exits with status 1:
     ERROR [E-CODE]: where: what; found ..., expected ...; what to do
 
 In Python it is an exception below `loader.errors.NmoeError` with the same `code`. Codes are stable,
-texts may change. `...` stands for a value. A code has its cause and remedy first, unless every
-message says both.
+texts may change. `...` stands for a value. The cause and remedy of a code are first, unless every
+message contains both.
 """
 _CODE = re.compile(r"E-[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
 
@@ -102,7 +102,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _text(node: ast.AST) -> str:
-    """A literal text, with `...` for what is not known before the error is raised."""
+    """A literal text, with `...` for values that are known only when the error is raised."""
     if isinstance(node, ast.Constant):
         return str(node.value) if node.value is not None else ""
     if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages that are made from the code, and links that leave it."""
+"""Hooks of the documentation site: pages made from the code, and links out of the site."""
 
 import re
 import runpy
@@ -13,14 +13,14 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)]+)\)")
 
 
 def on_files(files: Any, *, config: Any) -> None:
-    """Add the pages that are made from the code; they are no files of the repository."""
+    """Add the pages that are made from the code; the repository does not contain them."""
     for name in MADE_PAGES:
         made = runpy.run_path(str(HERE / f"make_{name}.py"))["page"]()
         files.append(File.generated(config, f"{name}.md", content=made))
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """The page with no link that leaves the site; in a repository they lead to the files."""
+    """The page without links out of the site; in the repository they lead to the files."""
     depth = page.file.src_uri.count("/")
 
     def shown(link: re.Match[str]) -> str:

@@ -3,8 +3,8 @@
     python examples/train.py build/demo/mixture/loader_plan.json --checkpoint /tmp/bigram --steps 20
     python examples/train.py build/demo/mixture/loader_plan.json --checkpoint /tmp/bigram --steps 40
 
-The second command continues from the first one's checkpoint. Run in one go or in two, and at any
-world size, it prints the same digest of the batches it has read.
+The second command continues from the first one's checkpoint. In one run or in two, and at any
+world size, the script prints the same digest of the batches that it has read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan")
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=20, help="steps in all, resumed ones included")
+    parser.add_argument("--steps", type=int, default=20, help="total steps, including resumed ones")
     parser.add_argument("--probe", type=int, nargs=2, metavar="ID", help="print P(second | first)")
     arguments = parser.parse_args()
 

@@ -3,8 +3,8 @@
     python examples/train_decoder.py PLAN --checkpoint /tmp/decoder.pt --steps 40
     python examples/train_decoder.py PLAN --checkpoint /tmp/decoder.pt --steps 80
 
-The second command continues the first one. Killed at any step and started again, it prints the same
-losses, bit for bit on a CPU, as a run that was never stopped. PLAN is a plan's JSON file or a run's
+The second command continues the first one. If it is killed at any step and started again, it prints
+the same losses as an uninterrupted run, bit for bit on a CPU. PLAN is a plan's JSON file or a run's
 TOML file. Needs torch.
 """
 
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocab, bias=False)
 
     def losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Loss of each token, 0 where there is none to predict: [batch, time]."""
+        """Loss of each token, 0 at masked targets: [batch, time]."""
         x = self.embed(inputs % self.vocab) + self.place.weight[: inputs.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plan")
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=40, help="steps in all, resumed ones included")
+    parser.add_argument("--steps", type=int, default=40, help="total steps, including resumed ones")
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--prefetch", type=int, default=2)

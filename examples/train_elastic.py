@@ -3,7 +3,7 @@
     python examples/train_elastic.py PLAN --ranks 4 --steps 10 --checkpoint /tmp/elastic.pt
     python examples/train_elastic.py PLAN --ranks 3 --steps 20 --checkpoint /tmp/elastic.pt
 
-The second command continues with three ranks where four stopped: every sequence of the stream is
+The second command continues with three ranks after four: every sequence of the stream is
 read once, in order. Prints a digest of the stream, equal for any number of ranks, and the loss,
 summed over ranks. Needs torch.
 """
@@ -90,12 +90,12 @@ def _stream_digest(digest: str, rows: torch.Tensor) -> str:
 
 
 def main() -> None:
-    """Start the ranks and wait for them; any that fails fails the run."""
+    """Start the ranks and wait for them; the run fails if a rank fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plan")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=10, help="steps in all")
+    parser.add_argument("--steps", type=int, default=10, help="total steps")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         train(arguments)

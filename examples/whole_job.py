@@ -3,9 +3,9 @@
     python -m nmoe_core.cli.project.write_docstrings notes.jsonl
     python examples/whole_job.py notes.jsonl build/whole_job
 
-Each line of the first file has a `text`; a thousand documents are enough. The run's configuration
-and all that is made lie in the second path. Each step keeps what is there and current, so the
-second run makes nothing and reads the same batches.
+Each line of the first file has a `text`; a thousand documents are enough. The second path is the
+directory of the run's configuration and all outputs. Each step keeps current outputs, so a second
+run makes nothing and reads the same batches.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ root = "out"
 flow_mode = "own"
 seq_len = 256
 batch_size = 2
-on_exhaust = "wrap"       # a source of which too little is kept is read again
+on_exhaust = "wrap"       # a source that keeps too few documents is read again
 
 [prep]
 num_shards = 2
 max_tokens = "all"
 [oracle]
 kind = "heuristic"        # text statistics; "http" or "engine" asks a model
-max_doc_tokens = 128      # the beginning of a document, which is judged and graded
+max_doc_tokens = 128      # the oracle and the grader read the beginning of a document
 [grading]
 grader = "student"        # the smallest grader: a regression on n-grams
 [calibration]
 target_keep = 0.5         # share of documents to keep
-max_false_drop = 0.5      # of the dropped, at most so many were worth keeping
+max_false_drop = 0.5      # largest share of dropped documents that were worth keeping
 [backbone]
 kind = "tiny"             # random weights; topics come from its embedding table
 [curation]
@@ -73,16 +73,16 @@ def main() -> None:
 
     for split in splits_of(run, ["train"]):
         print("prep:", make_split(run, split).facts["tokens"], "tokens in shards")
-    make_all_slices(run)  # which documents are labelled, for training, for thresholds and for tests
-    labels = label_slices(run, ["notes"])  # what the oracle says of them
+    make_all_slices(run)  # chooses documents to label: for training, thresholds and tests
+    labels = label_slices(run, ["notes"])  # the oracle's scores of these documents
     print("label:", sum(made.facts["documents"] for made in labels.values()), "documents")
     for name in ("train", "val", "test"):
         merge_split(run, name)
-    train_student(run)  # learns what the oracle says
+    train_student(run)  # learns to predict the oracle's scores
     print("calibrate: kept from a score of", calibrate_heads(run).facts["tau_keep"])
     print("grade:", len(grade_sources(run)), "shards")  # score and decision of every document
     make_backbone(run)
-    _, curated, _ = curate_sources(run)  # chooses documents, and orders them by their topics
+    _, curated, _ = curate_sources(run)  # selects documents, and orders them by topic
     print("curate:", curated["notes"]["documents"], "documents kept")
     made = make_plan(run, ["notes"], [])  # which sequences a trainer reads, in which order
 

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Names and places that the hydra scripts share; sourced by them, not run.
+# Variables and functions that the hydra scripts share; source this file, do not run it.
 #
 # DATA_ROOT      token shards                     SLICES_ID      folder of the docid slices
 # CKPT_120B      the oracle's weights             ORACLE_RUN_ID  folder of the oracle's labels
-# CKPT_20B       the backbone's weights           LABELS_ROOT    where both folders lie
-# CAL_DIR        calibration                      OUT_DIR        what the last stages write
-# POD            run in this Kubernetes pod       LOCAL=1        run here although POD is set
+# CKPT_20B       the backbone's weights           LABELS_ROOT    directory of both folders
+# CAL_DIR        calibration                      OUT_DIR        output of the last stages
+# POD            run in this Kubernetes pod       LOCAL=1        run here even if POD is set
 
 DATA_ROOT="${DATA_ROOT:-/data}"
 LABELS_ROOT="${LABELS_ROOT:-/labels}"
@@ -19,7 +19,7 @@ CAL_DIR="${CAL_DIR:-$LABELS_ROOT/calibration_$ORACLE_RUN_ID}"
 NMOE="${NMOE:-nmoe}"
 export DATA_ROOT SLICES_DIR LABELS_DIR CKPT_120B CKPT_20B CAL_DIR
 
-# run_on [NAME=VALUE ...] COMMAND ...: in the pod if there is one, else here.
+# run_on [NAME=VALUE ...] COMMAND ...: run it in the pod if POD is set, else here.
 run_on() {
   if [ -n "${POD:-}" ] && [ "${LOCAL:-0}" != 1 ]; then
     kubectl exec "$POD" -- env "$@"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Grade the documents of a slice (INPUT_DOCIDS, by default those of the test split) with trained,
-# calibrated heads. Arguments are those of `nmoe hydra grade`. Writes quality_scores.jsonl and
-# summary.json to OUT_DIR.
+# Grade the documents of a slice (INPUT_DOCIDS, by default the test split) with trained, calibrated
+# heads. Takes the arguments of `nmoe hydra grade`. Writes quality_scores.jsonl and summary.json to
+# OUT_DIR.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Merge the labels of each split, then calibrate: on the scores of the heads in HEADS_DIR where they
-# are trained already, else by the published rule on labels alone (run again once they are).
-# Arguments are those of `nmoe hydra calibrate`. Writes $CAL_DIR/calibration_summary.json.
+# Merge the labels of each split, then calibrate: on the scores of the heads in HEADS_DIR if they are
+# trained already, else by the published rule on labels alone (run again after training).
+# Takes the arguments of `nmoe hydra calibrate`. Writes $CAL_DIR/calibration_summary.json.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

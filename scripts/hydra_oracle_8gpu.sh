@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Label train, val and test shard i on GPU i, eight at once. Finished shards are left alone, others go on
-# where they stopped. Arguments are those of `nmoe hydra oracle-label`. Fails if a shard fails.
+# Label train, val and test shard i on GPU i, eight at once. Skips finished shards and resumes others.
+# Takes the arguments of `nmoe hydra oracle-label`. Fails if a shard fails.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# List the documents of all sources by split, and deal train and val out to eight shards each.
+# List the documents of all sources by split, and divide train and val into eight shards each.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PENDING, RUNNING or DONE of every label shard, and what the GPUs do where there are any.
+# Print PENDING, RUNNING or DONE for each label shard, and the load of the GPUs, if there are any.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Train the probe on GPU 0 and the judge on GPU 1, at once, over the frozen backbone. What is killed
-# goes on where it stopped; finished heads of the same inputs are left alone.
-# Arguments are those of both `nmoe train` verbs. Writes the heads to OUT_DIR.
+# Train the probe on GPU 0 and the judge on GPU 1, at once, over the frozen backbone. Resumes an
+# interrupted training; skips finished heads of the same inputs.
+# Takes the arguments of both `nmoe train` verbs. Writes the heads to OUT_DIR.
 set -euo pipefail
 # shellcheck source=scripts/hydra_env.sh
 source "$(dirname "$0")/hydra_env.sh"

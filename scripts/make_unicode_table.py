@@ -1,7 +1,8 @@
 """Writes `attributes/kernels/unicode.npz`: lower case and class of every code point, frozen.
 
-Python's own tables change with its version, and with them every hash of a word. Run under the
-newest Python at hand, and raise `VERSION` of the modules that use the table: all signatures change.
+Python's own tables change with its version, and with them every hash of a word. Run this with the
+newest installed Python, and raise `VERSION` of the modules that use the table, because all
+signatures change.
 """
 
 import sys
@@ -39,7 +40,7 @@ def entry(code: int) -> tuple[int, int]:
         | UPPER * char.isupper()
         | DIGIT * (category == "Nd")
     )
-    return ord(lower[0]), bits  # one code point: of two, as of a dotted capital i, the first
+    return ord(lower[0]), bits  # if two code points, as for a dotted capital i, the first
 
 
 def main() -> None:

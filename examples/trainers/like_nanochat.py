@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/trainers/like_nanochat.py PLAN --checkpoint /tmp/run.pt
 
-The loop fetches the next batch before it saves, so each batch comes with the state before it: a run
-that resumes reads the batch again that was fetched and not trained on, and no other.
+The loop fetches the next batch before it saves, so each batch has the state before it: a resumed
+run reads again only the batch that was fetched but not trained on.
 """
 
 import json
@@ -16,7 +16,7 @@ from loader import open_loader
 
 
 def batches_with_state(loader: Any, state: dict[str, Any] | None = None) -> Iterator[Any]:
-    """inputs, targets and the state that gives them first; at the end the state alone."""
+    """Yield inputs, targets and the state before them; at the end only the state."""
     if state:
         loader.load_state_dict(state)
     while loader.step < len(loader):

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/trainers/like_torchtitan.py PLAN --checkpoint /tmp/run
 
-`TitanLoader` is what a `BaseDataLoader` of torchtitan must be. All ranks have one state, so their
-number may change between two runs, which torchtitan's own data loader refuses.
+`TitanLoader` has the interface of torchtitan's `BaseDataLoader`. All ranks share one state, so
+their number may change between two runs, which torchtitan's own data loader refuses.
 """
 
 import json
@@ -18,7 +18,7 @@ from loader import open_loader
 
 
 class TitanLoader:
-    """The stream in the shape that torchtitan's trainer takes; `rank` is the data-parallel one."""
+    """The stream in the form of torchtitan's trainer; `rank` is the data-parallel rank."""
 
     def __init__(self, plan: object, rank: int, world_size: int) -> None:
         self.loader = open_loader(plan, rank=rank, world_size=world_size, prefetch=2)
@@ -27,7 +27,7 @@ class TitanLoader:
         return (({"input": inputs}, targets) for inputs, targets in self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """One text: such a checkpoint loads the keys that the new run has too, and no others."""
+        """One string: a checkpoint loads only keys that the new run has too."""
         return {"loader": json.dumps(self.loader.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -36,18 +36,18 @@ class TitanLoader:
 
 
 class Training:
-    """Model, optimizer and step, in the shape that a checkpoint takes."""
+    """Model, optimizer and step, in the form of a checkpoint."""
 
     def __init__(self, run: Run) -> None:
         self.step, self._parts = 0, (run.model, run.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of equal names at any number of ranks."""
+        """The keys are the same at any number of ranks."""
         model, optimizer = get_state_dict(*self._parts)
         return {"step": self.step, "model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it all."""
+        """Load model, optimizer and step."""
         model, optimizer = state["model"], state["optimizer"]
         set_state_dict(*self._parts, model_state_dict=model, optim_state_dict=optimizer)
         self.step = state["step"]
@@ -58,7 +58,7 @@ def main() -> None:
     run = Run(__doc__)
     data, training = TitanLoader(run.plan, run.rank, run.world_size), Training(run)
     parts = {"training": training, "dataloader": data}
-    # Its metadata are written last: a checkpoint without them is of a run that was killed.
+    # Metadata is written last: a checkpoint without it was interrupted.
     whole = run.arguments.checkpoint.glob("step-*/.metadata")
     last = max((int(path.parent.name[5:]) for path in whole), default=0)
     if last:

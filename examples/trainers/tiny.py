@@ -1,4 +1,4 @@
-"""What the examples share: arguments, a small model, its update over all ranks, a checkpoint."""
+"""Shared by the examples: arguments, a small model, its update over all ranks, a checkpoint."""
 
 import argparse
 import os
@@ -17,8 +17,8 @@ VOCAB, WIDTH = 512, 32
 
 
 class Model(nn.Module):
-    """Next-token logits over ids folded into `VOCAB` buckets. Gives a loss whose mean over ranks is
-    that of the whole batch: ranks may have different numbers of rows, and rows of targets."""
+    """Next-token logits over ids folded into `VOCAB` buckets. The mean of its loss over
+    ranks is the loss of the whole batch, although ranks may have different numbers of targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def read_arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("plan")
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=20, help="steps in all, resumed ones included")
+    parser.add_argument("--steps", type=int, default=20, help="total steps, including resumed ones")
     parser.add_argument("--save-every", type=int, default=5, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0, help="worker processes of a DataLoader")
     return parser.parse_args()
@@ -55,7 +55,7 @@ def show(step: int, loss: torch.Tensor) -> None:
 
 
 class Run:
-    """A run on one rank, or on those that torchrun started."""
+    """A run on one rank, or on the ranks that torchrun started."""
 
     def __init__(self, description: str) -> None:
         self.arguments = read_arguments(description)
@@ -86,8 +86,8 @@ class Run:
         return step % self.arguments.save_every == 0
 
     def save(self, **position: Any) -> None:
-        """Write the checkpoint, on rank 0: model, optimizer and where the data are. A kill leaves
-        the old one or the new one."""
+        """Write the checkpoint, on rank 0: model, optimizer and the position in the data. After a
+        kill the file is the old or the new checkpoint."""
         if self.rank:
             return
         model = getattr(self.model, "module", self.model).state_dict()
@@ -97,7 +97,7 @@ class Run:
         os.replace(part, self.arguments.checkpoint)
 
     def restore(self) -> dict[str, Any]:
-        """Load the checkpoint; where the data are, or nothing at the start of a run."""
+        """Load the checkpoint; return the position in the data, empty at the start of a run."""
         if not self.arguments.checkpoint.exists():
             return {}
         saved = torch.load(self.arguments.checkpoint, weights_only=True)

@@ -1,9 +1,9 @@
-"""accelerate: `prepare` deals the rows of a batch to ranks, `skip_first_batches` resumes.
+"""accelerate: `prepare` divides a batch's rows among ranks, `skip_first_batches` resumes.
 
     torchrun --nproc-per-node 2 examples/trainers/with_accelerate.py PLAN --checkpoint /tmp/run
 
-Give it rows, not the batches of a rank: it would cut those again. `split_batches` makes the batch
-size that of the plan, at any number of ranks.
+Give it rows, not the batches of a rank, which it would divide again. With `split_batches` the batch
+size is the plan's, at any number of ranks.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     python examples/trainers/with_lightning.py PLAN --checkpoint /tmp/run
 
-Lightning keeps the state of what has one. Over a DataLoader without one it resumes with the first
-batch of the run, and says nothing.
+Lightning saves the state of a loader that has one. With a DataLoader without a state it silently
+resumes with the first batch of the run.
 """
 
 import os
@@ -25,7 +25,7 @@ class Module(lightning.LightningModule):
         self.model, self.plan = Model(), plan
 
     def train_dataloader(self) -> Any:
-        """Opened here, where Lightning has started its ranks."""
+        """Open the loader here, after Lightning has started its ranks."""
         return open_loader(self.plan)
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
     python examples/trainers/with_stateful_dataloader.py PLAN --checkpoint /tmp/run.pt --workers 2
 
-The number of ranks may change between two runs. That of workers may not: its state does not survive
-that. Save the step instead (with_dataloader.py) if it must.
+The number of ranks may change between two runs. The number of workers must not change, because the
+state depends on it. If it has to change, save the step instead (with_dataloader.py).
 """
 
 import json

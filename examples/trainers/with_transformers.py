@@ -4,8 +4,8 @@
 
 Three settings matter. `train_sampling_strategy="sequential"`: the default draws rows at random, and
 the data set refuses that. `remove_unused_columns=False`: the default drops `shift_labels`, and the
-model then does not learn the last target of a row. `ignore_data_skip` must stay False: a run that
-resumes would begin again with the first batch.
+model then does not learn the last target of a row. `ignore_data_skip` must stay False, or a resumed
+run would begin again with the first batch.
 """
 
 import os
@@ -35,8 +35,8 @@ def main() -> None:
     """Train, from the last checkpoint if there is one."""
     arguments = read_arguments(__doc__)
     plan, num_ranks = resolve_plan(arguments.plan), int(os.environ.get("WORLD_SIZE", "1"))
-    if plan.batch_size % num_ranks:  # the Trainer's batches are of equally many rows on each rank
-        sys.exit(f"the plan's batches of {plan.batch_size} rows are not those of {num_ranks} ranks")
+    if plan.batch_size % num_ranks:  # the Trainer gives each rank equally many rows
+        sys.exit(f"{num_ranks} ranks cannot divide the plan's batches of {plan.batch_size} rows")
     config = LlamaConfig(
         vocab_size=max(VOCAB, plan.vocab_size),
         hidden_size=32,
