@@ -1,6 +1,6 @@
 """The tasks of a run, one per asset: each reads the configuration and calls compute.
 
-This is the surface that Dagster assets and the command line share. A task reads and writes files
-under the run's root only, and does no work when its fingerprints are current. Tasks never call one
-another.
+Dagster assets and the command line share these functions. A task reads and writes only files
+under the run's root, and does no work if its fingerprints are current. A task does not call
+another task.
 """

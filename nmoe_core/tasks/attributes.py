@@ -1,4 +1,4 @@
-"""Tasks of attributes: which a run records, and the file of each for each shard."""
+"""Tasks of attributes: the names that a run records, and one file per attribute and shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nmoe_core.attributes.joined import UserFiles
     from nmoe_core.attributes.shared import Corpus
 
-# Module and function of each attribute of a text.
+# Module and function of each attribute that is computed from a text.
 _OF_TEXTS = {
     "signals": ("signals", "signals"),
     "language": ("language", "language"),
@@ -34,7 +34,7 @@ _OF_TEXTS = {
 
 
 def attribute_names(run: Run) -> list[str]:
-    """The attributes that the run records, in the order in which they are made."""
+    """The attributes that the run records, in the order of making."""
     table = run.config.attributes
     used = [name for name in table.use if name != "duplicates"]
     both = ["signatures", "duplicates"] if "duplicates" in table.use else []
@@ -42,13 +42,13 @@ def attribute_names(run: Run) -> list[str]:
 
 
 def shard_attribute_names(run: Run) -> list[str]:
-    """Those of them that are made shard by shard."""
+    """The attributes that are made shard by shard: all but duplicates."""
     return [name for name in attribute_names(run) if name != "duplicates"]
 
 
 def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
-    """The named attributes of a run in its order, by default all; with duplicates the signatures
-    that they are found by. Raises ConfigError if it records none, or none of that name."""
+    """The named attributes of a run in its order, by default all. `duplicates` includes its
+    `signatures`. Raises ConfigError if the run records no attributes or lacks a name."""
     known = attribute_names(run)
     unknown = sorted(set(only or ()) - set(known))
     if unknown or not known:
@@ -57,7 +57,7 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
             where=run.path,
             found=", ".join(unknown) or None,
             expected=f"of {', '.join(known)}" if known else None,
-            do="name it in [attributes] use, or give its files in attributes.files",
+            do="add it to [attributes] use, or name its files in attributes.files",
         )
     wanted = set(known if only is None else only)
     if "duplicates" in wanted:
@@ -66,8 +66,8 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
 
 
 def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Make the files of an attribute for shards of a source; current ones stay as they are. Raises
-    as `make_attribute` and `join_attribute`, and as `open_attribute`."""
+    """Make the files of an attribute for shards of a source; current files are kept. Raises as
+    `make_attribute`, `join_attribute` and `open_attribute`."""
     from nmoe_core.attributes.attribute import make_attribute
     from nmoe_core.attributes.joined import join_attribute
 
@@ -80,7 +80,7 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
 
 
 def user_files(run: Run, name: str) -> UserFiles:
-    """The files of an attribute of the user's own."""
+    """The files of a user's own attribute."""
     from nmoe_core.attributes.joined import UserFiles
 
     pattern = run.config.attributes.files[name]
@@ -88,8 +88,8 @@ def user_files(run: Run, name: str) -> UserFiles:
 
 
 def open_attribute(run: Run, name: str) -> Attribute:
-    """An attribute of texts. Raises ConfigError if a package that it needs is not installed, or
-    contamination has no evaluation set; SourceError if a set cannot be used."""
+    """An attribute of texts. Raises ConfigError if its package is not installed or contamination
+    has no evaluation set, and SourceError if a set cannot be read."""
     from nmoe_core.attributes.attribute import Attribute
 
     module_name, function = _OF_TEXTS[name]
@@ -114,7 +114,7 @@ def open_attribute(run: Run, name: str) -> Attribute:
 
 
 def attribute_schema(run: Run, name: str) -> Any:
-    """Columns of an attribute, which need not be made yet, as an Arrow schema; for a user's own
+    """Columns of an attribute as an Arrow schema, even before it is made; for a user's own
     attribute, the columns of its files. Raises as `open_attribute`, and FormatError if a file
     cannot be read."""
     if name in run.config.attributes.files:
@@ -128,8 +128,8 @@ def attribute_schema(run: Run, name: str) -> Any:
 def make_duplicates(
     run: Run, sources: Sequence[str] | None = None, *, picture: bool = False
 ) -> Result:
-    """Find the copies among all documents of the run by their signatures; only the files of shards
-    whose rows changed are written. Raises FormatError if a shard has no current signatures."""
+    """Find the copies among all documents of the run by their signatures; writes only the files of
+    shards with changed rows. Raises FormatError if a shard has no current signatures."""
     from nmoe_core.attributes.shared import write_changed
 
     module = _import("duplicates")
@@ -152,7 +152,7 @@ def make_duplicates(
 
 
 def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerprints]:
-    """The signatures of all shards of sources, and fingerprints of how copies are found among them.
+    """The signatures of all shards of sources, and the fingerprints of the search for copies.
     Raises FormatError if a shard has no current signatures."""
     from nmoe_core.attributes.shared import Corpus
 
@@ -163,7 +163,7 @@ def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerp
 
 
 def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
-    """Documents of each source, and how many of them are `exact` and `near` copies of others."""
+    """Number of documents of each source, and of `exact` and `near` copies among them."""
     from nmoe_core.shards.attribute_file import read_attribute
 
     rows = []
@@ -179,7 +179,7 @@ def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def copies_picture(copies: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown of the bars of `copies_by_source`."""
+    """Markdown with a bar chart of `copies_by_source`."""
     from nmoe_core.report.plots import copies_plot, png_markdown
 
     return png_markdown(copies_plot(copies), "copies by source")

@@ -22,16 +22,15 @@ _TINY_LAYERS = 4  # more random blocks do not help a head
 
 
 def backbone_kind(run: Run) -> str:
-    """`tiny` if the weights are random, made by the run or by `make-tiny-checkpoint`; else
-    `checkpoint`."""
+    """`tiny` for random weights (of the run or of `make-tiny-checkpoint`), else `checkpoint`."""
     path = run.tree.checkpoint / "config.json"
     is_random = path.is_file() and RECIPE_KEY in read_json_object(path)
     return "tiny" if is_random else run.config.backbone.kind
 
 
 def make_backbone(run: Run) -> Result:
-    """Make the tiny checkpoint if the run asks for one; digest the checkpoint either way. Raises
-    CheckpointError if there is none, or it cannot be read."""
+    """Make the tiny checkpoint if the run has `kind = "tiny"`; return the checkpoint's digest.
+    Raises CheckpointError if the checkpoint is missing or unreadable."""
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
@@ -62,13 +61,13 @@ def tiny_recipe(run: Run) -> dict[str, Any]:
 
 
 def ids_for_model(run: Run) -> ModelIds | None:
-    """Reader of the run's shards for the backbone; None if it reads their ids directly.
+    """Converts the run's shards to the backbone's tokens; None if both use the same ids.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it has no table.
+        CheckpointError: The checkpoint or its embedding table is missing.
         TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or the
             checkpoint has none (E-TOKENIZER-NAME), as `model_ids`.
-        HeadError: A run of flags, without a file, names another tokenizer than the shards have
+        HeadError: The tokenizer in the flags of a run without a file differs from the shards'
             (E-HEAD-TOKENIZER).
     """
     path = run.tree.checkpoint
@@ -86,8 +85,8 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """The run's backbone, loaded once in a process. Raises CheckpointError if there is none
-    (E-CHECKPOINT-MISSING), or it cannot be read."""
+    """The run's backbone, loaded once per process. Raises CheckpointError if it is missing
+    (E-CHECKPOINT-MISSING) or unreadable."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     table = run.config.backbone
@@ -97,8 +96,8 @@ def load_backbone(run: Run) -> Transformer:
 
 
 def require_checkpoints(run: Run) -> None:
-    """Refuse a run whose checkpoint is missing (E-CHECKPOINT-MISSING), or whose backbone cannot
-    read its documents, as `ids_for_model`, before anything is made."""
+    """Refuse a run before its first task if its checkpoint is missing (E-CHECKPOINT-MISSING) or
+    its backbone cannot read its documents; raises as `ids_for_model`."""
     oracle = run.config.oracle
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
         _require(run.resolve(oracle.engine.checkpoint))
@@ -118,7 +117,7 @@ def _require(path: Path) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(path: Path, digest: str, device: str, dtype: str, backend: ExpertChoice) -> Transformer:
-    """`digest` makes changed weights another backbone."""
+    """Load a backbone. `digest` is part of the cache key: changed weights are loaded again."""
     import torch
 
     from nmoe_core.engine import Transformer

@@ -1,4 +1,4 @@
-"""Work that only commands request: whole splits, files that a user names, all sources at once."""
+"""Tasks that only commands use: whole splits, files named by the user, all sources at once."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ Progress = Callable[[int, int | None], None]
 
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
-    """The splits to prepare of each source of the run, or of a stage of training; not every source
-    has a validation split. Raises ConfigError if there is no such split or stage."""
+    """The splits to prepare of each source of the run, or of one stage of training; a source may
+    lack a validation split. Raises ConfigError for an unknown split or stage."""
     for name in names:
         if name not in SPLITS:
             raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
@@ -40,7 +40,7 @@ def make_split(
     run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
 ) -> Result:
     """Prepare one split, by default in the run's tree, and commit its manifest; raises as
-    `prep_shards`. `is_forced`: shards of other settings, and current ones, are made again."""
+    `prep_shards`. `is_forced`: make all shards again, also current ones."""
     plan, split = job
     started = time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
@@ -71,9 +71,9 @@ def make_split(
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """Documents to label or to grade, one row per document: ids of documents in the run's shards,
-    of which only `sample` are taken, or (`is_text`) JSON lines with a text. Without `id_field` the
-    id is `doc_id`, else `id`, if a row has one."""
+    """A file of documents to label or grade, one row per document: ids of documents in the run's
+    shards (`sample`: use only so many), or, with `is_text`, JSON lines with a text. The default of
+    `id_field` is `doc_id`, else `id`."""
 
     path: Path
     is_text: bool
@@ -83,7 +83,7 @@ class InputFile:
 
 
 def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
-    """The documents of a file, to be labelled into `out`."""
+    """A slice of the documents of a file, with its labels in `out`."""
     from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
     from nmoe_core.labels.jobs import LabelJob
 
@@ -128,8 +128,8 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
 
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
-    """Fit thresholds on rows that grading wrote; without them, by the published rule, only on the
-    labels. Raises CalibrationError if rows are missing, or do not match the labels."""
+    """Fit thresholds on rows of grades; without rows, on the labels alone by the published rule.
+    Raises CalibrationError if rows are missing, or do not match the labels."""
     from nmoe_core.quality.calibration.calibrate import calibrate_compat, calibrate_predictions
     from nmoe_core.quality.calibration.targets import Targets
 
@@ -144,8 +144,8 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
 
 
 def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Index the curated shards of sources, by default of all, for `nmoe seen`: facts of each
-    source. Raises ConfigError without the extra `seen`, and as `index_shard`."""
+    """Index the curated shards of sources (default: all) for `nmoe seen`; return facts per source.
+    Raises ConfigError without the extra `seen`, and as `index_shard`."""
     from nmoe_core.audit.seen.suffixes import load_sorter
 
     load_sorter()
@@ -160,12 +160,12 @@ def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str
 def curate_sources(
     run: Run, names: Sequence[str] | None = None, *, refit: bool = False
 ) -> tuple[Result, dict[str, dict[str, Any]], bool]:
-    """Topics, curated shards and manifests of sources, by default of all; `refit` fits the topic
-    model again, else one that is there stays. Raises as `curate_shard`.
+    """Make topics, curated shards and manifests of sources (default: all). `refit`: fit a new topic
+    model even if one exists. Raises as `curate_shard`.
 
     Returns:
-        The topic model; of each source its facts, `shards_written` and `checks` (passed, found);
-        and whether a check that blocks failed.
+        The topic model; per source its facts, `shards_written` and `checks` (passed, found); and
+        whether a blocking check failed.
     """
     from nmoe_core.tasks import checks, curate
 

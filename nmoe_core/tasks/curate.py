@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     """Fit the topic model over all sources; a current one is kept.
 
-    A model that an order depends on (stability other than `replan`) is kept even after documents
-    were added.
+    Unless stability is `replan`, curated orders depend on the model, so it is kept even after
+    documents were added.
     """
     from nmoe_core.curate.topics.assign import fit_topic_model
     from nmoe_core.curate.topics.model import load_topic_model
@@ -43,7 +43,7 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     table = run.config.curation
     embeddings = embedding_table(run)
     if table.stability != "replan" and run.tree.topic_model.is_file():
-        # New topics would move old documents: an order that keeps its past keeps its model.
+        # A new model would reorder old documents, so a stable order keeps its model.
         result = open_topics(run, sources)
     else:
         result = fit_topic_model(run.tree, sources, embeddings, topic_settings(run))
@@ -61,7 +61,7 @@ def topic_settings(run: Run) -> TopicSettings:
 
 
 def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
-    """The existing topic model; fitted over all sources if there is none, or on request."""
+    """The existing topic model; fitted over all sources if it is missing, or on request."""
     from nmoe_core.curate.topics.model import load_topic_model
 
     path = run.tree.topic_model
@@ -107,7 +107,7 @@ def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards, the
-    documents left out of them, and the effect on the composition."""
+    numbers of dropped documents, and the effect on the composition."""
     from nmoe_core.curate.shards.combine import combine_curated
     from nmoe_core.tasks.selection.composition import changes
     from nmoe_core.tasks.selection.outcome import left_out
@@ -124,10 +124,10 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
-    """Write `mixture/loader_plan.json`, with the run's remixes, unless the same plan is there.
-    Raises as `with_remixes`, and PlanError if a curated source has too few tokens for the flow
-    (E-PLAN-SHORT), or the run requests more steps than the flow has (E-PLAN-STEPS); and as
-    `refuse_contaminated`, if the run has a limit."""
+    """Write `mixture/loader_plan.json`, with the run's remixes, unless it is current. Raises as
+    `with_remixes`, as `refuse_contaminated` if the run has a limit, and PlanError if a curated
+    source has too few tokens for the flow (E-PLAN-SHORT), or the run requests more steps than the
+    flow has (E-PLAN-STEPS)."""
     require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:
@@ -154,8 +154,8 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
 def planned_loader(
     run: Run, sources: Sequence[str], valid_sources: Sequence[str]
 ) -> tuple[LoaderPlan, dict[str, str]]:
-    """The loader plan over curated sources, with the run's remixes, and facts of those. Raises as
-    `make_plan`."""
+    """The loader plan over curated sources with the run's remixes, and facts of the remixes. Raises
+    as `make_plan`."""
     tree = run.tree
     plan = build_plan(
         run_stages(run),
@@ -170,12 +170,12 @@ def planned_loader(
 
 
 def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
-    """A plan as its file is written."""
+    """The content of a plan's file."""
     return plan.placed_in(run.tree.plan.parent).to_json().encode()
 
 
 def embedding_table(run: Run) -> EmbeddingTable:
-    """The run's embedding table, opened once in a process while its files are untouched."""
+    """The run's embedding table, opened once per process unless its files change."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.weight_files import checkpoint_files
 

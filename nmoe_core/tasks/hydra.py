@@ -44,7 +44,7 @@ def label_slices(
     """Label slices named `train-00` and so on, by default all, with the run's oracle.
 
     `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of these. Raises
-    as `label_shard` and `require_budget`, and ConfigError if there is no such slice.
+    as `label_shard` and `require_budget`, and ConfigError for an unknown slice.
     """
     from nmoe_core.labels.cost import require_budget
     from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs
@@ -71,7 +71,7 @@ def label_slices(
 
 
 def merge_split(run: Run, split: str) -> Result:
-    """Join the labels of a split into one file; a current one is kept."""
+    """Join the labels of a split into one file; a current file is kept."""
     from nmoe_core.labels.agreement import merge_noise
     from nmoe_core.labels.label_files import merge_labels
 
@@ -85,8 +85,8 @@ def merge_split(run: Run, split: str) -> Result:
 
 
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit the student, which reads the same part of a document as the oracle; a current one is
-    kept. `labels`: files by split instead of the merged ones, None for no labels."""
+    """Fit the student on the part of each document that the oracle reads; a current student is
+    kept. `labels`: label files by split instead of the merged ones; None for no labels."""
     from nmoe_core.quality.heads.student_file import make_student
 
     require_inputs(run, "student")
@@ -98,13 +98,13 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
 
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
-    """Train the probe or the judge; a current head is kept, and so is the student that it is
-    compared with. `labels`: see `train_student`."""
+    """Train the probe or the judge, and the student for comparison; current ones are kept.
+    `labels`: see `train_student`."""
     from nmoe_core.quality.heads.head_files import read_header
     from nmoe_core.quality.heads.train import HeadTraining
     from nmoe_core.report.plots import loss_plot, png_markdown
 
-    if run.has_file:  # a run of flags need not name the tokenizer of the shards
+    if run.has_file:  # the flags of a run without a file may omit the tokenizer
         train_student(run, labels)
     require_inputs(run, "heads")
     paths = _label_paths(run, labels)
@@ -125,8 +125,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit weights and thresholds on the scores that the grader gives to val documents; `labels`:
-    see `train_student`; test is only reported on. Raises as `require_grader`."""
+    """Fit weights and thresholds on the grader's scores of val documents; test documents are used
+    for reports only. `labels`: see `train_student`. Raises as `require_grader`."""
     require_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.quality.calibration.calibrate import calibrate
@@ -169,7 +169,7 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds that were fitted for it; raises as `require_grader`,
+    """The run's scorer with the thresholds fitted for it; raises as `require_grader`,
     `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.quality.calibration.summary_file import load_calibration
     from nmoe_core.quality.grading.grade import Grader
@@ -181,7 +181,7 @@ def load_grader(run: Run) -> Grader:
         calibration = load_calibration(run.tree.calibration)
         kind = calibration.grader
     scorer = load_student_scorer(run) if kind == "student" else load_scorer(run)
-    # Missing heads are named before a missing calibration, which is made from them.
+    # If heads and calibration are missing, report the heads first: calibration needs them.
     calibration = calibration or load_calibration(run.tree.calibration)
     if kind == "hydra" and table.early_exit and calibration.student_digest:
         scorer = load_scorer(run, with_student=True)
@@ -192,12 +192,12 @@ def load_grader(run: Run) -> Grader:
 
 
 def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
-    """As `ids_for_model`; the student reads the ids of shards."""
+    """As `ids_for_model`; None for the student, which reads the ids of shards."""
     return None if kind == "student" else ids_for_model(run)
 
 
 def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
-    """The graders that calibration chooses from, each with the documents as it reads them."""
+    """The graders that calibration chooses from, each with its form of the documents."""
     asked = run.config.grading.grader
     found = []
     if asked != "student":
@@ -210,9 +210,9 @@ def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
 
 
 def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentScorer:
-    """The run's student, read once per process; raises as `load_student`.
+    """The run's student, loaded once per process; raises as `load_student`.
 
-    It reads the ids of shards, or (`reads_as_model`) the ids of the backbone.
+    It reads the ids of shards or, with `reads_as_model`, the ids of the backbone.
     """
     path = run.tree.student
     size = run.config.grading.batch_size
@@ -226,17 +226,17 @@ def load_student_scorer(run: Run, *, reads_as_model: bool = False) -> StudentSco
 def _loaded_student(
     path: Path, tokenizer: Tokenizer, batch_size: int, digest: str
 ) -> StudentScorer:
-    """`digest` makes a changed file another student."""
+    """Load a student. `digest` is part of the cache key: a changed file is loaded again."""
     from nmoe_core.quality.heads.student_scoring import StudentScorer
 
     return StudentScorer.load(path, tokenizer, batch_size)
 
 
 def load_scorer(run: Run, *, with_student: bool = False) -> HeadScorer:
-    """The run's backbone and heads, opened once in a process; raises as `load_checkpoint` and
-    `load_heads`. Files are hashed again only where their size, inode or times changed.
+    """The run's backbone and heads, loaded once per process; raises as `load_checkpoint` and
+    `load_heads`. A file is hashed again only if its size, inode or times changed.
 
-    `with_student`: the run's student is asked first, if it was fitted on the heads' labels.
+    `with_student`: the run's student scores first, if it was fitted on the labels of the heads.
     """
     scorer = _load_heads(run)
     if not with_student or not run.tree.student.is_file():
@@ -259,7 +259,7 @@ def _load_heads(run: Run) -> HeadScorer:
 def _loaded_scorer(
     model: Transformer, heads_dir: Path, sizes: tuple[int | None, int], digests: tuple[str, ...]
 ) -> HeadScorer:
-    """`digests` makes changed files other heads."""
+    """Load heads. `digests` are part of the cache key: changed files are loaded again."""
     from nmoe_core.quality.heads.scoring import HeadScorer, load_heads
 
     max_ctx, batch_size = sizes
@@ -267,20 +267,20 @@ def _loaded_scorer(
 
 
 def _label_paths(run: Run, files: LabelFiles) -> LabelFiles:
-    """The label files of a training by split."""
+    """The label files for training, by split."""
     paths = {split: _labels(run, files, split) for split in ("val", "test")}
     return {"train": files.get("train") or _merged(run, "train"), **paths}
 
 
 def _labels(run: Run, files: LabelFiles, split: str) -> Path | None:
-    """The labels of a split; None for a test split that is not labelled."""
+    """The labels of a split; None for a test split without labels."""
     if split in files:
         return files[split]
     return _merged(run, split) if split in labelled_splits(run) else None
 
 
 def labelled_splits(run: Run) -> list[str]:
-    """The splits that heads read labels of; older runs have no labels of test."""
+    """The splits with labels for heads; older runs have no test labels."""
     from nmoe_core.labels.label_files import SUMMARY_NAME
     from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
@@ -298,16 +298,15 @@ def _merged(run: Run, split: str) -> Path:
 
 
 def student_corpus(run: Run, max_tokens: int) -> Corpus:
-    """Documents as the student reads them: the same part as the oracle, in the ids of the
-    shards."""
+    """Documents for the student: the part that the oracle reads, in the ids of the shards."""
     from nmoe_core.quality.heads.scores import Corpus
 
     return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
 
 
 def head_corpus(run: Run) -> Corpus:
-    """The place of the documents, and the token that ends them: the tokenizer's EOS, or, without a
-    file that names a tokenizer, the shards' EOS."""
+    """The directory of the documents and their EOS id: the tokenizer's EOS or, if the run has no
+    file to name a tokenizer, the EOS of the shards."""
     from nmoe_core.quality.heads.scores import Corpus
 
     data = run.tree.data
@@ -319,9 +318,9 @@ def head_corpus(run: Run) -> Corpus:
     found = sorted({load_manifest(path).eos_token_id for path in manifests})
     if len(found) != 1:
         raise ConfigError(
-            "sources have no one token that ends documents",
+            "sources use different EOS tokens",
             where=data,
             found=", ".join(map(str, found)) or "no manifest",
-            do="name the directory that holds {source}/train/manifest.json",
+            do="name the directory that contains {source}/train/manifest.json",
         )
     return Corpus(data, found[0], max_ctx, ids_for_model(run))

@@ -1,4 +1,4 @@
-"""Tasks from sources to slices of document ids. What makes shards is imported when it runs."""
+"""Tasks from sources to slices of document ids. The code of prep is imported when it runs."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from nmoe_core.sources.open import open_reader, open_source
 
 
 class ShardsResult(NamedTuple):
-    """One pass over a source: the result of each shard, facts of the pass, and the data it read."""
+    """One pass over a source: results by shard, facts of the pass, and the data version it read."""
 
     shards: dict[int, Result]
     facts: dict[str, int]
@@ -37,7 +37,7 @@ def make_shards(
     buckets: Iterable[int],
     progress: Progress | None = None,
 ) -> ShardsResult:
-    """Make shards of one split in one pass over the source; current shards are kept."""
+    """Make shards of a split in one pass over the source; current shards are kept."""
     from nmoe_core.prep.run import prep_shards
 
     asked = list(buckets)
@@ -59,7 +59,7 @@ def make_shards(
     revision = ""
     for bucket in asked:
         manifest = load_manifest(run.tree.shard(source.name, bucket, split).manifest)
-        # Every shard of a pass has one source fingerprint; reading the source again costs a pass.
+        # All shards of a pass share one source fingerprint, so it is computed once.
         revision = manifest.extra["fingerprints"]["source"]
         facts = {
             "documents": manifest.total_documents,
@@ -78,7 +78,7 @@ def make_shards(
 
 
 def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = True) -> Result:
-    """Combine the shard manifests of a split; a current one is kept."""
+    """Combine the shard manifests of a split; a current manifest is kept."""
     from nmoe_core.prep.run import write_manifest
 
     split_dir = run.tree.split(source.name, split)
@@ -92,7 +92,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
         "changed": changed,
         "path": str(manifest.path),
     }
-    # The plan, the only reader of a valid manifest, names the whole manifest.
+    # Only the plan reads the valid manifest, and it records the digest of the whole file.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
     return Result(digest, facts, manifest_picture(run, manifest, split) if picture else "")
 
@@ -102,9 +102,9 @@ def make_slices(run: Run, source: str) -> Result:
 
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
-    """The slices of sources, and the slices of all together; by default the sources of the mixture,
-    or without a mixture all sources below the data root. Raises ConfigError if there is no
-    source."""
+    """Make the slices of sources, and the slices of all together. Default: the sources of the
+    mixture or, without a mixture, all sources below the data root. Raises ConfigError if none
+    exists."""
     if names is None and run.has_file:
         names = [source.name for source in run_sources(run)]
     data = run.tree.data
@@ -116,12 +116,12 @@ def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, R
 
 
 def source_mark(run: Run, source: SourcePlan) -> str:
-    """A mark of a source, with its validation split, that changes when its input may have changed.
+    """A mark of a source and its validation split that changes if the input may have changed.
 
-    Reads only listings, so it may be called every few minutes. Local files are known by name, size
-    and time of change: a mark may move although no byte did, and the prep that follows then does no
-    work. Remote files and hub data sets are identified by the marks of their store. Raises
-    SourceError if they cannot be listed.
+    Reads only listings, so it can be called every few minutes. Local files are compared by name,
+    size and time of change: the mark may change without a changed byte, and prep then does no work.
+    Remote files and hub datasets are compared by the marks of their store. Raises SourceError if
+    they cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])
@@ -147,7 +147,7 @@ def _local(path: Path) -> list[str]:
 
 
 def manifest_picture(run: Run, manifest: Manifest, split: str) -> str:
-    """Document lengths and tokens per shard of a split, as Markdown."""
+    """A picture of document lengths and tokens per shard of a split, as Markdown."""
     from nmoe_core.report.plots import kept_picture, manifest_plot, png_markdown
 
     def draw() -> str:

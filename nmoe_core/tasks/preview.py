@@ -1,8 +1,8 @@
-"""Preview of a run: every output that would be made, why, and the resulting changes.
+"""Preview of a run: the outputs that it would make, the reasons, and the resulting changes.
 
 Writes no file. The graph tells which outputs are not current; changes that follow from existing
-scores are computed in memory. If models have to run, a sample of documents is graded, which gives a
-rate with its interval and the time.
+scores are computed in memory. If models have to run, a sample of documents is graded to estimate
+the rate of flips, with its interval, and the time.
 """
 
 import math
@@ -28,8 +28,8 @@ from nmoe_core.tasks.shards import require_selectable
 
 @dataclass(frozen=True, slots=True)
 class StaleShard:
-    """One shard to grade. `known_flips` counts decisions that will flip, `open_flips` documents
-    whose decision needs the models; both are 0 if the shard has no grades yet."""
+    """One shard to grade. `known_flips`: decisions that will flip; `open_flips`: documents whose
+    decision needs the models. Both are 0 if the shard has no grades yet."""
 
     source: str
     shard: str
@@ -43,8 +43,8 @@ class StaleShard:
 class RegradePlan:
     """All stale shards, and the changes from grading them.
 
-    `may_flip` is (least, most) over the documents that have a decision; `seconds` is None if no
-    speed was measured. `problem` is the reason why no document can be graded yet.
+    `may_flip`: least and most flips among documents with a decision; `seconds`: None if the speed
+    was not measured; `problem`: why documents cannot be graded yet.
     """
 
     shards: list[StaleShard]
@@ -85,15 +85,15 @@ class RunPlan:
     """The whole preview.
 
     Attributes:
-        outputs: Every output that is not current, in the order in which they are made.
+        outputs: Every output that is not current, in the order of making.
         num_current: The number of current outputs.
-        digest: The hash of the plan, which `nmoe run --plan` takes.
+        digest: The hash of the plan, for `nmoe run --plan`.
         splits: Shards of each split.
         regrade: None if the run has no grader.
-        curated: The shards of each source to curate, and why.
-        tokens: Curated tokens of each source now and then; None if that is open.
-        flips: Some documents whose decision flips: id, decision now, decision then.
-        size_bytes: Current bytes of the files that would be written again.
+        curated: The shards to curate per source, with reasons.
+        tokens: Curated tokens per source, now and after the run; None if not known yet.
+        flips: Some flipped decisions: document id, decision now, decision after the run.
+        size_bytes: Current bytes of the files that would be replaced.
     """
 
     outputs: list[State]
@@ -139,22 +139,21 @@ def plan_digest(graph: Graph) -> str:
 
 
 def require_plan(run: Run, digest: str) -> None:
-    """Refuse a plan that is not the one of this digest, or of its beginning. Raises ConfigError
-    (E-PLAN-MOVED)."""
+    """Raise ConfigError (E-PLAN-MOVED) unless the hash of the current plan starts with `digest`."""
     found = plan_digest(walk(run, run_sources(run)))
     if len(digest) < 8 or not found.startswith(digest):
         raise ConfigError(
-            "something changed since that plan was made",
+            "the run has changed since this plan was shown",
             where=run.path,
             found=f"plan {found[:16]}",
             expected=digest,
-            do="look at the new plan: nmoe plan",
+            do="show the new plan: nmoe plan",
             code="E-PLAN-MOVED",
         )
 
 
 def not_current(run: Run) -> list[State]:
-    """Every output that is not current, in the order in which they are made."""
+    """Every output that is not current, in the order of making."""
     return walk(run, run_sources(run)).not_current()
 
 
@@ -168,14 +167,14 @@ TOLD = ("task", "output", "partitions", "would be", "why")
 
 
 def told(outputs: Iterable[State]) -> list[tuple[str, str, int, str, str]]:
-    """Rows of a table `TOLD` of outputs: partitions of one reason are one row."""
+    """Rows of a table of outputs with the header `TOLD`; partitions with one reason share a row."""
     groups = Counter((s.task, s.key, _VERBS[s.status], s.reason) for s in outputs)
     return [(task, key, count, what, why) for (task, key, what, why), count in groups.items()]
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:
-    """Plan the regrade of sources; shards that are not prepared yet are left out.
-    `sample_documents` are graded for the rate and the time; 0 loads no model."""
+    """Plan the regrade of sources, without shards that are not prepared yet. `sample_documents`:
+    number graded to estimate flips and time; 0: load no model."""
     try:
         require_selectable(run)
         graph = walk(run, run_sources(run))
@@ -230,8 +229,8 @@ def _reasons(state: State) -> tuple[str, ...]:
 
 
 def _known_seconds(run: Run, documents: int) -> float | None:
-    """The time that grading takes by what calibration measured on this machine; None if it did not
-    measure."""
+    """Estimated seconds of grading, by the speed that calibration measured on this machine; None
+    without a measurement."""
     path = run.tree.calibration_cost
     if not path.is_file() or not run.tree.calibration_summary.is_file():
         return None
@@ -255,8 +254,7 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
 
 
 def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
-    """Shard -> why its current inputs would make it be curated again, even if they do not change
-    further."""
+    """Reasons to curate shards again, by shard, from the current inputs alone."""
     stale: dict[str, str] = {}
     for state in graph.of(f"{source}/curated"):
         if state.changes or state.status == "missing":
@@ -266,7 +264,7 @@ def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
 
 
 def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:
-    """Bytes of the directories of shards that would be written again."""
+    """Bytes in the directories of shards that would be replaced."""
     tree = graph.run.tree
     total = 0
     for state in outputs:
@@ -284,7 +282,7 @@ def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:
 def _graded_sample(
     run: Run, shards: Sequence[StaleShard], count: int
 ) -> tuple[list[tuple[str | None, str]], float]:
-    """(decision before, decision now) of documents spread over the shards, and the seconds."""
+    """(old decision, new decision) of documents spread over the shards, and the seconds."""
     from nmoe_core.quality.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import ids_for_grader, load_grader

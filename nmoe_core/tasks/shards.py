@@ -1,8 +1,8 @@
-"""A task over many shards: several at once, results in order; a failed shard does not stop the
-others.
+"""Runs a task over many shards in parallel, with results in order; a failed shard does not stop
+the others.
 
-The worker itself commits the shard's output, under the shard's lock: every worker must see the
-root.
+The worker commits the shard's output, under the shard's lock, so every worker needs access to the
+run's root.
 """
 
 import logging
@@ -24,14 +24,14 @@ from nmoe_core.tasks.backbone import require_checkpoints
 from nmoe_core.tasks.graph.require import require_inputs
 
 ShardTask = str
-"""`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/` and the name of an attribute."""
+"""`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/NAME`."""
 _Work = Callable[[Run, str, Iterable[int]], dict[int, Result]]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt at one key: a result or an error, and the time it took in its process."""
+    """The attempt at one key: a result or an error, and its time in the worker's process."""
 
     key: str
     result: Result | None
@@ -43,9 +43,8 @@ class Attempt:
 def each_shard(
     run: Run, task: ShardTask, source: str, keys: Iterable[str], *, picture: bool = True
 ) -> Iterator[Attempt]:
-    """Run a task over the shards of a source that are named by their numbers; raises as
-    `map_shards`, for `grade` also as `require_selectable`; errors of the task are in the
-    attempts."""
+    """Run a task over the numbered shards of a source. Errors of the task are in the attempts.
+    Raises as `map_shards`, and for `grade` as `require_selectable`."""
     if task == "grade":
         require_selectable(run)
     require_inputs(run, task.partition("/")[0], [source])
@@ -65,24 +64,24 @@ def _metered(
 
 
 def require_startable(run: Run) -> None:
-    """Refuse a whole run before anything is made; raises as `require_checkpoints` and
+    """Check a run before its first task; raises as `require_checkpoints` and
     `require_selectable`."""
     require_checkpoints(run)
     require_selectable(run)
 
 
 def require_selectable(run: Run) -> None:
-    """Raises ConfigError if `[curation] where` names a column that no task makes, or may not be run
-    (E-SELECT-...). Called before anything is paid for."""
-    if run.config.curation.where is not None:  # which needs packages that no other task does
+    """Raise ConfigError if `[curation] where` names a column that no task makes, or is not an
+    allowed expression (E-SELECT-...). Called before the first paid label."""
+    if run.config.curation.where is not None:  # this import needs the extra `attributes`
         from nmoe_core.tasks.selection.expression import open_planned
 
         open_planned(run)
 
 
 def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
-    """Results of all shards of a source, without pictures. Raises the first error of a shard, after
-    all others are made."""
+    """Results of all shards of a source, without pictures. The first error of a shard is raised
+    once all other shards are made."""
     keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
     done = list(each_shard(run, task, source, keys, picture=False))
     for failed in done:
@@ -92,7 +91,7 @@ def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
 
 
 def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
-    """Grades of every shard of sources, by `{source}/{shard}`."""
+    """Grade every shard of sources; results by `{source}/{shard}`."""
     return {
         f"{name}/{bucket:04d}": output
         for name in chosen_sources(run, names)
@@ -103,8 +102,8 @@ def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Res
 def attribute_sources(
     run: Run, only: Sequence[str] | None = None, sources: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Make the files of attributes, by default of all, for sources, by default all: facts of each
-    attribute and source. Raises as the first shard that fails, after all others are made."""
+    """Make the files of attributes (default: all) for sources (default: all); return facts per
+    attribute and source. The first error of a shard is raised once all other shards are made."""
     rows = []
     for name in attributes.chosen_attributes(run, only):
         for source in ["all"] if name == "duplicates" else chosen_sources(run, sources):
@@ -136,7 +135,7 @@ def attribute_sources(
 
 
 def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
-    """The named sources of a run in its order, by default all; ConfigError if it lacks one."""
+    """The named sources in the order of the run (default: all); ConfigError for an unknown name."""
     known = [source.name for source in run_sources(run)]
     unknown = sorted(set(names or ()) - set(known))
     if unknown:
@@ -147,7 +146,7 @@ def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
 
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
-    """Try to make the result of one key; only errors of this project and of files are caught."""
+    """Make the result of one key; only errors of this project and of files are caught."""
     started = time.perf_counter()
     cpu_started = time.process_time()
     result = None
@@ -163,7 +162,7 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
 
 
 def _work_of(task: ShardTask, picture: bool) -> _Work:
-    """The function that makes the results of a task; imports only its needs."""
+    """The function that makes the results of a task; imports only what this task needs."""
     name = task.partition("/")[2]
     if name:
         return partial(attributes.make_attributes, name)

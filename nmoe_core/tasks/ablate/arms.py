@@ -1,10 +1,10 @@
-"""The texts of an ablation: three arms of equal tokens, and text that no grader saw.
+"""The texts of an ablation: three arms of equal tokens, and evaluation texts unseen by graders.
 
-An arm takes the same number of tokens from each source, so a difference between arms is not one of
-sources. No grader was fitted, chosen or calibrated on an evaluation document: it has no label in
-`train` or `val`, nor the text of a document that has one, nor is it a near copy of one. Arms leave
-out evaluation documents and their near copies. Copies are sought in the first 512 tokens.
-Memory: the lengths of all documents, 512 tokens of each, and the texts that are drawn.
+All arms take the same number of tokens from each source, so sources do not explain a difference
+between arms. Graders were not fitted, chosen or calibrated on an evaluation document: neither it
+nor an exact or near copy of it has a label in `train` or `val`. Arms exclude evaluation documents
+and their near copies. Copies are detected by the first 512 tokens.
+Memory: the lengths of all documents, 512 tokens of each, and the drawn texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nmoe_core.tasks.selection.outcome import outcome_of
 from nmoe_core.text.near_copies import near_copies
 from nmoe_core.text.tokenizer import load_tokenizer
 
-_GRADER_SPLITS = ("train", "val")  # graders are only reported on for test
+_GRADER_SPLITS = ("train", "val")  # test labels are used for reports only
 ARMS = ("kept", "random", "dropped")
 MAX_TOKENS = 2048
 COPY_TOKENS = 512
@@ -39,11 +39,11 @@ class _Documents:
 
     files: list[ShardFile]
     kept: np.ndarray  # bool [N]
-    lengths: np.ndarray  # int64 [N], tokens that an arm takes of each at most
-    labelled: np.ndarray  # bool [N]: a grader saw its text by a label of train or val
+    lengths: np.ndarray  # int64 [N], most tokens that an arm takes of each
+    labelled: np.ndarray  # bool [N]: its text has a label in train or val
 
     def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
-        """Its first tokens, without the EOS."""
+        """The first tokens of document `i`, without EOS."""
         for file in self.files:
             if number < len(file.spans):
                 start, end = file.spans[number].tolist()
@@ -53,19 +53,19 @@ class _Documents:
 
 
 class Texts:
-    """The documents of a run, from which evaluation text and arms are drawn.
+    """The documents of a run; evaluation texts and arms are drawn from them.
 
     Args:
         run: A run whose documents are selected, or graded.
-        count: Evaluation documents of each set.
-        own: A JSON lines file of the user's evaluation texts; or None.
+        count: Number of documents per evaluation set.
+        own: A JSON lines file of the user's evaluation texts, or None.
 
     Attributes:
         evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
-        left_out: Texts of `own` that a grader saw.
+        left_out: Texts of `own` excluded because a grader saw them.
 
     Raises:
-        CurationError: A set has fewer than ten documents that no grader saw (E-CURATION-ABLATE).
+        CurationError: A set has fewer than ten documents unseen by graders (E-CURATION-ABLATE).
         FormatError, LabelError: Documents, labels or decisions are missing or damaged.
     """
 
@@ -90,7 +90,7 @@ class Texts:
         for name, texts in self.evaluation.items():
             if len(texts) < 10:
                 raise CurationError(
-                    "too few documents that no grader saw",
+                    "too few documents unseen by graders",
                     where=own if name == "own" else run.path,
                     found=f"{len(texts)} for the evaluation set {name}",
                     expected="at least 10",
@@ -100,7 +100,7 @@ class Texts:
         self._free = {name: self._without_copies(name) for name in names}
 
     def arms(self, num_tokens: int, seed: int) -> dict[str, list[bytes]]:
-        """Texts of each arm, `num_tokens` tokens of the run each, drawn by the seed.
+        """The texts of each arm, `num_tokens` tokens per arm, drawn by the seed.
 
         Raises CurationError if the sources have fewer tokens for an arm (E-CURATION-ABLATE).
         """
@@ -123,7 +123,7 @@ class Texts:
         )
 
     def _evaluation(self, name: str, count: int) -> list[bytes]:
-        """Documents of a set, equally many of each source if it has enough."""
+        """Documents of a set: the same number from each source, if it has enough."""
         found: list[bytes] = []
         share = -(-count // len(self._sources))
         for source, one in self._sources.items():
@@ -167,7 +167,7 @@ class Texts:
         return np.flatnonzero(free & wanted)
 
     def _quotas(self, num_tokens: int) -> dict[str, int]:
-        """Tokens of each source: equal, but for sources of which an arm has fewer."""
+        """Tokens per source: equal, except for sources with fewer tokens in an arm."""
         has = {
             name: min(int(one.lengths[self._numbers(arm, name)].sum()) for arm in ARMS)
             for name, one in self._sources.items()
@@ -176,9 +176,9 @@ class Texts:
             raise CurationError(
                 "too little text for arms of equal tokens",
                 where=self._run.path,
-                found=f"{sum(has.values())} tokens of each arm",
+                found=f"{sum(has.values())} tokens per arm",
                 expected=f"{num_tokens} tokens",
-                do="ask for fewer with --tokens, or prepare more documents",
+                do="set a lower --tokens, or prepare more documents",
                 code="E-CURATION-ABLATE",
             )
         quotas = {}

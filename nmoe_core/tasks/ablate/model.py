@@ -1,7 +1,8 @@
 """A small decoder over bytes: its training on one arm, and its loss on documents.
 
-The vocabulary is the 256 bytes and a separator before each document, so that bits per byte compare
-across arms. Each byte of an arm is read once. One thread: equal seeds give equal results.
+The vocabulary is the 256 bytes and a separator before each document, so bits per byte can be
+compared across arms. Each byte of an arm is read once. Uses one thread, so equal seeds give equal
+results.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Decoder(nn.Module):
 
 
 def windows_of(texts: Sequence[bytes]) -> np.ndarray:
-    """Texts one after another, each behind a separator, as int16 `[windows, CONTEXT + 1]`; bytes
-    that fill no window are left out."""
+    """Concatenated texts with a separator before each, as int16 `[windows, CONTEXT + 1]`; an
+    incomplete last window is dropped."""
     parts = [part for text in texts for part in ([SEPARATOR], np.frombuffer(text, np.uint8))]
     stream = np.concatenate([np.empty(0, np.int16), *parts]).astype(np.int16)
     count = max(len(stream) - 1, 0) // CONTEXT
@@ -78,8 +79,8 @@ def windows_of(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Decoder:
-    """A decoder trained on whole batches of windows, each once; initialisation and order depend
-    only on the seed and the number of windows, so that arms are paired."""
+    """A decoder trained once on each whole batch of windows. Initialisation and order depend only
+    on the seed and the number of windows, so results of arms are paired."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder()

@@ -28,17 +28,17 @@ _SETS = {"kept": "kept text", "all": "text of all documents", "own": "your own t
 class Settings:
     """How much an ablation trains and reads."""
 
-    tokens: int = 100_000  # of each arm, by the run's tokenizer
+    tokens: int = 100_000  # per arm, by the run's tokenizer
     seeds: int = 3
-    documents: int = 150  # of each evaluation set
-    own: Path | None = None  # a JSON lines file to evaluate on, too
+    documents: int = 150  # per evaluation set
+    own: Path | None = None  # a JSON lines file of one more evaluation set
 
 
 def ablate(run: Run, settings: Settings) -> dict[str, Any]:
     """Train a decoder per arm and seed, evaluate each, and commit `ablation.json` in the root.
 
-    Returns its content. Raises as `Texts` and its `arms`; or CurationError: an arm is too short to
-    train on (E-CURATION-ABLATE). Nothing is written then.
+    Returns the content of the file. Raises as `Texts` and `Texts.arms`, and CurationError if an arm
+    is too short to train on (E-CURATION-ABLATE), before writing.
     """
     texts = Texts(run, settings.documents, settings.own)
     seeds = [run.loader.seed + k for k in range(settings.seeds)]
@@ -53,7 +53,7 @@ def ablate(run: Run, settings: Settings) -> dict[str, Any]:
             where=run.path,
             found=f"{steps} steps of {BATCH * CONTEXT} bytes",
             expected=f"at least {_MIN_STEPS}",
-            do="ask for more with --tokens",
+            do="set a higher --tokens",
             code="E-CURATION-ABLATE",
         )
     bits = {(name, arm): [] for name in texts.evaluation for arm in ARMS}
@@ -88,8 +88,8 @@ def ablate(run: Run, settings: Settings) -> dict[str, Any]:
 
 
 def _figures(bits: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
-    """Bits per byte of each arm, and of kept and dropped text the share of random text's loss that
-    is saved: by `[seeds, documents]` of bits and the bytes of documents."""
+    """Bits per byte of each arm, and the loss saved by kept and dropped text as a share of random
+    text's loss. Takes bits as `[seeds, documents]` and the bytes of documents."""
     each = {arm: found.sum(1) / sizes.sum() for arm, found in bits.items()}
     result: dict[str, Any] = {
         "bits_per_byte": {arm: round(float(of_arm.mean()), 4) for arm, of_arm in each.items()},
@@ -111,7 +111,7 @@ def _figures(bits: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
 
 
 def t_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
-    """Student's 95 % interval of a mean; None of fewer than two values."""
+    """95 % interval of a mean by Student's t; None for fewer than two values."""
     from scipy import stats
 
     if len(values) < 2:
@@ -125,11 +125,11 @@ def _says(name: str, found: dict[str, Any]) -> str:
     one = found["kept_saves"]
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
     if not intervals:
-        return f"On {_SETS[name]}, there are too few documents to say what kept text is worth."
+        return f"On {_SETS[name]}, documents are too few to measure the worth of kept text."
     low = min(i[0] for i in intervals)
     high = max(i[1] for i in intervals)
     verdict = "it lowers the loss" if low > 0 else "it raises the loss"
     if low <= 0 <= high:
-        verdict = "no difference is shown"
+        verdict = "the difference is not significant"
     worth = f"{one['share']:.2%} [{low:.2%}, {high:.2%}] of random text's loss at equal tokens"
     return f"On {_SETS[name]}, kept text is worth {worth}: {verdict}."

@@ -1,8 +1,8 @@
 """Checks of each output of a run: functions that read committed files and return verdicts.
 
-A verdict tells whether the files are correct and, in one sentence, what was found. No file is
-repaired or written. `LEVELS` is the severity of a failed check unless the run's `[checks]` sets
-another: `block` is for failures that would put wrong data downstream.
+A verdict says whether the files are correct and, in one sentence, what was found. Checks do not
+write or repair files. `LEVELS` has the severity of each failed check; `[checks]` of the run can
+change it. `block` is for failures that would put wrong data downstream.
 """
 
 from nmoe_core.tasks.checks.attributes import ATTRIBUTE_CHECKS as ATTRIBUTE_CHECKS

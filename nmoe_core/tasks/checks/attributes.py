@@ -1,4 +1,4 @@
-"""Checks of the files of attributes: whole rows, values in their ranges, drift."""
+"""Checks of attribute files: complete rows, values in range, drift."""
 
 import sys
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
 
-# n-grams of repeated words overlap, and each counts all of its characters.
+# Above 1 is possible: repeated n-grams overlap, and each counts all of its characters.
 _ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
 _ABOVE_ONE |= {"mean_word_chars", "hashes_per_word", "ellipses_per_word"}
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
 
 
 def check_attribute(run: Run, source: str, name: str, buckets: Iterable[int]) -> Verdicts:
-    """The three checks of the files of an attribute for shards of a source."""
+    """The three checks of an attribute's files, for shards of a source."""
     return _check(run, name, [run.tree.shard(source, bucket) for bucket in buckets])
 
 
 def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdicts:
-    """The same for every shard of sources."""
+    """The three checks of an attribute's files, for every shard of sources."""
     every = run.config.prep.num_shards
     return _check(run, name, [shard for one in sources for shard in run.tree.shards(one, every)])
 
@@ -40,13 +40,13 @@ def check_contamination(run: Run, source: str) -> Verdicts:
 
 @refusal_fails(*ATTRIBUTE_CHECKS)
 def _check(run: Run, name: str, shards: list[ShardPaths]) -> Verdicts:
-    """`rows`: one row for each document of the current shard, in its order, and a matching digest
-    of the rows. `ranges`: numbers are finite and within their limits. `drift`: the values of a
-    column moved little since the previous version."""
+    """`rows`: one row per document of the current shard, in its order, with a matching digest.
+    `ranges`: numbers are finite and within their limits. `drift`: few values of a column changed
+    since the previous version."""
     from nmoe_core.attributes.attribute import check_attribute
 
     count = sum(check_attribute(shard, name) for shard in shards)
-    rows = Verdict(True, f"{count} documents, a row each", {"documents": count})
+    rows = Verdict(True, f"{count} documents, one row per document", {"documents": count})
     return {"rows": rows, "ranges": _ranges(run, name, shards), "drift": _drift(run, name, shards)}
 
 
@@ -75,7 +75,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
             if len(outside):
                 found = f"{len(outside)} of {label} outside {low:g} to {high:g}"
                 problems.append(f"{shard.name}: {found}, such as {outside[0]:g}")
-    problems += [f"{label} is no column of numbers" for label in sorted(left) if shards]
+    problems += [f"{label} is not a column of numbers" for label in sorted(left) if shards]
     found = problems[0] if problems else f"{count} numbers, finite and within their limits"
     return Verdict(not problems, found, {"values": count, "problems": len(problems)})
 
@@ -99,9 +99,9 @@ def _drift(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
         for column, share in shares.items():
             moved[column] = moved.get(column, 0.0) + share * count
     if not moved:
-        return Verdict(True, "no earlier version with other rows", {"drift": 0.0})
+        return Verdict(True, "no earlier version to compare with", {"drift": 0.0})
     column, total = max(moved.items(), key=lambda item: item[1])
     share = total / documents
     limit = run.config.checks.max_drift
-    found = f"{share:.1%} of {column} moved, at most {limit:.1%} allowed"
+    found = f"{share:.1%} of values of {column} changed, at most {limit:.1%} allowed"
     return Verdict(share <= limit, found, {"drift": share, "column": column})

@@ -1,4 +1,5 @@
-"""Text of a source that evaluation sets hold too, and whether its share is allowed."""
+"""Measures how much of a source's text is in evaluation sets, and refuses a share above the
+limit."""
 
 from __future__ import annotations
 
@@ -21,23 +22,22 @@ class Contaminated(NamedTuple):
     """The curated documents of a source."""
 
     share: float
-    """Share of their tokens in passages of evaluation sets."""
+    """Share of their tokens that are in passages of evaluation sets."""
     documents: int
     """Documents with such a passage."""
     most: str | None
-    """The set that most tokens come from."""
+    """The evaluation set with most of these tokens."""
 
 
 def refuse_contaminated(run: Run, source: str) -> Contaminated:
     """The contaminated text in the curated shards of a source. Raises ConfigError if the run has a
-    limit but not the attribute, FormatError if the attribute is not made, or is of other documents
-    or sets, and CurationError if there is more than `[contamination] max_share`
-    (E-CONTAMINATION-SHARE)."""
+    limit without the attribute, FormatError if the attribute is missing or not current, and
+    CurationError if the share is above `[contamination] max_share` (E-CONTAMINATION-SHARE)."""
     found = _contaminated(run, source)
     limit = run.config.contamination.max_share
     if limit is not None and found.share > limit:
         raise CurationError(
-            "too much of what would be trained on stands in evaluation sets",
+            "too much of the training text is in evaluation sets",
             where=f"{source}, contamination.max_share",
             found=f"{found.share:.4%} of tokens, in {found.documents} documents, most of "
             f"{found.most}",
@@ -71,7 +71,7 @@ def _contaminated(run: Run, source: str) -> Contaminated:
         digests = (digest for file in curated for _, digest in file.ids())
         for length, digest in zip(lengths.tolist(), digests, strict=True):
             tokens += length
-            # Documents that training had consumed may have left their parent.
+            # A document consumed by training can be missing from its parent shard.
             share, name = rows.get(digest, (0.0, None))
             if name is not None:
                 inside = inside + share * length

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @refusal_fails("split_rule")
 def check_slices(run: Run, source: str) -> Verdicts:
-    """`split_rule`: each id is in the split that its MD5 says, and all documents are there."""
+    """`split_rule`: each id is in the split given by its MD5, and no document is missing."""
     from nmoe_core.labels.slices import SPLITS, read_slice
 
     directory = run.tree.source_slices(source)
@@ -36,7 +36,7 @@ def check_slices(run: Run, source: str) -> Verdicts:
                 return {"split_rule": Verdict(False, f"{doc_id} is not a document of {split}")}
             count += 1
     documents = load_manifest(run.tree.manifest(source)).total_documents
-    found = f"{count} ids of {documents} documents, each in the split of its MD5"
+    found = f"{count} ids of {documents} documents, each in the split given by its MD5"
     facts = {"ids": count, "documents": documents}
     return {"split_rule": Verdict(count == documents, found, facts)}
 
@@ -53,7 +53,7 @@ def check_backbone(run: Run) -> Verdicts:
 
 @refusal_fails("readable")
 def check_student(run: Run) -> Verdicts:
-    """`readable`: the student's file is whole, and its weights are finite."""
+    """`readable`: the student's file is complete, and its weights are finite."""
     from nmoe_core.quality.heads.student_file import load_student
 
     training = load_student(run.tree.student).header["training"]
@@ -62,7 +62,7 @@ def check_student(run: Run) -> Verdicts:
 
 
 def check_labels(run: Run) -> Verdicts:
-    """`coverage`, `parse_rate` and `one_scorer` of the label slices that are finished."""
+    """`coverage`, `parse_rate` and `one_scorer` of the finished label slices."""
     from nmoe_core.labels.label_files import SUMMARY_NAME, read_summary
     from nmoe_core.labels.slices import LABEL_SHARDS, read_slice
 
@@ -93,7 +93,7 @@ def check_labels(run: Run) -> Verdicts:
         ),
         "parse_rate": Verdict(
             rate >= least,
-            f"{rate:.4f}, at least {least}; {salvaged} salvaged",
+            f"{rate:.4f} of answers parsed, at least {least} required; {salvaged} salvaged",
             {"parse_rate": rate, "parsed": parsed, "salvaged": salvaged},
         ),
         "one_scorer": Verdict(
@@ -105,17 +105,17 @@ def check_labels(run: Run) -> Verdicts:
 
 
 def check_head(run: Run, kind: str) -> Verdicts:
-    """`promotion`: enough documents that the head was not fitted on, finite states, and a rank
-    correlation with the oracle whose lower 95 % bound is above `min_spearman`. `baselines`: that
-    bound is above the correlation of source or length alone and, if it was measured, of a student
-    without a backbone; and each dimension is better predicted than by its mean."""
+    """`promotion`: enough held-out documents, finite states, and a lower 95 % bound of the rank
+    correlation with the oracle above `min_spearman`. `baselines`: this bound is above the
+    correlations of source alone, length alone and (if measured) the student, and each dimension is
+    predicted better than by its mean."""
     from nmoe_core.quality.heads.head_files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
     metrics = read_header(path).get("metrics") or {}
     interval = metrics.get("spearman_ci95")
     if interval is None:
-        none = Verdict(False, "no interval of the agreement: val has no spread, or too few labels")
+        none = Verdict(False, "val labels are too few, or all equal, for an interval of Spearman")
         return {"promotion": none, "baselines": none}
     table = run.config.checks
     low, high = interval
@@ -127,8 +127,8 @@ def check_head(run: Run, kind: str) -> Verdicts:
         and low > table.min_spearman
     )
     promoted = f"Spearman {metrics['spearman']:.3f} ({low:.3f} to {high:.3f}) with the oracle on "
-    promoted += f"{num_scored} held-out documents, above {table.min_spearman} asked for; "
-    promoted += f"{num_failed} with states that are not finite"
+    promoted += f"{num_scored} held-out documents, above {table.min_spearman} required; "
+    promoted += f"{num_failed} documents with states that are not finite"
     facts = {"spearman": metrics["spearman"], "lower_bound": low, "documents": num_scored}
     blind = {name: metrics[f"spearman_{name}_only"] or 0.0 for name in ("source", "length")}
     mean_only = metrics["mae_mean_only"]
@@ -148,8 +148,8 @@ def check_head(run: Run, kind: str) -> Verdicts:
 
 @refusal_fails("thresholds", "false_drops", "calibrated_keep_rate")
 def check_calibration(run: Run) -> Verdicts:
-    """`thresholds` in order, `false_drops` proved to be below their bound, and, on documents that
-    were not fitted on, `calibrated_keep_rate` near its target within sampling error."""
+    """`thresholds` are in order, `false_drops` are proved to be below their bound, and
+    `calibrated_keep_rate`, on held-out documents, is its target within sampling error."""
     from nmoe_core.labels.agreement import Z95
     from nmoe_core.quality.calibration.summary_file import read_calibration
 
@@ -167,7 +167,7 @@ def check_calibration(run: Run) -> Verdicts:
         "false_drops": _false_drops(summary),
     }
     if "achieved_keep" not in summary:
-        none = Verdict(False, "the share kept was not measured: this is the published rule")
+        none = Verdict(False, "the published rule does not measure the share kept")
         return found | {"calibrated_keep_rate": none}
     achieved = summary["achieved_keep"]
     target = summary.get("target_keep_of_all", target)
@@ -180,23 +180,23 @@ def check_calibration(run: Run) -> Verdicts:
         low, high = interval
         margin = run.config.checks.standard_errors * (high - low) / (2 * Z95)
     share = share_within(achieved, target - margin, target + margin)
-    # Of documents: the tokens of a few documents are too uneven.
+    # Groups are compared by documents: tokens of few documents vary too much.
     for row in (row for row in summary.get("groups", ()) if row["documents"]):
         width = sampling_margin(run, row["target_keep"], row["documents"])
         off = abs(row["keep_documents"] - row["target_keep"])
         if row["has_own"] and off > width and summary.get("target_unit") != "tokens":
-            said = f"{row['group']}: {row['keep_documents']:.3f} kept, {row['target_keep']} asked"
+            said = f"{row['group']}: {row['keep_documents']:.3f} kept, target {row['target_keep']}"
             share = Verdict(False, said, share.facts)
     return found | {"calibrated_keep_rate": share}
 
 
 def _false_drops(summary: dict[str, Any]) -> Verdict:
-    """Whether the documents fitted on prove the bound, and those reported on do not refute it. A
-    summary without a certificate is of an older version: there the latter have to prove it."""
+    """Whether the fitting half proves the bound and the other half does not refute it. Summaries
+    of older versions have no certificate: there the other half has to prove it."""
     from nmoe_core.labels.agreement import lower_bound, upper_bound
 
     if "max_false_drop" not in summary:
-        return Verdict(False, "nothing bounds false drops: this is the published rule")
+        return Verdict(False, "the published rule does not bound false drops")
     most = summary["max_false_drop"]
     rate = summary["false_drop_rate"]
     usual = round(summary["count_report"] * summary["achieved_drop"])
@@ -205,8 +205,8 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
     proof = summary.get("certificate", {"dropped": dropped, "false_drops": wrong})
     upper = upper_bound(proof["false_drops"], proof["dropped"]) if proof["dropped"] else 0.0
     least = lower_bound(wrong, dropped)
-    found = f"at most {upper:.4f} by {proof['dropped']} dropped labels, {most:.4f} asked for; "
-    found += f"{wrong} of {dropped} of the documents reported on are the oracle's own top"
+    found = f"at most {upper:.4f} by {proof['dropped']} dropped labels, {most:.4f} allowed; "
+    found += f"in the other half, the oracle would keep {wrong} of {dropped} dropped documents"
     facts = {"false_drop_rate": rate, "false_drop_rate_upper95": upper, "max_false_drop": most}
     return Verdict(upper <= most and least <= most, found, facts)
 
@@ -217,8 +217,9 @@ def grade_checks(run: Run) -> tuple[str, ...]:
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """The checks of `grade_checks`. `counts`: every document of the current shard has one decision;
-    `keep_rate`; and `score_drift`: scores are close to the scores of the source's val documents."""
+    """The checks of `grade_checks`. `counts`: every document of the current shard has one decision.
+    `keep_rate`: the share kept is in its interval. `score_drift`: the distribution of scores is
+    close to that on the source's val documents."""
     from nmoe_core.quality.calibration.graded import read_graded
 
     wrong = []
@@ -238,11 +239,11 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         if not decided == summary["total"] == manifest.total_documents:
             wrong.append(f"{shard.name}: {decided} decisions, {manifest.total_documents} documents")
         elif summary["fingerprints"]["shard"] != documents_digest(manifest):
-            wrong.append(f"{shard.name}: grades are of other content")
+            wrong.append(f"{shard.name}: grades of another version of the documents")
         kept = kept + summary["kept"]
         total = total + summary["total"]
     table = run.config.checks
-    found = "; ".join(wrong) or f"{total} documents, a decision each"
+    found = "; ".join(wrong) or f"{total} documents, one decision per document"
     counts = {"counts": Verdict(not wrong, found, {"documents": total, "kept": kept})}
     if grade_checks(run) == (*counts,):
         return counts
@@ -255,7 +256,7 @@ def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
 
 def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict:
-    """The verdict over shards of a source, given by name."""
+    """The verdict over the graded shards of a source (`graded`: by shard name)."""
     import numpy as np
 
     from nmoe_core.quality.calibration.drift import MIN_DOCUMENTS, score_drift
@@ -273,7 +274,7 @@ def _score_drift(run: Run, source: str, graded: Mapping[str, Graded]) -> Verdict
     if not found:
         return Verdict(True, "no documents", {"shards_compared": 0})
     (psi, ks), name = max(found)
-    said = f"{name} is the farthest from val: PSI {psi:.3f}, KS {ks:.3f}"
+    said = f"{name} differs most from val: PSI {psi:.3f}, KS {ks:.3f}"
     facts = {"psi": psi, "ks": ks, "shards_compared": len(found)}
     return Verdict(psi <= run.config.checks.max_psi, said, facts)
 

@@ -24,7 +24,7 @@ _PLAN_STEPS = 2
 
 
 def check_shards(run: Run, source: str, split: str, buckets: Iterable[int]) -> Verdicts:
-    """`integrity`: every byte and token of shards, as `nmoe verify --checksums --deep`."""
+    """`integrity`: reads every byte and token of shards, as `nmoe verify --checksums --deep`."""
     return {"integrity": _integrity(run.tree.shard(source, b, split).manifest for b in buckets)}
 
 
@@ -57,7 +57,7 @@ def check_leak(run: Run, source: str) -> Verdicts:
 
 @refusal_fails("readable")
 def check_topic_model(run: Run) -> Verdicts:
-    """`readable`: the requested number of finite centroids, no two equal."""
+    """`readable`: the requested number of centroids, finite and distinct."""
     import numpy as np
 
     from nmoe_core.curate.topics.model import load_topic_model
@@ -67,9 +67,9 @@ def check_topic_model(run: Run) -> Verdicts:
     count = len(centroids)
     if distinct != count:
         raise CurationError(
-            "two topics have one centroid",
-            found=f"{distinct} of {count}",
-            do="ask for fewer topics",
+            "two topics have the same centroid",
+            found=f"{distinct} distinct centroids of {count}",
+            do="set a lower curation.num_topics",
         )
     found = f"{distinct} distinct centroids"
     return {"readable": Verdict(True, found, {"centroids": distinct})}
@@ -77,7 +77,7 @@ def check_topic_model(run: Run) -> Verdicts:
 
 @refusal_fails("topic_range")
 def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`topic_range`: a topic of the model for each document of the current shard."""
+    """`topic_range`: each document of the current shard has a topic of the model."""
     from nmoe_core.curate.shards.inputs import load_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -88,7 +88,7 @@ def check_topics(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
         if len(topics) and (largest := int(topics.max())) >= num_topics:
             raise CurationError("topic id out of range", where=shard.name, found=largest)
         count += len(topics)
-    found = f"{count} documents, a topic below {num_topics} each"
+    found = f"{count} documents, each with a topic below {num_topics}"
     return {"topic_range": Verdict(True, found, {"documents": count, "topics": num_topics})}
 
 
@@ -99,7 +99,7 @@ def check_curated_shards(run: Run, source: str, buckets: Iterable[int]) -> Verdi
 
 @refusal_fails("suffixes")
 def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
-    """`suffixes`: indexes are of the current curated shards, complete, and in order."""
+    """`suffixes`: indexes match the current curated shards, complete and in order."""
     import numpy as np
 
     from nmoe_core.audit.seen.index_files import open_index
@@ -111,23 +111,23 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     for shard in (run.tree.shard(source, bucket) for bucket in buckets):
         for part in open_index(shard, tokenizer):
             if not is_in_order(np.asarray(part.tokens), np.asarray(part.suffixes)):
-                found = f"{part.path}: not in order"
+                found = f"{part.path}: suffixes are not in order"
                 return {"suffixes": Verdict(False, found, {"tokens": count})}
             count += len(part.tokens)
-    return {"suffixes": Verdict(True, f"{count} tokens, each in its place", {"tokens": count})}
+    return {"suffixes": Verdict(True, f"{count} suffixes, in order", {"tokens": count})}
 
 
 def check_curated(run: Run, source: str) -> Verdicts:
-    """The four checks of a source's curated shards: `permutation` reads every token, the others
-    what `combine` recorded. An order passes when it reaches the limits, or does as well as a
-    shuffle of its documents: few or short sources cannot reach them by any order."""
+    """The four checks of a source's curated shards. `permutation` reads every token; the others
+    read the summary that `combine` wrote. An order passes if it reaches the limits or is as good as
+    a shuffle of its documents: with few documents no order may reach them."""
     from nmoe_core.curate.settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
     windows = recorded["diversity"][curate_settings(run, source).packing]
     misaligned = recorded["num_misaligned"]
-    found = f"{misaligned} shards were planned for another place in a window than they have"
-    found += "; curate the source again: other shards cost nothing" if misaligned else ""
+    found = f"{misaligned} shards start at another position in a window than planned"
+    found += "; curate the source again: only these shards are rewritten" if misaligned else ""
     return {
         **_permutation(run, source),
         "alignment": Verdict(misaligned == 0, found, {"misaligned_shards": misaligned}),
@@ -141,7 +141,7 @@ def _permutation(run: Run, source: str) -> Verdicts:
 
     shards = run.tree.shards(source, run.config.prep.num_shards)
     documents = sum(verify_curated_shard(shard) for shard in shards)
-    found = f"{documents} documents, each once and unchanged"
+    found = f"{documents} documents, each present once and unchanged"
     return {"permutation": Verdict(True, found, {"documents": documents})}
 
 
@@ -157,13 +157,13 @@ def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) ->
     return {
         "diversity": Verdict(
             share >= min(limits.min_percent_of_ceiling, share_of_shuffle),
-            f"{share:.2f} % of the ceiling, a shuffle {share_of_shuffle:.2f} %",
+            f"{share:.2f} % of the ceiling; a shuffle reaches {share_of_shuffle:.2f} %",
             {"percent_of_ceiling": share, "shuffle": share_of_shuffle},
         ),
         "boundary": Verdict(
             seam <= max(limits.max_wrap_tv_8, seam_of_shuffle),
-            f"topics of the first and last 8 windows differ by {seam:.3f}, "
-            f"of a shuffle by {seam_of_shuffle:.3f}",
+            f"topics of the first and last 8 windows differ by {seam:.3f}; "
+            f"in a shuffle by {seam_of_shuffle:.3f}",
             {"wrap_tv_8": seam, "shuffle": seam_of_shuffle},
         ),
     }
@@ -197,7 +197,7 @@ def _digests(run: Run) -> Verdicts:
 
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
-    """The share kept of all documents against the share that calibration kept of its sample."""
+    """Compare the share kept of all documents with the share kept in calibration's sample."""
     from nmoe_core.quality.calibration.graded import read_grading_summary
     from nmoe_core.quality.calibration.summary_file import read_calibration
 
@@ -214,7 +214,7 @@ def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
 
 
 def _integrity(manifests: Iterable[Path]) -> Verdict:
-    """Every byte and token of the shards with these manifests."""
+    """Verify every byte and token of the shards with these manifests."""
     problems: list[Problem] = []
     documents = 0
     for path in manifests:

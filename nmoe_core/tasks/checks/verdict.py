@@ -10,40 +10,46 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.run import Run
 
 Level = Literal["block", "error", "warn"]
-# Each check: the severity of a failure unless the run sets another, and the meaning of passing.
+# Each check: its default severity, and the meaning of passing.
 _CHECKS: dict[str, tuple[Level, str]] = {
     "integrity": ("block", "Checksums, index and every token of the shards that this run made."),
-    "checksums": ("block", "SHA-256 of every file is that of the manifest."),
-    "eos": ("block", "One EOS ends each document, and none is inside."),
+    "checksums": ("block", "Every file has the SHA-256 that the manifest records."),
+    "eos": ("block", "Each document ends with its only EOS."),
     "index": ("block", "Indexes cover their shards without gap or overlap."),
     "token_range": ("block", "Every token id is in the vocabulary."),
-    "no_leak": ("block", "No validation document is in training."),
-    "split_rule": ("block", "The MD5 of each id gives its split, and no document is missing."),
-    "readable": ("block", "The file opens and is whole."),
+    "no_leak": ("block", "Validation documents are not in training."),
+    "split_rule": ("block", "Each id is in the split given by its MD5; none is missing."),
+    "readable": ("block", "The file opens and is complete."),
     "coverage": ("block", "Every document of a finished slice has a record."),
-    "parse_rate": ("block", "The oracle's answers were sets of scores."),
-    "one_scorer": ("block", "All labels are of one scorer and one rubric."),
-    "promotion": ("block", "The lower bound of the agreement with the oracle is high enough."),
-    "baselines": ("warn", "Agreement is better than with source, length or mean alone."),
-    "thresholds": ("block", "Thresholds are in order, and few good documents are dropped."),
+    "parse_rate": ("block", "Enough of the oracle's answers contain scores."),
+    "one_scorer": ("block", "All labels come from one scorer and one rubric."),
+    "promotion": ("block", "The agreement with the oracle is high enough, at its lower bound."),
+    "baselines": ("warn", "The head agrees better than source, length or mean alone."),
+    "thresholds": ("block", "Thresholds are in order: tau_drop <= tau_keep."),
     "calibrated_keep_rate": ("warn", "The share kept on val is the target, within sampling error."),
-    "false_drops": ("block", "Few of the dropped documents are the oracle's own top."),
-    "counts": ("block", "Every document of the shard as it is now has one decision."),
+    "false_drops": ("block", "Few of the dropped documents would be kept by the oracle."),
+    "counts": ("block", "Every document of the current shard has one decision."),
     "keep_rate": ("warn", "The share kept is in the configured interval."),
-    "score_drift": ("warn", "Scores of each shard are as those of the source's val documents."),
+    "score_drift": (
+        "warn",
+        "Scores of each shard resemble the scores of the source's val documents.",
+    ),
     "flips": ("warn", "A regrade would change few enough decisions."),
-    "rows": ("block", "Every document of the shard as it is now has its row, and rows are whole."),
+    "rows": ("block", "Every document of the current shard has one complete row."),
     "ranges": ("block", "Numbers are finite and in the range of their column."),
-    "contamination": ("block", "Little of the curated tokens stands in evaluation sets."),
-    "drift": ("warn", "Few values moved from the version before."),
-    "topic_range": ("block", "Every document of the shard as it is now has a topic of the model."),
-    "suffixes": ("block", "The index has every token of the shard as it is now, in order."),
-    "permutation": ("block", "Each kept document is there once and unchanged."),
-    "alignment": ("block", "Shards were planned for the place in a window that they have."),
-    "diversity": ("warn", "Windows reach the share of their ceiling that was asked for."),
-    "boundary": ("warn", "The end of the source joins its start."),
-    "digests": ("block", "The plan names its files as they are; its first batches can be read."),
-    "keep_rate_of_all": ("warn", "The share kept of all documents is that of the sample."),
+    "contamination": ("block", "Few of the curated tokens are in evaluation sets."),
+    "drift": ("warn", "Few values changed since the previous version."),
+    "topic_range": ("block", "Every document of the current shard has a topic of the model."),
+    "suffixes": ("block", "The index has every suffix of the current shard, in order."),
+    "permutation": ("block", "Each kept document is present once and unchanged."),
+    "alignment": (
+        "block",
+        "Each shard starts at the position in a window that it was planned for.",
+    ),
+    "diversity": ("warn", "Windows reach the required share of their ceiling."),
+    "boundary": ("warn", "The last windows of the source have topics like the first."),
+    "digests": ("block", "The plan names the current files; its first batches can be read."),
+    "keep_rate_of_all": ("warn", "The share kept of all documents agrees with calibration."),
 }
 LEVELS: dict[str, Level] = {name: level for name, (level, _) in _CHECKS.items()}
 DESCRIPTIONS = {name: text for name, (_, text) in _CHECKS.items()}
@@ -63,8 +69,8 @@ P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
-    """Severity of a failed check of this name in this run. Raises ConfigError if `[checks] levels`
-    names an unknown check."""
+    """Severity of a failed check in this run. Raises ConfigError if `[checks] levels` names an
+    unknown check."""
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
         known = ", ".join(LEVELS)
@@ -73,7 +79,7 @@ def level_of(run: Run, name: str) -> Level:
 
 
 def refusal_fails(*names: str) -> Callable[[Callable[P, Verdicts]], Callable[P, Verdicts]]:
-    """A check that cannot read its files has failed: each of its verdicts holds the error."""
+    """Decorate a check: if it cannot read its files, all its verdicts fail with the error."""
 
     def wrap(check: Callable[P, Verdicts]) -> Callable[P, Verdicts]:
         @functools.wraps(check)
@@ -89,7 +95,8 @@ def refusal_fails(*names: str) -> Callable[[Callable[P, Verdicts]], Callable[P, 
 
 
 def sampling_margin(run: Run, share: float, count: int) -> float:
-    """Standard errors of a share seen on `count` documents, and the one document it rounds by."""
+    """Margin of a share measured on `count` documents: its standard errors and one document of
+    rounding."""
     error = math.sqrt(max(share * (1 - share), 0.0) / max(count, 1))
     return run.config.checks.standard_errors * error + 1 / max(count, 1)
 

@@ -1,1 +1,1 @@
-"""The state of each output: the one place that decides whether it is current, and why not."""
+"""The state of each output: decides whether it is current and, if not, why."""

@@ -1,4 +1,4 @@
-"""Looks at the outputs from graded documents: topics, selection, curated shards and the plan."""
+"""Examines the outputs made from graded documents: topics, selection, curated shards, plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nmoe_core.tasks.graph.prepared import manifest_look
 
 
 def topic_model(run: Run, sources: list[str]) -> Look:
-    """Look at the topic model. A model that an order depends on is kept as it is."""
+    """Look at the topic model. A model is kept unchanged if curated orders depend on it."""
     from nmoe_core.curate.topics.assign import topic_fingerprints
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -38,7 +38,7 @@ _PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that follow from
 
 
 class CurationLooks:
-    """Looks at topics, selection and curated shards; inputs that all shards share are read once."""
+    """Looks at topics, selection and curated shards; reads inputs shared by all shards once."""
 
     def __init__(self, run: Run, sources: list[str]) -> None:
         self._run = run
@@ -51,7 +51,7 @@ class CurationLooks:
         return load_topic_model(self._run.tree.topic_model).digest
 
     def topics(self, shard: ShardPaths) -> Look:
-        """At the topics of a shard."""
+        """Look at the topics of a shard."""
         from nmoe_core.curate.topics.assign import SUMMARY_NAME, assign_fingerprints
 
         summary = shard.with_topics / SUMMARY_NAME
@@ -79,13 +79,13 @@ class CurationLooks:
         now = selection_fingerprints(run, shard, expression, where)
         old = made_with.selection(shard)
         new = {"curation.where": expression}
-        read = f"what `where` reads of {shard.source}"
+        read = f"attributes of {shard.source} that `where` reads"
         inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
         return Look(then, now, old, new, inputs)
 
     def curated(self, shard: ShardPaths) -> Look:
-        """Look at a curated shard. Shards come in their order: the start of a shard depends on the
-        earlier ones."""
+        """Look at a curated shard. Call in the order of shards: the start of a shard depends on
+        the earlier ones."""
         from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
 
         wanted = curate_settings(self._run, shard.source)
@@ -101,7 +101,7 @@ class CurationLooks:
         except NmoeError:
             if then is None or not changed_settings(old, new):
                 raise
-            # Its inputs are not made for these settings yet either.
+            # The inputs of such a shard are not made with the current settings either.
             return Look(then, then | {"settings": "others"}, old, new)
         reasons = inputs.stale()
         if reasons and wanted.resume_from_token:
@@ -130,7 +130,7 @@ class CurationLooks:
 
 
 def curated_manifest(run: Run, source: str) -> Look:
-    """At the manifest of all curated shards of a source."""
+    """Look at the manifest of all curated shards of a source."""
     from nmoe_core.curate.shards.combine import combined_manifest
 
     made = combined_manifest(run.tree, source, run.config.prep.num_shards)
@@ -139,7 +139,7 @@ def curated_manifest(run: Run, source: str) -> Look:
 
 
 def seen_index(shard: ShardPaths) -> Look:
-    """At the index of a curated shard."""
+    """Look at the index of a curated shard."""
     from nmoe_core.audit.seen.index_files import index_fingerprints
 
     known = read_sealed(shard.seen_index)
@@ -149,7 +149,7 @@ def seen_index(shard: ShardPaths) -> Look:
 
 
 def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:
-    """At the loader plan: by every one of its fields."""
+    """Look at the loader plan, field by field."""
     plan, _ = planned_loader(run, sources, valid_sources)
     path = run.tree.plan
     now = _fields(plan_bytes(run, plan))

@@ -1,4 +1,4 @@
-"""The inputs of an output, the inputs that it would have now, and the differences."""
+"""Compares the recorded inputs of an output with its current inputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +26,7 @@ _MAX_CHARS = 60
 class Change(NamedTuple):
     """One reason why an output would be made again.
 
-    `name` is the key of a setting, or the key of the input; `then` and `now` are its values, or
-    None if the output does not record them.
+    `name`: the key of the setting or input; `then`, `now`: its values, None if not recorded.
     """
 
     kind: Kind
@@ -51,16 +50,16 @@ UNKNOWN = object()  # a value that an output does not record
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at an output.
+    """The recorded and the current inputs of an output.
 
     Attributes:
-        then: The fingerprints that the output records; None if there is no output.
-        now: The fingerprints that it would have now.
-        settings_then: The settings that it records, by the keys of the configuration.
-        settings_now: The settings that it would be made with now.
-        inputs: The key of the input that a fingerprint is the digest of.
-        named: The key of the setting that a fingerprint is the value or the digest of.
-        damage: The problem of its files; empty if they are good.
+        then: The recorded fingerprints; None if the output does not exist.
+        now: The current fingerprints.
+        settings_then: The recorded settings, by the keys of the configuration.
+        settings_now: The current settings.
+        inputs: Fingerprint name -> key of the input that it digests.
+        named: Fingerprint name -> key of the setting that it is the value or digest of.
+        damage: The problem of the files; empty if they are good.
     """
 
     then: Fingerprints | None
@@ -72,7 +71,7 @@ class Look:
     damage: str = ""
 
     def changes(self) -> list[Change]:
-        """Why the output is not current; empty if it is. There must be an output."""
+        """Why the output is not current; empty if it is current. The output must exist."""
         then = self.then or {}
         differing = [key for key in {**self.now, **then} if then.get(key) != self.now.get(key)]
         inputs: list[Change] = []
@@ -118,7 +117,7 @@ def changed_settings(then: Settings, now: Settings) -> list[Change]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
+    """A value after a round trip through JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

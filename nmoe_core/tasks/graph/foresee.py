@@ -1,8 +1,8 @@
-"""Changes that a run would make, computed in memory: decisions that flip, and tokens before and
+"""Computes the changes that a run would make, in memory: flipped decisions, and tokens before and
 after.
 
-It uses the existing scores. If a model has to run first (new heads, new text, documents that only
-the judge can decide), the figures are open and marked so.
+Uses the existing scores. If a model has to run first (new heads, new text, documents that only the
+judge can decide), figures are marked as open.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from nmoe_core.tasks.graph.walk import Graph, State
 if TYPE_CHECKING:
     from nmoe_core.quality.calibration.summary_file import Calibration
 
-_SHOWN = 20  # flips that are named
+_SHOWN = 20  # most flips to name
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFlips:
-    """Effects of grading a shard again: documents, decisions that flip, and decisions that are open
-    until the models have run."""
+    """Effects of grading a shard again: number of documents, flipped decisions, and decisions that
+    are open until the models have run."""
 
     documents: int
     flips: int = 0
@@ -43,9 +43,9 @@ class Foreseen:
 
     Attributes:
         shards: Flips in each shard to grade, by (source, partition).
-        flips: Some documents whose decision flips: id, decision now, decision then.
-        tokens: Curated tokens of each source now and then; None if that is open.
-        problem: Why no decision can be foreseen.
+        flips: Some flipped decisions: document id, decision now, decision after the run.
+        tokens: Curated tokens per source, now and after the run; None if open.
+        problem: Why decisions cannot be computed.
     """
 
     shards: dict[tuple[str, str], ShardFlips] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Foreseen:
 
 
 def foresee(graph: Graph, sources: list[str]) -> Foreseen:
-    """Compute the changes; reads the scores of shards that are not current."""
+    """Compute the changes; reads the scores of shards that are not current only."""
     found = Foreseen()
     grades: GradeLooks | None = None
     if not graph.run.config.grading.is_off:
@@ -69,8 +69,7 @@ def foresee(graph: Graph, sources: list[str]) -> Foreseen:
 
 
 def _grades_then(graph: Graph) -> GradeLooks | None:
-    """The looks at scores against their future inputs; None while labels or heads will still
-    change."""
+    """Looks at scores with their future inputs; None if labels or heads will still change."""
     (state,) = graph.of("hydra/calibration")
     if state.is_current:
         return graph.grades
@@ -107,7 +106,7 @@ def _foresee_source(graph: Graph, source: str, grades: GradeLooks | None, found:
 def _graded_then(
     shard: ShardPaths, state: State, grades: GradeLooks | None, found: Foreseen
 ) -> list[str] | None:
-    """The decisions of a shard once it is graded again; None if they are open."""
+    """The decisions of a shard after grading again; None if they are open."""
     if not shard.manifest.is_file():
         return None
     documents = load_manifest(shard.manifest).total_documents
@@ -149,7 +148,7 @@ def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int | None:
-    """Tokens that curation would keep of a shard with these decisions; None if that is open."""
+    """Tokens that curation would keep of a shard with these decisions; None if open."""
     from nmoe_core.curate.shards.inputs import document_lengths, may_keep
     from nmoe_core.curate.takedown.record import load_takedown
     from nmoe_core.shards.documents import shard_files
@@ -176,7 +175,7 @@ def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int |
 
 
 def _attributes_of(graph: Graph, source: str, number: str) -> list[State]:
-    """The attributes and topics that `where` may read."""
+    """The attributes and topics that `where` can read."""
     kinds = [key for key in graph.keys if key.startswith(f"{source}/attributes/")]
     read = [*kinds, f"{source}/topics", "curation/duplicates"]
     return [state for key in read for state in graph.of(key, number)]

@@ -1,6 +1,6 @@
-"""Looks at the outputs made with models: backbone, labels, student, heads, thresholds and scores.
+"""Examines the outputs made with models: backbone, labels, student, heads, thresholds and scores.
 
-No model is loaded: a backbone and heads are identified by the digests of their files.
+Loads no model: backbone and heads are identified by the digests of their files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LABELS = ("labels_train", "labels_val", "labels_test", "labels")
 
 
 def backbone(run: Run) -> Look:
-    """Look at the checkpoint: a stand-in is made by its recipe, any other one must exist."""
+    """Look at the checkpoint: a tiny one can be made again, any other one must exist."""
     from nmoe_core.engine.weights.weight_files import read_checkpoint_json
     from nmoe_core.tasks.backbone import tiny_recipe
 
@@ -49,7 +49,7 @@ def backbone(run: Run) -> Look:
 
 
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
-    """Look at the labels of each slice, and at the labels that measure the oracle's noise."""
+    """Look at the labels of each slice, and the labels that measure the oracle's noise."""
     from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
     from nmoe_core.labels.label import is_answered, label_fingerprints
     from nmoe_core.labels.label_files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
@@ -68,7 +68,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
             is_whole = is_whole and (then is None or (directory / SCORES_NAME).is_file())
             damage = "" if is_whole else "its files are damaged"
             if then is not None and is_whole and not is_answered(directory):
-                damage = "the server failed on some documents, which are asked again"
+                damage = "the server failed on some documents; they will be labelled again"
             looks.append(
                 Look(
                     then,
@@ -90,7 +90,7 @@ class Described(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """The arguments of `refit` after the directory."""
+    """All arguments of `refit` after the directory."""
 
     labels: Labels
     targets: Targets
@@ -100,14 +100,14 @@ class _Fit(NamedTuple):
 
 
 class ModelLooks:
-    """Looks at the outputs from labels and backbone; label files and digests are read once."""
+    """Looks at the outputs from labels and backbone; reads label files and digests once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     @cached_property
     def labelled(self) -> Labelled:
-        """The merged labels. Raises as `Labelled`, and FormatError if they must be merged again."""
+        """The merged labels. Raises as `Labelled`, and FormatError if they need merging again."""
         from nmoe_core.labels.label_files import is_merged
         from nmoe_core.quality.heads.labelled import Labelled
         from nmoe_core.tasks.hydra import labelled_splits
@@ -116,7 +116,7 @@ class ModelLooks:
         splits = labelled_splits(self.run)
         for split in splits:
             if not is_merged(tree, split):
-                raise FormatError("labels are to be merged", where=tree.merged_labels(split))
+                raise FormatError("labels are not merged yet", where=tree.merged_labels(split))
         paths = {split: tree.merged_labels(split) for split in splits}
         return Labelled(paths, self.run.config.heads.use_salvaged)
 
@@ -129,7 +129,7 @@ class ModelLooks:
         return Described(read_config(path), checkpoint_digest(path))
 
     def student(self) -> Look:
-        """At the student."""
+        """Look at the student."""
         from nmoe_core.quality.heads.student_file import student_fingerprints
         from nmoe_core.tasks.hydra import student_corpus
         from nmoe_core.text.tokenizer import load_tokenizer
@@ -144,7 +144,7 @@ class ModelLooks:
         return _head_look(header, now, made_with.student(header or {}), wanted, damage)
 
     def head(self, kind: Literal["probe", "judge"]) -> Look:
-        """At the probe or the judge."""
+        """Look at the probe or the judge."""
         from nmoe_core.quality.heads.train import HeadTraining
         from nmoe_core.tasks.hydra import head_corpus, labelled_splits
 
@@ -184,7 +184,7 @@ class ModelLooks:
         return _Fit(val, targets, now, graders, named)
 
     def calibration(self) -> Look:
-        """At the thresholds."""
+        """Look at the thresholds."""
         run = self.run
         path = self.run.tree.calibration_summary
         then = recorded(path)
@@ -195,7 +195,7 @@ class ModelLooks:
         inputs |= {"judge": "hydra/judge_head", "languages": "attributes/language"}
         inputs["student"] = "hydra/student"
         asked = run.config.grading.grader
-        if old.get("grading.grader", asked) != asked:  # other graders are no changed inputs
+        if old.get("grading.grader", asked) != asked:  # graders not in use count as no change
             for name in ("backbone", "probe", "judge", "student"):
                 del inputs[name]
         is_whole = then is None or is_current(path, then)
@@ -203,8 +203,8 @@ class ModelLooks:
         return Look(then, now, old, settings.calibration(run).settings, inputs, damage=damage)
 
     def refitted(self) -> Calibration | None:
-        """The calibration that these targets would give, from the scores kept by the previous one;
-        None if it kept none. Writes no file. Raises as `calibrate`."""
+        """The calibration for these targets, from the scores that the previous one stored; None if
+        it stored none. Writes no file. Raises as `calibrate`."""
         from nmoe_core.base.atomic import json_bytes
         from nmoe_core.quality.calibration.calibrate import refit
         from nmoe_core.quality.calibration.summary_file import calibration_of
@@ -218,7 +218,7 @@ class ModelLooks:
         return calibration_of(made, tree.calibration_summary, digest)
 
     def _graders(self) -> Iterator[tuple[Fingerprints, int]]:
-        """The fingerprints of each grader that calibration chooses from, and its tokens."""
+        """The fingerprints and tokens of each grader that calibration chooses from."""
         from nmoe_core.quality.heads.head_files import read_header
         from nmoe_core.tasks.hydra import head_corpus
 
@@ -247,8 +247,8 @@ def head_digests(run: Run) -> Fingerprints:
 
 
 class GradeLooks:
-    """Looks at the scores of shards. Raises CalibrationError if the thresholds are of other heads;
-    HeadError if a head is missing."""
+    """Looks at the scores of shards. Raises CalibrationError if the thresholds were fitted for
+    other heads, and HeadError if a head is missing."""
 
     def __init__(self, run: Run, calibration: Calibration) -> None:
         from nmoe_core.quality.heads.head_files import heads_digest, read_header
@@ -279,7 +279,7 @@ class GradeLooks:
             self._digests |= model.fingerprints
 
     def shard(self, shard: ShardPaths) -> Look:
-        """At one shard."""
+        """Look at one shard."""
         from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded
         from nmoe_core.quality.grading.grade import grade_fingerprints
         from nmoe_core.quality.grading.languages import grouped_by
@@ -308,7 +308,7 @@ class GradeLooks:
 
 
 def unscored(shard: ShardPaths) -> Look:
-    """At a shard of a run without a grader."""
+    """Look at a shard of a run without a grader."""
     from nmoe_core.quality.calibration.graded import SUMMARY_NAME
     from nmoe_core.quality.grading.rules_only import keep_fingerprints
 
@@ -327,7 +327,7 @@ def _head_look(
     wanted: Settings,
     damage: str,
 ) -> Look:
-    """Look at a head file; a file that names no inputs was not made by a run."""
+    """Look at a head file; a file without recorded inputs was not made by a run."""
     made_from = None if header is None else header.get("fingerprints", {"code": "not by a run"})
     inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
     inputs |= {"data": "shards", "backbone": "hydra/backbone", "student": "hydra/student"}
@@ -335,7 +335,7 @@ def _head_look(
 
 
 def _header(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """The header of a head file, None if there is no file, and its damage."""
+    """The header of a head file (None without a file), and its damage."""
     from nmoe_core.quality.heads.head_files import read_head
 
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""The settings that outputs record, by the keys of the configuration; empty if there is none.
+"""Reads the settings that outputs record, by the keys of the configuration; empty if missing.
 
-A setting that an output does not record is left out: files of earlier versions hold fewer.
+Files of earlier versions record fewer settings; a setting that is not recorded is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys
 
-# Keys of settings that fingerprints of curated shards hold only if they are used.
+# Settings that curated shards record in their fingerprints only if used.
 CURATE_OPTIONS = ("where", "epoch", "by", "windows", "resume_from_token")
 _TOPIC_KEYS = {
     "num_topics": "curation.num_topics",
@@ -26,7 +26,7 @@ _TOPIC_KEYS = {
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A JSON file of a task; empty if it is missing or damaged, which other looks tell."""
+    """A JSON file of a task; empty if missing or damaged, since other looks report that."""
     try:
         return read_json_object(path) if path.is_file() else {}
     except FormatError:
@@ -46,8 +46,7 @@ def labels(summary: Path) -> Settings:
 
 
 def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Settings:
-    """Settings of an oracle's questions, from its facts, its scorer, and fingerprints of its
-    labels."""
+    """Settings of an oracle's questions, from its facts, scorer and fingerprints of its labels."""
     named = {f"oracle: {name}": value for name, value in facts.items() if name != "rubric"}
     named["oracle.max_doc_tokens"] = made_from.get("max_doc_tokens")
     named["oracle.rubric"] = scorer.get("rubric_hash")
@@ -57,7 +56,7 @@ def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Setting
 
 
 def backbone(config: Settings) -> Settings:
-    """Settings of a stand-in, from its `config.json`."""
+    """Settings of a tiny checkpoint, from its `config.json`."""
     from nmoe_core.engine.weights.families import RECIPE_KEY
 
     recipe = config.get(RECIPE_KEY) or {}
@@ -70,7 +69,7 @@ def student(header: Settings) -> Settings:
 
 
 def head(header: Settings, kind: Literal["probe", "judge"], *, has_tap: bool) -> Settings:
-    """Settings that the probe or the judge records; `has_tap` if the run names the block that it
+    """Settings that the probe or the judge records. `has_tap`: the run names the block that it
     reads."""
     made = _trained(header) | _named(header, {"max_ctx": "heads.max_ctx"})
     for name, value in (header.get("settings") or {}).items():
@@ -84,14 +83,14 @@ def calibration(tree: Tree) -> Settings:
     if not made:
         return {}
     found = {f"calibration.{name}": value for name, value in made.get("targets", {}).items()}
-    if not found:  # older files name the main ones
+    if not found:  # older files record only the main settings
         names = ("target_keep", "target_drop", "max_false_drop")
         found = {f"calibration.{name}": made[name] for name in names if name in made}
     return found | {"grading.grader": "auto" if "grader_choice" in made else made.get("grader")}
 
 
 def grades(shard: ShardPaths, asked_grader: str) -> Settings:
-    """Settings that the scores of a shard record. With `auto` the calibration names the grader."""
+    """Settings that the scores of a shard record. With `auto`, calibration names the grader."""
     from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 
     made = _read(shard.graded / SUMMARY_NAME)
@@ -113,7 +112,7 @@ def topic_model(header: Settings) -> Settings:
 
 
 def duplicates(tree: Tree) -> Settings:
-    """Settings that the copies among all documents record."""
+    """Settings that `duplicates` records."""
     made = read_sealed(tree.attributes / "duplicates.json") or {}
     return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
 
@@ -132,7 +131,7 @@ def curated(shard: ShardPaths) -> Settings:
 
 
 def curated_keys(made_from: Fingerprints | None) -> Settings:
-    """The settings among fingerprints of a curated shard; an option that is not used is None."""
+    """The settings in the fingerprints of a curated shard; None for an option that is not used."""
     if made_from is None:
         return {}
     names = ("include", "order", "seed", "tokens_per_shard", *CURATE_OPTIONS)

@@ -1,4 +1,4 @@
-"""Looks at the outputs from sources: shards, manifests, slices and attributes."""
+"""Examines the outputs made from sources: shards, manifests, slices and attributes."""
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.attributes import CODES
@@ -25,8 +25,8 @@ from nmoe_core.tasks.graph.differences import Look
 
 
 class SplitLooks:
-    """Looks at the shards of one split; the source is read once, except files that have not changed
-    since prep read them."""
+    """Looks at the shards of one split; reads the source's files once, but only files changed since
+    prep."""
 
     def __init__(self, run: Run, source: SourcePlan, split: str) -> None:
         self._run = run
@@ -39,7 +39,7 @@ class SplitLooks:
         self._now = shard_fingerprints(revision, self._settings, self._format)
 
     def shard(self, bucket: int) -> Look:
-        """At one shard."""
+        """Look at one shard."""
         paths = self._run.tree.shard(self._source.name, bucket, self._split)
         then = recorded(paths.manifest)
         source = self._source.name
@@ -54,7 +54,7 @@ class SplitLooks:
         )
 
     def manifest(self) -> Look:
-        """At the manifest of all shards."""
+        """Look at the manifest of all shards."""
         directory = self._run.tree.split(self._source.name, self._split)
         return manifest_look(
             directory / MANIFEST_NAME,
@@ -85,7 +85,7 @@ def manifest_look(path, content_hash: str, made_of: str) -> Look:
 
 
 def slices(run: Run, source: str) -> Look:
-    """At the slices of a source."""
+    """Look at the slices of a source."""
     summary = run.tree.source_slices(source) / SUMMARY_NAME
     then = recorded(summary)
     damage = "" if then is None or is_current(summary, then) else "its files are damaged"
@@ -106,7 +106,7 @@ class AttributeLooks:
             self._now = dict(open_attribute(run, name).made_with)
 
     def shard(self, shard: ShardPaths) -> Look:
-        """At one shard."""
+        """Look at one shard."""
         from nmoe_core.shards.attribute_file import find_footer
 
         footer = find_footer(shard.attribute(self._name))
@@ -125,7 +125,7 @@ class AttributeLooks:
 
 
 def duplicates(run: Run, sources: list[str]) -> Look:
-    """At the copies among all documents."""
+    """Look at the copies among all documents."""
     from nmoe_core.shards.attribute_file import find_footer
 
     summary = run.tree.attributes / "duplicates.json"

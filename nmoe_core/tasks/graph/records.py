@@ -1,4 +1,4 @@
-"""The record by which an output is there; without it the output is made again."""
+"""The record file of each output; without it the output is made again."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from nmoe_core.tasks.graph.walk import walk
 
 
 def record_of(run: Run, key: str, partition: str = "") -> Path:
-    """The file that is committed last for an output, by the key that a plan shows."""
+    """The file that is committed last for an output, by the key shown in a plan."""
     tree = run.tree
     group, _, kind = key.partition("/")
     fixed = {
@@ -50,15 +50,15 @@ def record_of(run: Run, key: str, partition: str = "") -> Path:
 
 
 def forget(run: Run, outputs: list[str]) -> list[Path]:
-    """Remove the records of outputs, so that their tasks make them again; the paths removed.
+    """Remove the records of outputs, so that their tasks make them again; return the paths.
 
     Args:
         run: The run.
-        outputs: Keys as a plan shows them, each perhaps with a partition: `web/shards:0003`.
+        outputs: Keys as shown in a plan, optionally with a partition: `web/shards:0003`.
 
     Raises:
-        ConfigError: The run has no such output (E-CONFIG-OUTPUT). No file is removed then.
-        LockedError: Another process is writing one of them.
+        ConfigError: The run lacks one of these outputs (E-CONFIG-OUTPUT). No file is removed then.
+        LockedError: Another process is writing one of these outputs.
     """
     known = walk(run, run_sources(run)).states
     places: list[tuple[str, str]] = []
@@ -71,7 +71,7 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
                 where=run.path,
                 found=output,
                 expected="a key of nmoe plan, such as web/shards:0003",
-                do="look at the keys: nmoe plan --json, or the UI",
+                do="list the keys with nmoe plan --json, or see the UI",
                 code="E-CONFIG-OUTPUT",
             )
         places += found

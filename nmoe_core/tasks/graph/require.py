@@ -1,8 +1,8 @@
 """Refuses a task whose inputs were made with other settings than the run's.
 
-Only settings are compared, as the inputs record them, so that no data is read. Inputs whose own
-inputs have changed since are not refused: tasks follow the content of their inputs. A topic model
-is used as it is, because a new one moves every document: the job `curate` fits it again.
+Compares only the settings that the inputs record, and reads no data. Changes further upstream are
+not refused: tasks follow the content of their inputs. A topic model with other settings is not
+refused, because a new one reorders all documents: the job `curate` fits it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Change, changed_settings
 from nmoe_core.tasks.graph.settings import Settings
 
-# The kinds of inputs of each task, direct and indirect, in the order in which they are made.
+# The kinds of inputs of each task, direct and indirect, in the order of making.
 _LABELLED = ("shards", "labels")
 _TRAINED = (*_LABELLED, "backbone", "student")
 _GRADED = (*_TRAINED, "heads", "calibration")
@@ -55,7 +55,7 @@ _TASKS |= dict.fromkeys(("duplicates", "selection", "curated"), "curate")
 
 
 class _Compared(NamedTuple):
-    """An input, the settings that it records, and its current settings."""
+    """An input with its recorded and its current settings."""
 
     key: str
     then: Settings
@@ -65,16 +65,16 @@ class _Compared(NamedTuple):
 def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) -> None:
     """Refuse inputs that were made with other settings than the run's.
 
-    A run of flags, or of a file without a mixture, has no settings for its inputs, so it uses them
-    as they are.
+    A run without a mixture (flags alone, or a file without one) has no settings for its inputs, so
+    they are not compared.
 
     Args:
         run: The run.
         task: A key of `INPUTS`.
-        sources: Names of the sources that it reads; by default all.
+        sources: Names of the sources that the task reads; by default all.
 
     Raises:
-        ConfigError: An input was made with another setting (E-INPUT-SETTINGS).
+        ConfigError: An input was made with other settings (E-INPUT-SETTINGS).
     """
     if not run.has_file or run.loader.mixture_toml is None:
         return
@@ -111,13 +111,13 @@ def _refused(run: Run, key: str, change: Change, task: str, count: int) -> Confi
         where=run.path,
         found=f"{change.name} = {change.then}{more}",
         expected=f"{change.now}",
-        do=f"make it again first: nmoe run {task}; or all that is not current: nmoe run",
+        do=f"make it again first: nmoe run {task}; or bring all up to date: nmoe run",
         code="E-INPUT-SETTINGS",
     )
 
 
 def _inputs(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:
-    """All inputs of a kind that are there."""
+    """All existing inputs of a kind."""
     match kind:
         case "shards":
             yield from _shards(run, sources)
@@ -151,7 +151,7 @@ def _labels(run: Run) -> Iterator[_Compared]:
 
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
-    if table.kind == "engine":  # whose facts need the digest of its weights
+    if table.kind == "engine":  # its facts need the digest of its weights
         now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
     else:
         oracle = nameless_oracles(run)(run.rubric)

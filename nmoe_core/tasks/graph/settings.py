@@ -1,9 +1,9 @@
-"""The settings that each output is made with, by the keys of the configuration.
+"""The settings that affect each output, by the keys of the configuration.
 
-This table is the only list of the outputs that a setting affects. The code version that Dagster
-shows is a digest of it, and a plan names its keys. Settings that only change how work is done
-(workers, batches, retries, checks, automation) are in no row. Fingerprints cover the content of
-files. Imports no torch: definitions are loaded with it.
+This table is the only list of the outputs that a setting affects. Dagster's code version is a
+digest of an output's row, and a plan names its keys. Settings that change only how work is done
+(workers, batches, retries, checks, automation) are not listed. Fingerprints cover the content of
+files. Imports no torch, because loading definitions imports this module.
 """
 
 import dataclasses
@@ -34,39 +34,39 @@ from nmoe_core.quality.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.shards.publish.send import RECORD_FORMAT
 
 Settings = Mapping[str, Any]
-# How an oracle is reached and how often it is asked; this does not change its answers.
+# Connection and retries of an oracle; these do not change its answers.
 _WORK_OF_ORACLE = {"replace", "max_retries", "relabel", "engine", "http"}
 _WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
     *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
     *("max_reply_bytes", "accept_model", "input_price", "output_price", "max_cost"),
 }
-# Earlier names of keys; digests go on with them, so that a new name makes no output stale.
+# Earlier names of keys. Digests still use them, so renamed keys make no output stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
 # Names of `PrepSettings` that are not keys of [prep].
 _PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
 _PREP_READING = ("on_error", "reading_digest")
 _PREP_FIXED = ("name", "normalizer", "unicode")
-# Names of `CurateSettings` whose keys have another name, or another table.
+# Fields of `CurateSettings` whose keys have another name or another table.
 _CURATE_KEYS = {"seed": "seed", "tokens_per_shard": "prep.tokens_per_shard"}
 
 
 class MadeWith(NamedTuple):
-    """The code of an output, and the settings that it reads."""
+    """The code version of an output, and the settings that it reads."""
 
     code: str
     settings: Settings
 
     @property
     def version(self) -> str:
-        """`grade/2+1a2b3c4d5e6f`: short, since the UI shows it beside each materialisation."""
+        """The code version, such as `grade/2+1a2b3c4d5e6f`: short, since the UI shows it often."""
         settings = {_IN_DIGESTS.get(key, key): value for key, value in self.settings.items()}
         return f"{self.code}+{sha256_json(settings)[:12]}"
 
 
 SLICES = MadeWith(SLICE_CODE, {})
 TOPICS = MadeWith(ASSIGN_CODE, {})
-SEEN_INDEX = MadeWith(SEEN_CODE, {})  # how much is sorted at once changes no answer
+SEEN_INDEX = MadeWith(SEEN_CODE, {})  # the size of sorted blocks does not affect answers
 
 
 def prep(run: Run, source: SourcePlan, split: str) -> MadeWith:
@@ -87,14 +87,14 @@ def prep_keys(identity: Settings, source: str) -> dict[str, Any]:
 
 
 def backbone(run: Run) -> MadeWith:
-    """Settings of the checkpoint: its choice, or the seed of a stand-in."""
+    """Settings of the checkpoint: its path or, for kind `tiny`, its seed."""
     table = run.config.backbone
     names = ("kind", "family", "seed") if table.kind == "tiny" else ("kind", "checkpoint")
     return MadeWith("backbone/1", {f"backbone.{name}": getattr(table, name) for name in names})
 
 
 def labels(run: Run) -> MadeWith:
-    """Settings of oracle labels: the oracle, and the length of the text it is shown."""
+    """Settings of oracle labels: the oracle, and the length of the text that it reads."""
     table = run.config.oracle
     asked = table.model_dump(mode="json", exclude=_WORK_OF_ORACLE)
     found = {f"oracle.{name}": value for name, value in asked.items()}
@@ -110,8 +110,7 @@ def labels(run: Run) -> MadeWith:
 
 
 def student(run: Run) -> MadeWith:
-    """Settings of the student. It reads the same text as the oracle, whose settings are in the
-    labels."""
+    """Settings of the student. The length of its text is a setting of the labels."""
     return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
 
 
@@ -140,8 +139,8 @@ def grades(run: Run) -> MadeWith:
 
 
 def _grader(run: Run) -> dict[str, Any]:
-    """Who grades, and how its backbone multiplies by experts: one way of the model's own is as good
-    as another."""
+    """The grader, and the MoE backend of its backbone; backends of the model's own precision count
+    as equal."""
     found: dict[str, Any] = {"grading.grader": run.config.grading.grader}
     if run.config.grading.grader in ("hydra", "auto"):
         found["heads.max_ctx"] = run.config.heads.max_ctx
@@ -177,14 +176,14 @@ def curate_keys(fingerprints: Settings) -> dict[str, Any]:
 
 
 def attribute(run: Run, name: str) -> MadeWith:
-    """Settings of an attribute: its own, and the texts of its evaluations, which are not an asset;
-    or the files that it joins."""
+    """Settings of an attribute: its table with the digests of its evaluation files (these are not
+    assets), or the files that it joins."""
     config = run.config
     if (files := config.attributes.files.get(name)) is not None:
         return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
     if name == "contamination":
         paths = {key: run.resolve(path) for key, path in config.contamination.evaluations.items()}
-        # The task refuses a missing file; definitions load without it.
+        # Definitions load even if a file is missing; the task refuses it.
         read = {key: local_digest(path) if path.is_file() else "" for key, path in paths.items()}
         return MadeWith(CODES[name], {"contamination.evaluations": read})
     if name == "duplicates":

@@ -1,9 +1,9 @@
 """The state of every output of a run: current, stale and why, missing, or open.
 
-The walk goes from sources to the loader plan. It compares the inputs that each output records with
-its current inputs, by the same fingerprints as its task, and writes no file. An output whose input
-will be made again is open: it is made again only if the bytes of that input change. Cost: one
-reading of each summary, and of the source files that changed.
+The walk goes from sources to the loader plan. It compares the recorded inputs of each output with
+its current inputs, by the same fingerprints as its task, and writes no file. An output is open if
+one of its inputs will be made again: it is made again only if the bytes of that input change. Cost:
+reads each summary, and changed source files, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nmoe_core.tasks.graph.differences import Change, Look, unique
 
 Status = Literal["current", "stale", "missing", "open"]
 
-# Outputs whose content names their inputs: other inputs give other bytes.
+# The content of these outputs names their inputs, so other inputs give other bytes.
 _NAMING_INPUTS = (
     *("backbone", "student", "probe_head", "judge_head", "calibration", "quality_scores"),
     *("topic_model", "topics", "curated", "curated_manifest"),
@@ -36,8 +36,8 @@ _NAMING_INPUTS = (
 class State:
     """One output: its key, as Dagster shows it without a mixture's prefix, and its partition.
 
-    `changes` are the reasons of a stale output, `waits_for` the keys of inputs that are not
-    current, and `problem` is the reason why the state is unknown.
+    `changes`: reasons of a stale output; `waits_for`: keys of inputs that are not current;
+    `problem`: why the state is unknown.
     """
 
     key: str
@@ -50,19 +50,19 @@ class State:
 
     @property
     def changes_its_bytes(self) -> bool:
-        """Whether outputs made from it are made again too: its content names its inputs."""
+        """Whether it will have other bytes, so that outputs made from it are made again too."""
         is_damage = all(change.kind == "files" for change in self.changes)
         has_reason = self.status == "stale" and not self.problem
         return has_reason and not (is_damage and self.changes) and _names_inputs(self.key)
 
     @property
     def is_current(self) -> bool:
-        """Whether it is as the run would make it now."""
+        """Whether the run would not make it again."""
         return self.status == "current"
 
     @property
     def reason(self) -> str:
-        """Why it is not current, in a few words."""
+        """Why it is not current, in short."""
         told = [str(change) for change in self.changes]
         if self.problem:
             told.append(self.problem)
@@ -79,14 +79,14 @@ def _names_inputs(key: str) -> bool:
 
 @dataclass
 class Graph:
-    """The states of all outputs, in the order in which they are made."""
+    """The states of all outputs, in the order of making."""
 
     run: Run
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     keys: dict[str, list[State]] = field(default_factory=dict)
 
     def of(self, key: str, partition: str = "") -> list[State]:
-        """The state of a partition, or of all partitions of a key that is not divided like that."""
+        """The state of a partition, or all states of a key without this partition."""
         found = self.states.get((key, partition))
         return [found] if found is not None else self.keys.get(key, [])
 
@@ -104,8 +104,8 @@ class Graph:
         *,
         by_content: bool = False,
     ) -> None:
-        """Look at one output, whose inputs were looked at before; `by_content` if it reads only
-        their rows, which may come out equal."""
+        """Look at one output; its inputs come first. `by_content`: it reads only the rows of its
+        inputs, which may be the same after these are made again."""
         behind = [state for name in inputs for state in self.of(name, partition)]
         waits_for = tuple(dict.fromkeys(s.key for s in behind if not s.is_current))
         state = partial(State, key, partition, task, waits_for=waits_for)
@@ -126,7 +126,7 @@ class Graph:
     def fail(
         self, key: str, task: str, partition: str, problem: str, inputs: Iterable[str]
     ) -> None:
-        """Keep an output whose state is unknown."""
+        """Add an output with an unknown state."""
         behind = [state.key for name in inputs for state in self.of(name) if not state.is_current]
         waits_for = tuple(dict.fromkeys(behind))
         if waits_for:
@@ -155,12 +155,12 @@ class Graph:
 def _state(
     state: Callable[..., State], looks: Sequence[Look], is_behind: bool, is_certain: bool
 ) -> State:
-    """The state that looks show; `is_behind` if an input is not current, `is_certain` if the bytes
-    of one will be others."""
+    """The state from looks. `is_behind`: an input is not current; `is_certain`: the bytes of an
+    input will change."""
     if any(look.then is None for look in looks):
         return state("missing")
     changes = tuple(unique(change for look in looks for change in look.changes()))
-    # The former bytes of such an input may come back when it is made again.
+    # Such an input may get its former bytes back when it is made again.
     is_own = any(change.kind != "input" for change in changes)
     if is_own or is_certain or (changes and not is_behind):
         return state("stale", changes=changes)
@@ -184,7 +184,7 @@ def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
 
 
 def _first(run: Run) -> list[str]:
-    """Attributes that thresholds need, which are made with the shards."""
+    """Attributes that thresholds need; they are made with the shards."""
     return ["language"] * (run.config.calibration.target_by == "language")
 
 
@@ -239,7 +239,7 @@ def _models(graph: Graph, names: Sequence[str]) -> None:
 
 
 def _labels(graph: Graph, inputs: Sequence[str]) -> None:
-    """The labels of each slice; none of them can be told while the slices are missing."""
+    """The labels of each slice; their state is unknown if the slices are missing."""
     key = "hydra/oracle_labels"
     try:
         for name, looks in graded.labels(graph.run):
@@ -279,7 +279,7 @@ def _graded(graph: Graph, shard: ShardPaths) -> Look:
 def _attributes(
     graph: Graph, names: Sequence[str], attributes: Sequence[str], task: str = "curate"
 ) -> None:
-    """The named attributes of every shard, and the copies among all of them."""
+    """The named attributes of every shard, and `duplicates` of all shards."""
     run = graph.run
     for attribute in attributes:
         if attribute == "duplicates":

@@ -1,8 +1,8 @@
-"""The account of a run: the outcome of every file, record, document and token, up to the batches.
+"""The account of a run: how many files, records, documents and tokens reach the batches.
 
-A line is a total, or an amount taken from the total above it (`out`) or added to it (`in`), or a
-part of it (`of`). The next total of the same unit is their result; if it is not, a line has the
-difference.
+A line is a total, an amount subtracted from the total above it (`out`) or added to it (`in`), or a
+part of it (`of`). The next total of the same unit should be the result; if not, an extra line has
+the difference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ NOT_ACCOUNTED = "not accounted for"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `count` is None if the files do not say it."""
+    """One line. `count` is None if the files do not record it."""
 
     name: str
     unit: str
@@ -35,8 +35,8 @@ class Line:
 
 
 def run_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
-    """The account of a run whose plan this is, as JSON: lines of all sources together, and of each.
-    Raises FormatError if documents of a source are not selected yet (E-MANIFEST-MISSING)."""
+    """The account of the run with this plan, as JSON: lines for all sources together
+    and per source. Raises FormatError if a source is not selected yet (E-MANIFEST-MISSING)."""
     sources = run_sources(run)
     reasons = left_out(run, [source.name for source in sources])
     by_source = {}
@@ -55,19 +55,19 @@ def run_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
 
 
 def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
-    """Write the account beside the run unless it is there, and return it; raises as
+    """Return the account, and write it into the run's root unless it exists; raises as
     `run_account`."""
     account = run_account(run, plan)
     path = run.tree.account
-    with replacing(path):  # also removes what a killed run left
+    with replacing(path):  # also removes temporary files of a killed run
         if not path.is_file() or read_json_object(path) != account:
             write_json(path, account)
     return account
 
 
 def account_rows(account: dict[str, Any]) -> list[list[str | int | None]]:
-    """The lines as rows of a table: its name, the number in all, and the number of each source. A
-    line whose numbers are all 0 is left out, unless it is a total."""
+    """The lines as rows of a table: name, number of all sources, number of each source. A line of
+    zeros is left out, unless it is a total."""
     signs = {"total": "", "out": "- ", "in": "+ ", "of": "  of these "}
     by_source = [
         {(line["name"], line["unit"]): line["count"] for line in lines}
@@ -83,14 +83,14 @@ def account_rows(account: dict[str, Any]) -> list[list[str | int | None]]:
 
 
 def account_picture(run: Run, account: dict[str, Any]) -> str:
-    """Markdown of the flow picture of all sources together."""
+    """Markdown with the flow picture of all sources together."""
     lines = account["total"]
     kept = run.tree.picture("account")
     return kept_picture(kept, lines, lambda: png_markdown(flow_plot(lines), "account of the run"))
 
 
 def _file_lines(run: Run) -> Iterator[Line]:
-    """The lines of files from the input ledger; none if `nmoe init` did not write one."""
+    """The lines of files, from the input ledger of `nmoe init`; none without a ledger."""
     path = run.tree.input_ledger
     if not path.is_file():
         return
@@ -134,7 +134,7 @@ def _source_lines(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Facts that prep wrote into the manifests of a split's shards; older manifests have fewer."""
+    """Facts that prep wrote into the manifests of a split's shards; older prep wrote fewer."""
 
     infos: list[dict[str, Any]]
 
@@ -143,17 +143,17 @@ class _Read:
         return cls(source_infos(run.tree.split(name, split)))
 
     def of_shards(self, key: str) -> int | None:
-        """A count that each shard has of its own."""
+        """The sum of a count over the shards."""
         counts = self._counts(key)
         return sum(counts) if counts else None
 
     def of_source(self, key: str) -> int | None:
-        """A count of the whole split, which every shard repeats."""
+        """A count of the whole split; each shard records the same number."""
         counts = self._counts(key)
         return max(counts) if counts else None
 
     def _counts(self, key: str) -> list[int]:
-        """The count of every shard; empty unless all have it."""
+        """The count of each shard; empty unless all shards have it."""
         counts = [info[key] for info in self.infos if key in info]
         return counts if len(counts) == len(self.infos) else []
 
@@ -180,8 +180,7 @@ def _step_lines(plan: LoaderPlan) -> Iterator[Line]:
 
 
 def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
-    """The lines of several sources together; lines of reasons are in the order of the first source
-    that has them."""
+    """The sums of lines over sources. Reasons are in order of first appearance."""
     counts: dict[tuple[str, str, str], list[int | None]] = {}
     for line in (line for lines in accounts for line in lines if line.name != NOT_ACCOUNTED):
         counts.setdefault((line.name, line.unit, line.kind), []).append(line.count)
@@ -191,7 +190,7 @@ def _summed(accounts: Sequence[Sequence[Line]]) -> Iterator[Line]:
 
 
 def _checked(lines: Iterator[Line] | Sequence[Line]) -> list[Line]:
-    """The lines, and one more before each total that the lines above it do not add up to."""
+    """The lines, with a line for the difference before each total that does not add up."""
     checked: list[Line] = []
     unit = ""
     left = None

@@ -60,13 +60,13 @@ _CONTEXT = {
 _FIELDS = {
     "doc_id": ("sc:Text", "Shard file, first token and end of the document."),
     "source": ("sc:Text", "Source of the document."),
-    "decision": ("sc:Text", "keep, band or drop, as the graders judge."),
+    "decision": ("sc:Text", "keep, band or drop: the decision of the grader."),
     "aggregated": ("sc:Float", "Score of the document, 0 to 1."),
 }
 
 
 def totals(corpus: Corpus) -> dict[str, int | None]:
-    """Counts over all sources; None for counts that some source does not have yet."""
+    """Counts over all sources; None for a count that a source lacks so far."""
     found: dict[str, int | None] = {"sources": len(corpus.sources)}
     for prefix, paths in (("", corpus.manifests()), ("kept ", corpus.curated())):
         made = [one for one in map(readable_manifest, paths) if one is not None]
@@ -96,8 +96,8 @@ def data_card(corpus: Corpus) -> str:
 
 def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
     run = corpus.run
-    yield "Token shards for pre-training language models, with a loader plan that says which"
-    yield "sequences a run reads. The licences of the sources hold for their texts: name them here."
+    yield "Token shards for pre-training language models, with a loader plan: the sequences that a"
+    yield "run reads. The licences of the sources apply to their texts: name them here."
     yield "\n## Composition\n"
     yield "| source | from | documents | tokens | kept | kept tokens |"
     yield "|---|---|---|---|---|---|"
@@ -108,8 +108,8 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
         cells = [f"{n:,}" if isinstance(n, int) else n for pair in counts for n in pair]
         yield f"| {source.name} | {_plain(origin(source.spec))} | {' | '.join(cells)} |"
     if all(path.is_file() for path in corpus.outcomes()):
-        yield "\n## What was left out\n"
-        yield f"Kept is a document of which this is true: `{rule_of(run)}`\n"
+        yield "\n## Dropped documents\n"
+        yield f"A document is kept if this is true: `{rule_of(run)}`\n"
         try:
             for reason, counts in left_out(run, corpus.sources).items():
                 yield f"* {sum(counts.values()):,} documents: {_plain(reason)}"
@@ -117,7 +117,7 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
             yield f"Cannot be shown: {_plain(one_line(error))}"
     if headers := head_headers(run):
         yield "\n## Graders\n"
-        yield "Spearman's correlation with the oracle, on documents that were not trained on.\n"
+        yield "Spearman's correlation with the oracle, on held-out documents.\n"
         yield "| grader | documents | Spearman |"
         yield "|---|---|---|"
         for kind, header in headers.items():
@@ -134,7 +134,7 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A text that neither ends a cell of a table nor becomes markup."""
+    """A text escaped for a cell of a Markdown table."""
     line = " ".join(text.split())
     for mark in "\\|<>[]`*_":
         line = line.replace(mark, f"\\{mark}") if mark not in "<>" else line.replace(mark, " ")
@@ -152,7 +152,7 @@ def _languages(corpus: Corpus) -> list[str]:
         return []
     try:
         found = [language_shares(corpus.run, name) for name in corpus.sources]
-    except UNREADABLE:  # the page says why
+    except UNREADABLE:  # the page shows the error
         return []
     names = {lang for shares in found for lang, share in shares.items() if share >= _LEAST_SHARE}
     return sorted(names - {"und"})

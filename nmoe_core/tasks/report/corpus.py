@@ -1,4 +1,4 @@
-"""A corpus as the page sees it, and a section of the page over it."""
+"""A corpus as data of the report page, and a section of the page."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +15,12 @@ from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 from nmoe_core.report.html import Html, element, joined, note
 from nmoe_core.tasks.report.columns import MOST_DRAWN
 
-# Errors on reading a file that is damaged or of another version.
+# Errors of reading a file that is damaged or has another version.
 UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
 
 def readable_manifest(path: Path) -> Manifest | None:
-    """A manifest; None if it is missing or damaged, which the page then says."""
+    """A manifest; None if it is missing or damaged: the page reports that elsewhere."""
     try:
         return load_manifest(path)
     except UNREADABLE:
@@ -36,7 +36,7 @@ class Corpus:
 
     @classmethod
     def of(cls, run: Run) -> "Corpus":
-        """The corpus of a run; no part of it need exist yet."""
+        """The corpus of a run; any part may be missing so far."""
         names = [source.name for source in run_sources(run)]
         made = {name: readable_manifest(run.tree.manifest(name)) for name in names}
         sizes = {name: one.total_tokens for name, one in made.items() if one is not None}
@@ -50,16 +50,16 @@ class Corpus:
 
     @property
     def drawn(self) -> list[str]:
-        """The sources that have pictures; the tables have all sources."""
+        """The sources in pictures; tables have all sources."""
         return self.sources[:MOST_DRAWN]
 
     def shards(self) -> Iterator[ShardPaths]:
-        """Those of training, of every source."""
+        """The training shards of every source."""
         for name in self.sources:
             yield from self.run.tree.shards(name, self.run.config.prep.num_shards)
 
     def manifests(self) -> list[Path]:
-        """Manifests of the training splits."""
+        """Paths of the manifests of the training splits."""
         return [self.run.tree.manifest(name) for name in self.sources]
 
     def graded(self) -> list[Path]:
@@ -90,8 +90,8 @@ Make = Callable[[Corpus], Iterable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. `needs` are files without which `task` has not run yet; `attribute`:
-    attribute that the run must record. `is_of_graders`: empty if the run has no grader."""
+    """A part of the page. `needs`: files that `task` writes; `attribute`: an attribute that the run
+    must record; `is_of_graders`: the run must have a grader."""
 
     anchor: str
     title: str
@@ -102,14 +102,14 @@ class Section:
     is_of_graders: bool = False
 
     def content(self, corpus: Corpus) -> Html:
-        """The content of the section, or a line with the reason why it cannot be shown."""
+        """The content of the section, or a line that says why it is missing."""
         if self.attribute and self.attribute not in corpus.run.config.attributes.use:
             return note(f"Not recorded: add {self.attribute!r} to [attributes] use.")
         if self.is_of_graders and corpus.run.config.grading.is_off:
-            return note("No document is scored: [grading] grader names no grader.")
+            return note("Documents are not scored: the run has no [grading] grader.")
         missing = sum(not path.is_file() for path in self.needs(corpus))
         if missing:
-            return note("Not made yet: ", element("code", f"nmoe run {self.task}"), " makes it.")
+            return note("Not made yet. To make it: ", element("code", f"nmoe run {self.task}"))
         if self.attribute and importlib.util.find_spec("pyarrow") is None:
             return note("Needs a package: pip install 'nmoe-data[attributes]'.")
         try:

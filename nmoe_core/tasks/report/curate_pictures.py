@@ -1,7 +1,7 @@
-"""Pictures of curation: topics with their names, the choice of their number, orders of shards.
+"""Pictures of curation: named topics, the choice of their number, orders of shards.
 
-Pictures of the topic model are drawn once per model, on a sample, and kept beside it with the names
-of its topics; pictures of orders are drawn from curated shards.
+Pictures of the topic model are drawn once per model from a sample, and stored beside the model with
+the names of its topics. Pictures of orders are drawn from curated shards.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TEXT_TOKENS = 512
 def topic_pictures(
     run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
 ) -> str:
-    """Markdown of the topic cloud and of the number of topics, which is calibrated for windows of
-    `seq_len` tokens; drawn from samples of the sources when they are not of this model."""
+    """Markdown with the topic cloud and the calibration of the number of topics for windows of
+    `seq_len` tokens; drawn from samples of the sources unless the stored ones are current."""
     from nmoe_core.report.plots import png_markdown
 
     directory = run.tree.topics
@@ -46,7 +46,7 @@ def topic_pictures(
         drawn = read_json_object(path)["pictures"] if is_current(path, made_from) else None
         if drawn is None or not all((directory / name).is_file() for name in drawn):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)
-            path.unlink(missing_ok=True)  # it would name pictures of another model its own
+            path.unlink(missing_ok=True)  # else it would name pictures of the old model
             for name, png in pngs.items():
                 write_bytes(directory / name, png)
             write_json(path, {"terms": terms, "pictures": [*pngs], "fingerprints": made_from})
@@ -56,8 +56,8 @@ def topic_pictures(
 
 
 def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
-    """Markdown of curated shards one after another: order strips with the diversity line and its
-    ceiling; topic shares along the order; topics of its two ends."""
+    """Markdown with pictures of all curated shards in order: order strips with diversity and its
+    ceiling, topic shares along the order, and topics of both ends."""
     from nmoe_core.curate import pictures
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.report.plots import kept_picture, png_markdown
@@ -77,7 +77,7 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
 
 
 def order_picture(shard: ShardPaths, seq_len: int) -> str:
-    """Markdown of one curated shard, of half size: order strips with the diversity line and its
+    """Markdown with a half-size picture of one curated shard: order strips with diversity and its
     ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
@@ -99,7 +99,7 @@ def _arranged_from(shard: ShardPaths) -> dict[str, Any]:
 
 
 def _terms(run: Run, source: str) -> list[list[str]]:
-    """Names of the topics that a source was curated by; none if they were never drawn."""
+    """Names of the topics that a source was curated with; empty before the first picture."""
     path = run.tree.topic_terms
     first = load_manifest(run.tree.shard(source, 0).curated_manifest)
     used = first.extra["fingerprints"]["topic_model"]
@@ -120,7 +120,7 @@ def _draw_topics(
     rows, lengths, texts = _sample(run, sources, table)
     labels = nearest_topics(rows, model.centroids).astype(np.int64)
     terms = typical_terms(texts, labels, len(model.centroids))
-    # UMAP takes minutes and differs between machines: only `nmoe curate` on a file draws it.
+    # No UMAP: it takes minutes and differs between machines (`nmoe curate` on a file draws it).
     points, method = flat_projection(rows, seed, "pca")
     pictures = {"topic_cloud.png": cloud_plot(points, labels, terms, method)}
     if len(rows) > CANDIDATES[0]:

@@ -26,21 +26,21 @@ Cost = Sequence[Mapping[str, Any]]
 
 
 def state(corpus: Corpus) -> Iterator[object]:
-    """Outputs that the settings and sources would make differently, and why."""
+    """Outputs that are not current, with reasons."""
     if rows := told(not_current(corpus.run)):
         yield table(TOLD, rows)
     else:
-        yield paragraph("Every output is current: it would be made as it is.")
+        yield paragraph("Every output is current.")
 
 
 def integrity(corpus: Corpus) -> Iterator[object]:
-    """The files of every manifest that is there, compared with it."""
+    """Compare the files of every existing manifest with the manifest."""
     tree = corpus.run.tree
     paths = [path for name in corpus.sources for path in _manifests(corpus, name)]
     size = sum(file.stat().st_size for path in paths for file in path.parent.rglob("*.npy"))
     is_hashed = size <= HASHED_BYTES
-    how = "SHA-256 of every file" if is_hashed else "size of every file (`nmoe verify` reads them)"
-    yield paragraph(f"Compared with its manifest: {how}, indexes and counts.")
+    how = "SHA-256 of every file" if is_hashed else "size of every file (`nmoe verify` hashes them)"
+    yield paragraph(f"Compared with each manifest: {how}, indexes and counts.")
     rows = []
     for path in paths:
         shown = path.relative_to(tree.root) if path.is_relative_to(tree.root) else path
@@ -65,7 +65,7 @@ def integrity(corpus: Corpus) -> Iterator[object]:
             element("code", plan.plan_hash),
         )
     else:
-        yield note("No loader plan yet: ", element("code", "nmoe run curate"), " makes it.")
+        yield note("No loader plan yet. To make it: ", element("code", "nmoe run curate"))
 
 
 def _manifests(corpus: Corpus, source: str) -> list[Path]:
@@ -126,7 +126,7 @@ def facts(corpus: Corpus) -> dict[str, str]:
 def cost(rows: Cost) -> Html:
     """Time of each task's runs through Dagster; `rows` have `task`, `runs`, `seconds`, `last`."""
     if not rows:
-        return note("No run of `nmoe run` is recorded here: commands alone record no time.")
+        return note("No time recorded: only `nmoe run` and the UI record the time of tasks.")
     total = ["all", sum(row["runs"] for row in rows), sum(row["seconds"] for row in rows), None]
     shown = [[row["task"], row["runs"], row["seconds"], row["last"]] for row in rows]
     return joined([table(["task", "runs", "seconds", "last"], [*shown, total])])

@@ -1,4 +1,4 @@
-"""Documents to read: some that are kept and some that are left out of each source, and why."""
+"""Sample documents: some kept and some dropped documents of each source, with reasons."""
 
 from collections.abc import Sequence
 from itertools import chain, islice, zip_longest
@@ -27,8 +27,8 @@ class Sample(NamedTuple):
 
 
 def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sample]]:
-    """Up to `count` kept documents of a source, and of the ones left out, taking each reason in
-    turn; they are spread over the first shard that has both, else over the first shard."""
+    """Up to `count` kept and `count` dropped documents of a source, the latter taken from each
+    reason in turn; from all parts of the first shard with both, else of the first shard."""
     shards = run.tree.shards(source, run.config.prep.num_shards)
     for shard in shards:
         codes, reasons = outcome_of(run, shard)
@@ -45,7 +45,7 @@ def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sampl
 
 
 def samples_of_all(run: Run, sources: Sequence[str], count: int) -> list[Sample]:
-    """Up to `count` kept documents, then as many that are left out, of all sources in turn."""
+    """Up to `count` kept documents, then up to `count` dropped ones, from all sources in turn."""
     found = [samples(run, source, count) for source in sources]
     chosen: list[Sample] = []
     for of_kind in zip(*found):

@@ -46,7 +46,7 @@ def _composition(corpus: Corpus) -> Iterator[object]:
 
 
 def _changes(corpus: Corpus) -> Iterator[object]:
-    yield paragraph("Share of tokens before and after selection; those that moved most come first.")
+    yield paragraph("Share of tokens before and after selection, largest changes first.")
     for kind, portions in composition(corpus.run, corpus.sources).items():
         moved = most_moved(portions, _PORTIONS)
         sizes = {one.name: (one.before, one.after) for one in portions}
@@ -83,7 +83,7 @@ def language_shares(run: Run, source: str) -> dict[str, float]:
 
 def _signals(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
-        "Some of what rules compare; ", element("code", "nmoe sql"), " knows all of it."
+        "Some attributes that rules can use; ", element("code", "nmoe sql"), " reads all of them."
     )
     if len(corpus.drawn) > 1:
         yield pictures(sources_picture(corpus.run, corpus.drawn, "signals", SIGNALS))
@@ -119,13 +119,13 @@ def _thresholds(corpus: Corpus) -> Iterator[object]:
 
 def _scoreboard(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
-        "How well each grader ranks documents as the oracle does, on documents that it was not "
-        "trained on, with 95 % intervals; the test slice took part in no choice. Spearman's "
-        "correlation is at most the noise ceiling, where the oracle was asked twice. A grader that "
-        "is no better than the length alone has learned nothing of quality. AUC: the chance that a "
-        "document of the oracle's better half is placed above one of the other half. Top fifth: "
-        "the share of the grader's best fifth that is in the oracle's best fifth. Bottom fifth: "
-        "the share of its worst fifth that is in the oracle's better half."
+        "How well each grader's ranking agrees with the oracle's, on held-out documents, with 95 % "
+        "intervals; test labels are not used to choose a grader. If the oracle scored some "
+        "documents twice, its own agreement is the noise ceiling of Spearman's correlation. A "
+        "grader that is no better than the length alone has not learned quality. AUC: the chance "
+        "that a document of the oracle's better half is ranked above one of the other half. Top "
+        "fifth: the share of the grader's top fifth in the oracle's top fifth. Bottom fifth: the "
+        "share of its bottom fifth in the oracle's better half."
     )
     names = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
     names += ("false_drops_bottom_fifth",)
@@ -142,13 +142,13 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
     for cost in grader_costs(corpus.run):
         who = cost["grader"]
         hours = cost["hours_per_million_documents"]
-        yield paragraph(f"{who}: {hours:g} h for a million documents where it was calibrated.")
+        yield paragraph(f"{who}: {hours:g} h per million documents, measured at calibration.")
     summary = corpus.run.tree.calibration_summary
     choice = read_calibration(summary).get("grader_choice") if summary.is_file() else None
     if choice is not None:
         yield paragraph(choice["sentence"])
     if len(rows) > 1 and backbone_kind(corpus.run) == "tiny":
-        yield note("The backbone has random weights and stands in for a real one.")
+        yield note("The backbone has random weights: it is a placeholder for a real one.")
 
 
 def _with_interval(found: dict[str, Any], name: str) -> str | None:
@@ -172,8 +172,8 @@ def _account(corpus: Corpus) -> Iterator[object]:
     plan = load_plan(corpus.run.tree.plan)
     account = run_account(corpus.run, plan)
     yield paragraph(
-        "What became of every file, record, document and token. A total is what the lines above it "
-        "leave of the total before."
+        "How many files, records, documents and tokens reach training. Each total is the previous "
+        "total with the lines between them subtracted or added."
     )
     yield _plots([pictures(account_picture(corpus.run, account))])
     yield table(["", "all sources", *account["sources"]], account_rows(account))
@@ -181,7 +181,7 @@ def _account(corpus: Corpus) -> Iterator[object]:
 
 def _left_out(corpus: Corpus) -> Iterator[object]:
     rule = element("code", rule_of(corpus.run))
-    yield paragraph("Kept is a document of which this is true: ", rule)
+    yield paragraph("A document is kept if this is true: ", rule)
     for name in corpus.drawn:
         kept, dropped = samples(corpus.run, name, _SAMPLES)
         yield element("h3", name)
@@ -213,9 +213,9 @@ def _diversity(corpus: Corpus) -> Iterator[object]:
             drawn = order_pictures(run, name, run.config.prep.num_shards, found["seq_len"])
             shown += [element("h3", name), _plots([pictures(drawn)])]
     yield paragraph(
-        "Distinct topics in a window that a trainer reads, mean over windows: in the order of the "
-        "source, shuffled, and as curated; the ceiling is the highest mean to expect of any order, "
-        "which a lucky one may pass by a few percent."
+        "Mean number of distinct topics in a window that a trainer reads: in source order, "
+        "shuffled, and curated. The ceiling is the highest expected mean of any order; a lucky "
+        "order may exceed it by a few percent."
     )
     yield table(["source", "before", "shuffle", "after", "ceiling", "% of ceiling"], rows)
     if run.tree.topic_terms.is_file():
@@ -239,7 +239,7 @@ def _heads(corpus: Corpus) -> list[Path]:
 SECTIONS = (
     Section("composition", "Composition", "prep", Corpus.manifests, _composition),
     Section("account", "Account", "curate", Corpus.planned, _account),
-    Section("left-out", "Kept and left out", "curate", Corpus.outcomes, _left_out),
+    Section("left-out", "Kept and dropped", "curate", Corpus.outcomes, _left_out),
     Section("changes", "Before and after", "curate", Corpus.outcomes, _changes),
     Section("lengths", "Lengths", "prep", Corpus.manifests, _lengths),
     Section(

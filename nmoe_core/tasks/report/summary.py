@@ -1,4 +1,4 @@
-"""The table of a run, and a few rows of the result of each task."""
+"""The summary table of a run, and sample rows of the results of tasks."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -37,7 +37,7 @@ _TEXT_TOKENS = 64
 
 
 def run_report(run: Run) -> dict[str, Any]:
-    """Everything the table shows, as JSON values; FormatError if a task has not run
+    """The content of the table as JSON values; FormatError if a task has not run
     (E-MANIFEST-MISSING)."""
     if not run.tree.plan.is_file():
         raise FormatError(
@@ -106,12 +106,12 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
 
 
 def _epochs(read_tokens: int, tokens: int) -> float | None:
-    """How often training reads a source's curated tokens; None if it has none."""
+    """How often training reads a source's curated tokens; None without curated tokens."""
     return round(read_tokens / tokens, 2) if tokens else None
 
 
 def head_headers(run: Run) -> dict[str, dict[str, Any]]:
-    """Headers of the graders that are there: the student needs no heads, older runs have none."""
+    """Headers of the existing graders: probe and judge are optional, and so is the student."""
     from nmoe_core.quality.heads.head_files import read_header
 
     paths = {kind: getattr(run.tree, kind) for kind in ("student", "probe", "judge")}
@@ -119,8 +119,8 @@ def head_headers(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
-    """Figures of each grader by the split they were measured on, `val` and `test`; empty if a split
-    has no labels. Files made before a figure existed give None for it."""
+    """Measures of each grader by split, `val` and `test`; empty for a split without labels. A
+    measure that older files lack is None."""
 
     def shown(figures: dict[str, Any] | None) -> dict[str, Any]:
         return {key: figures.get(key) for key in _SCOREBOARD} if figures else {}
@@ -132,15 +132,15 @@ def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def grader_costs(run: Run) -> list[dict[str, Any]]:
-    """`hours_per_million_documents` of each `grader`, as measured by the last calibration that ran
-    it; none if no calibration did."""
+    """`hours_per_million_documents` of each `grader`, measured by the last calibration that ran it;
+    empty before."""
     path = run.tree.calibration_cost
     graders = read_json_object(path).get("graders") if path.is_file() else None
     return graders if isinstance(graders, list) else []
 
 
 def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
-    """The first documents of a shard: their number of tokens and the start of their text."""
+    """The first documents of a shard: number of tokens and start of the text."""
     path = run.tree.shard(source, bucket, split).manifest
     documents = list(islice(document_ids(run.tree.data, load_manifest(path)), count))
     texts = _texts(run, [str(document) for document in documents])
@@ -151,8 +151,8 @@ def sample_documents(run: Run, source: str, split: str, bucket: int, count: int 
 
 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
-    """Documents of a graded shard at even ranks of their score, lowest first: the decision, the
-    score it rests on and whose that is, and the probe's own."""
+    """Documents of a graded shard at evenly spaced ranks of their score, lowest first: decision,
+    its score and grader, and the probe's score."""
     graded = read_graded(run.tree.shard(source, bucket).graded)
     path = graded.path
     judge = "student" if graded.summary.get("grader") == "student" else "judge"
@@ -181,8 +181,8 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
 def attribute_page(
     run: Run, source: str, name: str, bucket: int, count: int = 3
 ) -> tuple[str, list[Row]]:
-    """Markdown of histograms, of half size, of the columns of an attribute's shard, and `count`
-    documents at each end of the first column whose numbers differ; none if all are equal."""
+    """Markdown with half-size histograms of an attribute's columns in a shard, and the `count`
+    lowest and highest documents by the first column with distinct numbers; empty without one."""
     from nmoe_core.config.attributes import KEYS
     from nmoe_core.report.plots import columns_plot, kept_picture, png_markdown
     from nmoe_core.shards.attribute_file import read_attribute, read_footer
@@ -219,8 +219,8 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
-    """The first parsed labels of a slice: the scores, which are one column in the order of the
-    rubric, and the document's id. No text, because a log of events keeps these rows."""
+    """The first parsed labels of a slice: scores, as one column in the order of the rubric, and
+    document id. Without text, because the event log stores these rows."""
     from nmoe_core.labels.label_files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
@@ -248,7 +248,7 @@ def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
 
 
 def _start(text: str, *, is_whole: bool = True) -> str:
-    """The start of a text on one line; an ellipsis marks that it continues."""
+    """The start of a text on one line, with an ellipsis if it is cut."""
     line = " ".join(text.split())
     if is_whole and len(line) <= _TEXT_CHARS:
         return line

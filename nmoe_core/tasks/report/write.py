@@ -1,4 +1,4 @@
-"""Writes the page of a run, and beside it a data card and Croissant metadata."""
+"""Writes the report page of a run, with a data card and Croissant metadata beside it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +22,8 @@ _ORIGINS = (
 
 
 def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
-    """Write `path`, and `README.md` and `croissant.json` in its directory; their paths. A section
-    whose input is missing has a line about it.
+    """Write `path`, and `README.md` and `croissant.json` beside it; return the paths. A section
+    with a missing input has a line that says so.
 
     Args:
         run: The run.
@@ -31,13 +31,13 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
         cost: As `origins.cost`.
 
     Raises:
-        ConfigError: A `README.md` that nmoe did not write exists (E-REPORT-EXISTS).
+        ConfigError: Another `README.md` than nmoe's exists (E-REPORT-EXISTS).
     """
     corpus = Corpus.of(run)
     card = path.with_name(CARD_NAME)
     if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):
         raise ConfigError(
-            "a README.md that is no data card of ours is beside the page",
+            "a README.md that nmoe did not write is beside the page",
             where=card.absolute(),
             do="name a page in a directory of its own, such as report/index.html",
             code="E-REPORT-EXISTS",
@@ -63,12 +63,12 @@ def _summary(found: Mapping[str, int | None]) -> Html:
     documents = found["documents"]
     if documents is None:
         return paragraph("No source is prepared yet.")
-    words = f"{documents:,} documents of {found['sources']:,} sources were looked at. "
+    words = f"{documents:,} documents of {found['sources']:,} sources are prepared. "
     if kept is None:
-        words += "Which of them are kept is not decided yet."
+        words += "They are not selected yet."
     else:
         share = 100 * kept / max(documents, 1)
-        words += f"{kept:,} of them ({share:.1f} %) are kept and put into the order of training."
+        words += f"{kept:,} of them ({share:.1f} %) are kept and ordered for training."
     tiles = {name: value for name, value in found.items() if value is not None}
     shown = (
         element("div", element("b", value), name, kind="tile") for name, value in tiles.items()

@@ -1,2 +1,1 @@
-"""Selection: all attributes of a run side by side, the documents that a rule keeps, questions in
-SQL."""
+"""Selection: a view of all attributes, the documents that a rule keeps, and SQL queries."""

@@ -25,8 +25,8 @@ class Portion(NamedTuple):
 
 
 def composition(run: Run, sources: Iterable[str]) -> dict[str, list[Portion]]:
-    """Tokens by `source`, `language` and `topic`, largest first; languages only if the run records
-    them, topics only if they are assigned. Raises as `outcome_of`."""
+    """Tokens by `source`, `language` (if recorded) and `topic` (if assigned), largest first. Raises
+    as `outcome_of`."""
     counts: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
@@ -46,16 +46,16 @@ def composition(run: Run, sources: Iterable[str]) -> dict[str, list[Portion]]:
 
 
 def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, float, float]]:
-    """Name, and share before and after, 0 to 1, of the `count` whose shares changed most."""
+    """The `count` largest changes: name, share before and share after (0 to 1)."""
     sums = [max(1, sum(column)) for column in list(zip(*portions))[1:]]
     shares = [(one.name, one.before / sums[0], one.after / sums[1]) for one in portions]
     return sorted(shares, key=lambda row: -abs(row[2] - row[1]))[:count]
 
 
 def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
-    """The languages and topics, and of several sources the sources, whose shares of the tokens
-    changed most, a row each: its shares `before` and `after`, 0 to 1, to four places, and last its
-    name, which may be long. Raises as `outcome_of`."""
+    """The languages, topics and (if several) sources with the largest changes of their token
+    shares, one row each: shares `before` and `after` (0 to 1, four decimals), and the name, last
+    because it may be long. Raises as `outcome_of`."""
     return [
         {"kind": kind, "before": round(before, 4), "after": round(after, 4), "name": name}
         for kind, portions in composition(run, sources).items()
@@ -65,7 +65,7 @@ def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
 
 
 def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:
-    """Source, language and topic of each document of a shard, as far as recorded."""
+    """Source, language and topic of each document of a shard, if recorded."""
     manifest = load_manifest(shard.manifest)
     found = {"source": np.full(manifest.total_documents, shard.source)}
     if "language" in run.config.attributes.use and shard.attribute("language").is_file():

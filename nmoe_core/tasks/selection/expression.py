@@ -39,8 +39,8 @@ def opened(run: Run, source: str, expression: str) -> Where:
     for the next source with equal columns.
 
     Raises:
-        ConfigError: It may not be run (E-SELECT-...).
-        FormatError: It names a column that is not made yet (E-ATTRIBUTE-MISSING).
+        ConfigError: The expression is not allowed (E-SELECT-...).
+        FormatError: The expression names a column that is not made yet (E-ATTRIBUTE-MISSING).
     """
     return _open(run, expression, run_schema(run, source))
 
@@ -64,7 +64,7 @@ def _opened(expression: str, schema: tuple[tuple[str, pa.DataType], ...], where:
 
 
 def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None:
-    """Refuse an expression that only lacks columns which the run, or another, would make."""
+    """Raise an error that names the task, if columns of the expression are only not made yet."""
     try:
         with Where(expression, schema | known_schema(run), place) as where:
             named = where.columns
@@ -74,15 +74,15 @@ def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None
 
 
 def known_schema(run: Run) -> Schema:
-    """The columns that the run will have, and the columns of every attribute that it might record.
+    """The columns that the run will have, and the columns of every attribute that it could record.
     Raises as `planned_schema`."""
     built_in = {name: attribute_schema(run, name) for name in BUILT_IN}
     return labelled(built_in) | planned_schema(run)
 
 
 def require_columns(run: Run, labels: Iterable[str], made: Collection[str], place: str) -> None:
-    """Raises ConfigError if a column of these is not made, and the run does not record its
-    attribute; FormatError if it is not made yet (E-ATTRIBUTE-MISSING)."""
+    """Raise ConfigError if the run does not record the attribute of a missing column, and
+    FormatError if it records the attribute, but has not made it yet (E-ATTRIBUTE-MISSING)."""
     for label in (label for label in labels if label not in made):
         attribute, _, column = label.partition(".")
         if attribute in BUILT_IN and attribute not in attribute_names(run):

@@ -1,4 +1,4 @@
-"""The outcome of each document of a run, kept or left out, and the reason in words."""
+"""The outcome of each document of a run, kept or dropped, and the reason in words."""
 
 import json
 import re
@@ -22,20 +22,20 @@ class Outcome(NamedTuple):
     """Documents of a shard, in its order."""
 
     codes: np.ndarray
-    """Unsigned `[N]`: 0 of a kept document, else the number of its reason."""
+    """Unsigned `[N]`: 0 for a kept document, else the number of its reason."""
     reasons: list[str]
-    """The first one has number 1."""
+    """The first reason has the number 1."""
 
 
 def rule_of(run: Run) -> str:
-    """The condition that kept documents fulfil, as SQL."""
+    """The condition for kept documents, as SQL."""
     names = ", ".join(f"'{name}'" for name in run.config.curation.include)
     return run.config.curation.where or f"decision in ({names})"
 
 
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
-    """The decision of the run's `where`, or `include`, for the documents of a shard; a takedown has
-    precedence. Raises FormatError if the shard is not selected, or not graded, yet."""
+    """The decisions of the run's `where` or `include` for the documents of a shard; a takedown has
+    precedence. Raises FormatError if the shard is not selected or graded yet."""
     codes, reasons = _ruled(run, shard)
     takedown = load_takedown(shard, load_manifest(shard.manifest))
     if takedown is None:
@@ -59,7 +59,7 @@ def _ruled(run: Run, shard: ShardPaths) -> Outcome:
 
 
 def clauses_of(shard: ShardPaths) -> list[str]:
-    """The clauses of a committed selection, in the order of their numbers."""
+    """The clauses of a committed selection, ordered by number."""
     from nmoe_core.shards.attribute_file import read_footer
 
     metadata = read_footer(shard.selection).schema.field("reason").metadata
@@ -67,8 +67,7 @@ def clauses_of(shard: ShardPaths) -> list[str]:
 
 
 def left_out(run: Run, sources: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Documents that are not curated, by the reason, most first, and by the source. Raises as
-    `outcome_of`."""
+    """Number of dropped documents by reason (most first) and source. Raises as `outcome_of`."""
     found: dict[str, Counter[str]] = {}
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
@@ -82,8 +81,8 @@ def left_out(run: Run, sources: Iterable[str]) -> dict[str, dict[str, int]]:
 
 
 def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
-    """A line for each of these documents of a shard that is left out, by its number: the reason,
-    and the document's values that caused it. Raises as `outcome_of`."""
+    """For each dropped document among `numbers` of a shard, by number: a line with the reason and
+    the values that caused it. Raises as `outcome_of`."""
     codes, reasons = outcome_of(run, shard)
     dropped = [i for i in numbers if codes[i]]
     copies = copies_of(run, shard, dropped)
@@ -105,7 +104,8 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
 
 
 def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
-    """The documents that documents of these numbers are copies of, if the run looks for copies."""
+    """For each copy among `numbers`, a line that names its original; empty if the run does not
+    record `duplicates`."""
     path = shard.attribute("duplicates")
     if "duplicates" not in run.config.attributes.use or not path.is_file() or not numbers:
         return {}
@@ -115,16 +115,16 @@ def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, 
     found = {}
     for i, row in rows:
         if row["exact_of"] is not None:
-            found[i] = f"a copy: the same text as {row['exact_of']}"
+            found[i] = f"exact copy of {row['exact_of']}"
         elif row["near_of"] is not None:
-            found[i] = f"a copy: {row['near_jaccard']:.0%} the same as {row['near_of']}"
+            found[i] = f"near copy, {row['near_jaccard']:.0%} similar to {row['near_of']}"
     return found
 
 
 def _values(
     run: Run, shard: ShardPaths, numbers: Sequence[int], codes: np.ndarray
 ) -> dict[int, dict[str, object]]:
-    """For each document, the columns that its clause names."""
+    """For each document, the values of the columns in its clause."""
     if run.config.curation.where is None or not numbers:
         return {}
     from nmoe_core.tasks.selection.view import read_columns, run_schema
@@ -132,7 +132,7 @@ def _values(
     clauses = clauses_of(shard)
     schema = run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
-    named.append([])  # a takedown is about no column
+    named.append([])  # a takedown has no columns
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
     columns = read_columns(run, shard, schema, wanted).take(list(numbers))
     rows = dict(zip(numbers, columns.to_pylist()))

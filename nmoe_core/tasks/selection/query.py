@@ -1,4 +1,4 @@
-"""Questions in SQL over all documents of a run: the view `documents`."""
+"""SQL queries over all documents of a run: the view `documents`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.selection.expression import known_schema, require_columns
 from nmoe_core.tasks.selection.view import DOCUMENTS, Schema, read_columns, run_schema, shard_parts
 
-_ALWAYS = ("documents.doc_id",)  # as a view has at least a column
+_ALWAYS = ("documents.doc_id",)  # a view needs at least one column
 _FORBIDDEN = ("enable_external_access", "python_enable_replacements")
 
 
 class Answer(NamedTuple):
-    """The rows of an answer, and the names of their columns."""
+    """Rows and column names of the result of a query."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
 def query(run: Run, sql: str) -> Answer:
-    """Answer a question over the view `documents`: `source`, `shard`, `doc_id`, `ingest_id`, and
-    every attribute by its column's name, or as `attribute.column`, which is needed if two have it,
-    as in `where`. Only the columns that the question names are read; it cannot read a file or a
-    setting. If columns differ only by case, which SQL ignores, it may name one of them, spelled
-    exactly. Raises ConfigError if it is not SQL, names two such columns, or cannot be answered
-    (E-SELECT-QUERY); and as `require_columns`."""
+    """Run a query over the view `documents`. It has `source`, `shard`, `doc_id`, `ingest_id` and
+    every column of attributes, named `column` if this is unique and else `attribute.column`, as in
+    `where`. Only columns named in the query are read; it cannot read files or settings. SQL ignores
+    case: of columns that differ only by case, a query can use one, spelled exactly. Raises
+    ConfigError if the text is not SQL, uses two such columns, or cannot be run (E-SELECT-QUERY);
+    and as `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}
@@ -46,10 +46,10 @@ def query(run: Run, sql: str) -> Answer:
     wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or "*" in text or v in sql}
     if len({name.lower() for name in wanted.values()}) < len(wanted):
         raise ConfigError(
-            "columns of the question differ by case only, which SQL takes for one",
+            "columns of the query differ only by case, which SQL ignores",
             where="nmoe sql",
             found=", ".join(name for name in wanted.values() if same[name.lower()] > 1),
-            do="name one of them in a question, and no `*`",
+            do="use one of them per query, and no `*`",
             code="E-SELECT-QUERY",
         )
     tables = [
@@ -60,7 +60,7 @@ def query(run: Run, sql: str) -> Answer:
     ]
     if not tables:
         raise ConfigError(
-            "there are no documents to ask about yet",
+            "no documents to query yet",
             where=run.tree.data,
             found="no shard",
             do="run prep first: nmoe run prep",
@@ -73,7 +73,7 @@ def query(run: Run, sql: str) -> Answer:
         try:
             found = connection.execute(_with_names(connection, sql, names))
             if found is None:  # only spaces and comments
-                raise duckdb.ParserException("the question is empty")
+                raise duckdb.ParserException("the query is empty")
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())
         except duckdb.Error as error:
@@ -82,7 +82,7 @@ def query(run: Run, sql: str) -> Answer:
                 named = [label for quoted, label in labels.items() if quoted in str(error)]
                 require_columns(run, named, names, "nmoe sql")
             raise ConfigError(
-                "the question cannot be answered",
+                "the query cannot be run",
                 where="nmoe sql",
                 found=one_line(error),
                 expected=f"SQL over documents ({', '.join(names.values())})",
@@ -91,7 +91,7 @@ def query(run: Run, sql: str) -> Answer:
 
 
 def _names(schemas: Iterable[Schema]) -> dict[str, str]:
-    """The label of every name of the view: the column's own, or with its attribute."""
+    """The label of every column name in the view: `column` or `attribute.column`."""
     labels = dict.fromkeys(label for schema in schemas for label in schema)
     known = spellings({label: label for label in labels})
     found = {}
@@ -103,12 +103,12 @@ def _names(schemas: Iterable[Schema]) -> dict[str, str]:
 
 
 def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
-    """The question with each `attribute.column` by its name in the view."""
+    """The query with each `attribute.column` replaced by its name in the view."""
     ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
     try:
         parsed = json_value(text, MAX_DEPTH)
         changed = False
-    except ValueError:  # too deep to be looked through
+    except ValueError:  # nested too deep to parse
         return sql
     if parsed["error"] or len(parsed["statements"]) != 1:
         return sql

@@ -1,9 +1,9 @@
-"""A selection's clauses in plain words: the property of a document that a clause leaves out."""
+"""Describes the clauses of a selection in words: why a clause drops a document."""
 
 import re
 
 COPIES = "copies of other documents"
-_WHOLE = {  # clauses as a selection writes them
+_WHOLE = {  # clauses as selections store them
     "is_survivor": COPIES,
     "(decision IN ('keep', 'band'))": "judged drop",
     "(decision IN ('keep'))": "judged drop or band",
@@ -48,8 +48,8 @@ _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
 
 
 def in_words(clause: str) -> str:
-    """The property of a document that a clause leaves out. A clause of comparisons of a column with
-    constants, joined by OR, is put in words; any other clause is negated as it is."""
+    """Why a clause drops a document. Comparisons of columns with constants, also joined by OR, are
+    put in words; any other clause is shown with NOT."""
     if len(parts := _alternatives(clause)) > 1:
         failed = [*map(in_words, parts)]
         is_plain = not any(one.startswith("not ") for one in failed)
@@ -69,7 +69,7 @@ def in_words(clause: str) -> str:
 
 
 def _alternatives(clause: str) -> list[str]:
-    """The parts of which one must be true; only the clause itself if it is not an OR."""
+    """The alternatives of an OR; for any other clause, the clause itself."""
     inner = clause[1:-1]
     without_texts = re.sub(_TEXT, lambda text: "_" * len(text[0]), inner)
     parts = list[str]()
@@ -84,7 +84,7 @@ def _alternatives(clause: str) -> list[str]:
 
 
 def meaning(column: str) -> str:
-    """A column in words; a user's own by its name."""
+    """A column in words; a user's own column by its name."""
     if found := _NGRAM.fullmatch(column):
         kind = "the most frequent phrase" if found[1] == "top" else "repeated phrases"
         return f"share of text in {kind} of {found[2]} words"

@@ -1,8 +1,8 @@
 """All attributes of a run under their names: `signals.n_words`, `columns.url`, `quality.decision`.
 
-Rows of a shard have the same order in all its files, so that they are put side by side and never
-joined. Every file names the documents that it was made from; a file of other documents is refused.
-Only the requested columns are read.
+Rows of a shard have the same order in all its files, so columns are combined without a join. Every
+file records the documents that it was made from; a file made from other documents is refused. Only
+requested columns are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
-_HIDDEN = "signatures"  # keys of bands have no meaning for a reader
+_HIDDEN = "signatures"  # band keys mean nothing to users
 _SCORES: Schema = {
     "decision": pa.string(),
     "aggregated": pa.float64(),
@@ -53,13 +53,13 @@ class Part(NamedTuple):
     """Schema of its columns, by their names without the attribute."""
     digest: Callable[[], str]
     read: Callable[[Sequence[str]], pa.Table]
-    """Takes names of columns; gives their rows, in the order of the shard."""
+    """Reads named columns; rows are in the order of the shard."""
 
 
 def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None) -> dict[str, Part]:
-    """The attributes that a shard has, by name, all or those of these names. Raises FormatError if
-    a file is damaged, or of other documents (E-ATTRIBUTE-STALE), and CurationError if quality or
-    topics are."""
+    """The attributes of a shard by name, all or only `names`. Raises FormatError (for quality and
+    topics CurationError) if a file is damaged or was made from other documents
+    (E-ATTRIBUTE-STALE)."""
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
     found = {"documents": _documents(shard)}
@@ -84,8 +84,8 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
 
 
 def run_schema(run: Run, source: str) -> Schema:
-    """Every column that documents of a source can have, as `attribute.column`, from its shards;
-    columns that only other sources have are included, and null."""
+    """Every column of the documents of a source, as `attribute.column`, from its shards. Columns
+    that only other sources have are included with the type null."""
     names = [one.name for one in run_sources(run)]
     found: Schema = {}
     for name in [source, *(name for name in names if name != source)]:
@@ -99,9 +99,8 @@ def run_schema(run: Run, source: str) -> Schema:
 
 
 def planned_schema(run: Run) -> Schema:
-    """Every column that documents will have before they are selected, whether or not it is made
-    yet. Kept columns get their types in prep, so they have none here. Raises as
-    `attribute_schema`."""
+    """Every column that documents will have before selection, made or not. Passthrough columns get
+    their types in prep, so they are left out. Raises as `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
     parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
     made = {n: attribute_schema(run, n) for n in attribute_names(run) if n != _HIDDEN}
@@ -109,7 +108,7 @@ def planned_schema(run: Run) -> Schema:
 
 
 def labelled(parts: Mapping[str, Schema | pa.Schema]) -> Schema:
-    """Columns of attributes, without the keys of their rows, as `attribute.column`."""
+    """Columns of attributes as `attribute.column`, without the key columns."""
     found: Schema = {}
     for name, part in parts.items():
         fields = part if isinstance(part, dict) else {field.name: field.type for field in part}
@@ -119,8 +118,8 @@ def labelled(parts: Mapping[str, Schema | pa.Schema]) -> Schema:
 
 
 def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[str]) -> pa.Table:
-    """Columns of a shard by their labels. Raises FormatError as `shard_parts`; or the attribute is
-    not made for this shard (E-ATTRIBUTE-MISSING), or has another text at a row
+    """Columns of a shard by their labels. Raises as `shard_parts`, and FormatError if an attribute
+    is not made for this shard (E-ATTRIBUTE-MISSING) or has rows of other texts
     (E-ATTRIBUTE-STALE)."""
     by_attribute: dict[str, list[str]] = {}
     for label in labels:
@@ -135,7 +134,7 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
             raise FormatError(
                 f"attribute {attribute} is not made for this shard",
                 where=shard.attribute(attribute),
-                do="run `nmoe attributes`, or grade and give topics first",
+                do="run `nmoe attributes`; for quality or topics, grade or curate first",
                 code="E-ATTRIBUTE-MISSING",
             )
         part = parts.get(attribute)

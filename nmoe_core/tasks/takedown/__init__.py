@@ -1,1 +1,1 @@
-"""Tasks of a takedown: the report, the record, a plan that masks the documents, the proof."""
+"""Tasks of a takedown: report, record, plan with the documents masked, proof."""

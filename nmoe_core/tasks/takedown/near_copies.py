@@ -1,4 +1,4 @@
-"""Near copies of documents that are taken down: they stay, unless the list names them too."""
+"""Finds near copies of taken-down documents: they stay unless the list names them too."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from nmoe_core.prep.mixture import run_sources
 
 
 def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None:
-    """Near copies of documents of the training split that are taken down, by the run's attribute
-    `duplicates`; None if the run does not look for copies. Similarity is known only to the kept
-    document of a group, so the whole group is listed, each document with its estimated similarity
-    to the kept one; the kept one has none."""
+    """Near copies of taken-down training documents, by the attribute `duplicates`; None if the run
+    does not record it. `duplicates` has only similarities to the kept document of a group, so the
+    whole group is listed, with the similarity of each document to the kept one."""
     if "duplicates" not in run.config.attributes.use:
         return None
     shards = [
@@ -37,8 +36,8 @@ def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None
 
 
 def _rows(shard: ShardPaths) -> dict[str, tuple[str, float | None]]:
-    """The near copies of a shard by name, each with the document that is kept and the similarity;
-    the similarity is None for an exact copy."""
+    """The copies in a shard by name, each with the kept document and the similarity to it, None for
+    an exact copy."""
     from nmoe_core.attributes.attribute import open_shard_documents
     from nmoe_core.shards.attribute_file import read_attribute
 

@@ -1,4 +1,4 @@
-"""Which sequences of a plan read some documents, for all of them in one pass over the plan."""
+"""Finds the sequences that read given documents, in one pass over the plan."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from loader.rows.origins import Place
 from loader.rows.stream import Stream
 from loader.rows.windows import WindowReader
 
-_SCAN = 1 << 18  # sequences located at once
+_SCAN = 1 << 18  # sequences per block
 
 
 class Readings(NamedTuple):
-    """The sequences that hold any token of a document in their inputs."""
+    """The sequences whose inputs include a token of a document."""
 
     first: int
     last: int
@@ -21,11 +21,10 @@ class Readings(NamedTuple):
 
 
 def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Readings]:
-    """Readings of documents by the train stream of a plan; documents that it never reads are left
-    out.
+    """Readings of documents by the train stream of a plan, without documents that it never reads.
 
-    The inputs count, as for `nmoe explain`. Checks the places of all sequences, some 5 million per
-    second if rows are windows, for any number of documents.
+    A document is read if its tokens are inputs, as in `nmoe explain`. Checks all sequences of the
+    plan, about 5 million per second if rows are windows, for any number of documents.
     """
     files = {path: number for number, path in enumerate(stream.files.paths())}
     known = [place for place in places if place.path in files]
@@ -44,7 +43,9 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
         rows = np.repeat(sequences, numbers)
         inside = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
         documents = np.repeat(low, numbers) + inside
-        pairs = np.unique(np.stack([rows, documents]), axis=1)  # a row may hold one in two pieces
+        pairs = np.unique(
+            np.stack([rows, documents]), axis=1
+        )  # a row can contain two pieces of one document
         for row, document in pairs.T.tolist():
             firsts[document] = min(firsts[document], row)
             lasts[document] = max(lasts[document], row)
@@ -54,8 +55,7 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
 
 
 def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Sequence, position and length of runs of tokens that are the inputs of sequences: int64 `[n]`
-    each."""
+    """Runs of input tokens as sequence, position and length: int64 `[n]` each."""
     reader = stream.reader
     for n in range(0, stream.num_sequences, _SCAN):
         sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))

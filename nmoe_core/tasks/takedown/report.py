@@ -1,4 +1,4 @@
-"""`nmoe takedown`: the documents of a list that are in the run, and the consequences."""
+"""`nmoe takedown`: which listed documents are in the run, and what to make again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_STATE_BYTES = 64 * 2**20
 
 
 def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
-    """The items of a list and the documents with their texts; raises as `read_items`, `find`."""
+    """The items of a list and the matching documents; raises as `read_items` and `find`."""
     items = read_items(path)
     if any(item.kind == "url" for item in items) and "url" not in run.config.attributes.columns:
         raise no_urls(run.path)
@@ -45,13 +45,13 @@ def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
 
 
 def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path]) -> Facts:
-    """Documents of a list, their readings by a plan, the loader states that have passed them, and
-    the outputs to make again; writes no file.
+    """Report the documents of a list, their readings by a plan, the loader states that have read
+    them, and the outputs to make again; writes no file.
 
     Args:
         run: The run.
         path: The list.
-        plan_path: Plan of a loader; by default the run's own, if it has one.
+        plan_path: Plan of a loader; by default the run's own plan, if it exists.
         states: JSON files of `state_dict()` of loaders of that plan.
 
     Raises:
@@ -73,7 +73,7 @@ def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path])
 
 
 def apply(run: Run, path: Path, by: str, why: str) -> Facts:
-    """Record the documents of a list, which curation leaves out from then on; raises as
+    """Record the documents of a list; curation drops recorded documents. Raises as
     `find_documents` and `add_rows`."""
     items, found = find_documents(run, path)
     at = created_at()
@@ -89,7 +89,7 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
             "why": why,
         }
         for one in found
-    ]  # data come first, so a curated document adds a row only where data do not hold it
+    ]  # data come first, so a curated document adds a row only if data lack it
     added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
     return {
         **_of_items(items, found),
@@ -102,9 +102,9 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
 
 
 def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
-    """Prove that no text of the record is left in curated shards, and with `raw` in data shards;
-    the proof is written. Documents of the list that are not recorded make it fail. Raises as
-    `find_documents` and `prove`."""
+    """Write a proof that recorded texts are removed from curated shards and, with `raw`, data
+    shards. It fails if documents of the list are not recorded. Raises as `find_documents` and
+    `prove`."""
     items, found = find_documents(run, path)
     recorded = taken_down(run.tree)
     unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
@@ -124,8 +124,8 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     """Commit a plan in which the documents of a list are not targets and EOS replaces their text.
-    Raises as `find_documents` and `loader.mask`, and ConfigError if the plan reads no file with one
-    of them."""
+    Raises as `find_documents` and `loader.mask`, and ConfigError if the plan reads no file with
+    these documents."""
     _, found = find_documents(run, path)
     plan = resolve_plan(plan_path)
     output = output.absolute()
@@ -134,7 +134,7 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     tokens = [one.place for one in found if one.path in files]
     if not tokens:
         raise ConfigError(
-            "the plan reads no document of the list, so there is nothing to mask",
+            "the plan reads no document of the list",
             where=plan_path,
             expected=f"a plan over files of this run, as {run.tree.curated}",
             do="name the plan that the loader opens in this tree",
@@ -146,7 +146,7 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
 
 
 def _copies(run: Run, *, scans_data: bool = True) -> Facts:
-    """The places that no step searches, the store of the run, and the plan to send there."""
+    """The places that takedown does not search, the run's store, and the plan to send there."""
     url = run.config.publish.url
     tree = run.tree
     store = without_credentials(url) if url else None
@@ -161,7 +161,7 @@ def _copies(run: Run, *, scans_data: bool = True) -> Facts:
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
-    """Items with the numbers of their documents, and items without any."""
+    """Items with the numbers of their documents, and items without documents."""
     counts: dict[Item, Counter[str]] = {item: Counter() for item in items}
     for one in found:
         for item in one.items:
@@ -186,14 +186,14 @@ def _document(one: Found) -> Facts:
 def _of_plan(
     run: Run, found: Sequence[Found], plan_path: Path | None, states: Sequence[Path]
 ) -> Facts:
-    """Readings of documents by a plan, by document id, and the states that have passed them."""
+    """Readings of documents by a plan, by document id, and the states that have read them."""
     path = plan_path or run.tree.plan
     facts: Facts = {"plan": str(path), "plan_problem": None, "readings": [], "states": []}
     if not path.is_file() and plan_path is None and not states:
         return facts | {"plan": None}
     try:
         plan = resolve_plan(path)
-    except PlanError as error:  # after shards were curated again, until the plan is made again
+    except PlanError as error:  # shards were curated again, but the plan is not rebuilt yet
         if plan_path is not None or states:
             raise
         return facts | {"plan_problem": error.line()}
@@ -223,16 +223,15 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
     own, n = resume(read_json_object(path, _MAX_STATE_BYTES), plan, "train", stream)
     if own.consumed != plan.consumed:
         raise ConfigError(
-            "the state counts what another plan read, so its place in this plan is not known",
+            "the state belongs to another plan, so its position in this plan is not known",
             where=path,
-            do="name the plan that it was saved under with --plan",
+            do="name the plan of the state with --plan",
         )
     return n
 
 
 def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
-    """The rows of a record that a list names, by their recorded or a current item, and their
-    copies."""
+    """The rows of a record that a list names, by recorded or current items, and their copies."""
     named = {str(item) for item in items}
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
     texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
@@ -240,10 +239,10 @@ def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
 
 
 def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
-    """Label records of these documents, which hold the beginning of the text: `labels` is their
-    number by file below the labels, `labelled` the documents that heads learned from. The takedown
-    record finds them when no shard has the document any more; also by id, since a label's hash
-    covers the text that the oracle was shown, which may be cut."""
+    """Label records of these documents; they contain the start of the text. `labels`: their number
+    by file; `labelled`: the documents that heads learned from. The takedown record finds them even
+    after all shards have dropped the document. Also matches ids, because a label's hash covers the
+    text shown to the oracle, which may be cut."""
     known = [*found, *rows]
     texts = {one.text_sha256 for one in known}
     doc_ids = {one.doc_id for one in known}
@@ -261,9 +260,9 @@ def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
 
 
 def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:
-    """Outputs that hold the texts, and outputs to make again without them: `data` and `curated`
-    shards that hold them; `curate`: the shards that curation writes again; `later`: the shards
-    after them, whose windows may begin elsewhere; and whether the `plan` is made again."""
+    """Outputs with the texts, and outputs to make again: `data` and `curated`: shards with the
+    texts; `curate`: shards that curation will rewrite; `later`: shards after them, whose windows
+    may shift; `plan`: whether the plan will be rebuilt."""
     hold: dict[str, dict[str, int]] = {"data": {}, "curated": {}}
     curate: dict[str, None] = {}
     later: dict[str, None] = {}
