@@ -15,8 +15,8 @@ from loader.errors import ConfigError
 
 
 class SourceLosses:
-    """Sums of losses and of predicted tokens by source, since the last reading. `source_names` are
-    the loader's; `source_index` holds indexes of them."""
+    """Sums of losses and of predicted tokens by source, since the last reading. source_names: the
+    loader's names; `source_index` holds indexes into them."""
 
     def __init__(self, source_names: Sequence[str]) -> None:
         self.source_names = tuple(source_names)

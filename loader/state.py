@@ -159,9 +159,9 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
 
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
-    """Whether the state's plan is `plan` up to the state's position. For train, later stages may
-    differ, and how far the stage that holds the position was read; for valid, all stages may
-    differ. Masks may differ too, since they move no position."""
+    """Whether the state's plan is `plan` up to the state's position. For train, stages after the
+    position may differ, and so may the place at which a remix cut the stage that holds it; for
+    valid, all stages may differ. Masks may differ too, since they move no position."""
     n = state["global_sequence_index"]
     old = dict(state["plan"])
     new = plan.identity()

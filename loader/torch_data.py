@@ -88,7 +88,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         return len(self._opened())
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's share of the batches: of train from the current position on, of valid as
+        """This worker's share of the batches: of train, from the current position on; of valid, as
         `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) if the position is
         another worker's, or belongs to a pass which workers began and the caller left; or, on
         valid, was loaded in the main process, which cannot tell a first pass of workers from a

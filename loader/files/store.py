@@ -1,10 +1,10 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises its own errors. All become one error of one line, so that a caller can
-tell a store that is down (E-STORE) from a missing file. Credentials come from the environment; for
-S3 also from AWS profiles if botocore is installed; for HTTP from the URL. A written file is
-complete or absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S` seconds (30),
-and is repeated for six times as long: a store that hangs counts as down.
+Each store's client raises its own errors. All of them become one error with a message of one line,
+so that a caller can tell a store that is down (E-STORE) from a missing file. Credentials come from
+the environment; for S3 also from AWS profiles if botocore is installed; for HTTP from the URL. A
+written file is complete or absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S`
+seconds (30), and is repeated for six times as long: a store that hangs counts as down.
 """
 
 import base64

@@ -124,8 +124,8 @@ class Pace:
         return period * self._period + inside * self._size
 
     def _open(self, n: int) -> tuple[int, int, list[int], "Arrangement"]:
-        """Open the block that holds sequence `n`; its start and end, the sequences of each source
-        before it, and its order."""
+        """Open the block that holds sequence `n`. Returns its start and end, the number of
+        sequences of each source before it, and its order."""
         number = self._number_of(n)
         start = self._end(number - 1)
         end = self._end(number)

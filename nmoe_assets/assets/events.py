@@ -94,7 +94,8 @@ def materialize_partitions(
         show: More metadata of a partition, such as pictures and samples.
 
     Raises:
-        dg.Failure: Some partitions failed; the others are materialised. Or as `require_partitions`.
+        dg.Failure: Some partitions failed, and the others are materialised; also as
+            `require_partitions`.
         dg.RetryRequested: Another run is writing some of the partitions.
     """
     require_partitions(context)
