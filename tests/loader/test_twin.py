@@ -299,7 +299,7 @@ def test_documents_are_compared_by_id_and_text_where_both_sides_name_them(
     write_plan()
     not_compared, out = shown()
     assert not_compared == [*NAMES]
-    assert "not compared: the documents of web, code" in out
+    assert "not compared one by one: web, code" in out
     for manifest in manifests.values():
         name_documents(manifest, ids, texts)
     write_plan()
