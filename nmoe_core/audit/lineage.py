@@ -184,13 +184,11 @@ def _find(run: Run, name: str) -> tuple[_Shard, ShardFile, int]:
             if file.rel == doc_id.rel and span in spans:
                 return shard, file, spans.index(span)
         raise FormatError("no such document", where=run.tree.data, found=name, code="E-DOCID")
-    found = [
-        (shard, file, i)
-        for shard in _shards_with(run, name)
-        for file in shard.files
-        for i, (ingest_id, _) in enumerate(file.ids())
-        if ingest_id == name
-    ]
+    found = []
+    for shard in _shards_with(run, name):
+        for file in shard.files:
+            numbers = [i for i, (ingest_id, _) in enumerate(file.ids()) if ingest_id == name]
+            found += [(shard, file, i) for i in numbers]
     if len(found) == 1:
         return found[0]
     places = [f"{shard.paths.source}/{shard.paths.split}" for shard, _, _ in found]

@@ -1,14 +1,13 @@
 """Agreement of predictions with the oracle and of the oracle with itself, with intervals.
 
-A predictor that knows only a document's source, or only its length, is shown beside every head: a
-head that agrees no better has learned nothing about the text. AUC is computed here, because
-scikit-learn's takes many times as long; so is Wilson's interval, because scipy's accepts no
-fractional counts.
+Every head is shown beside predictors that know only a document's source or only its length: a head
+that does not agree better has not learned from the text. AUC is computed here because scikit-learn
+takes many times as long, and Wilson's interval because scipy rejects fractional counts.
 
-The oracle's own noise is measured on a sample that is labelled again: with the rubric's dimensions
-in reverse order (`Rubric.turned`), and with sampled answers instead of the likeliest ones. The
-noise bounds heads: a head that predicted the oracle's true opinion would correlate with one
-labelling at about the root of the correlation between two labellings.
+The oracle's own noise is measured on a sample that is labelled twice: once with the rubric's
+dimensions in reverse order (`Rubric.turned`), once with sampled instead of most likely answers. The
+noise limits heads: a head that predicts the oracle's mean score correlates with one labelling by
+about the square root of the correlation between two labellings.
 """
 
 import math
@@ -170,28 +169,29 @@ def agreement(
     error = predicted - oracle
     columns = list(zip(scale.names, error.T, predicted.T, oracle.T))
     grades = dict(zip(scale.names, zip(scale.lowest, scale.highest)))
+    kappas = {}
+    for name, _, x, y in columns:
+        low, high = grades[name]
+        kappa = quadratic_kappa(np.rint(x) - low, np.rint(y) - low, high - low + 1)
+        kappas[name] = rounded(kappa)
+    per_source = {}
+    for name in sorted(set(sources)):
+        member = np.asarray(sources) == name
+        per_source[name] = {
+            "n": int(member.sum()),
+            "spearman": rounded(spearman(a[member], b[member])),
+            "mae_aggregate": rounded(np.abs(a - b)[member].mean()),
+        }
     return {
         "n": len(oracle),
         "mae": {name: rounded(np.abs(e).mean()) for name, e, _, _ in columns},
         "r2": {name: rounded(_explained(x, y)) for name, _, x, y in columns},
-        "qwk": {
-            name: rounded(quadratic_kappa(np.rint(x) - low, np.rint(y) - low, high - low + 1))
-            for name, _, x, y in columns
-            for low, high in [grades[name]]
-        },
+        "qwk": kappas,
         "dimensions": {name: _correlations(x, y, sources) for name, _, x, y in columns},
         **_correlations(a, b, sources),
         "mae_aggregate": rounded(np.abs(a - b).mean()),
         "r2_aggregate": rounded(_explained(a, b)),
-        "per_source": {
-            name: {
-                "n": int(member.sum()),
-                "spearman": rounded(spearman(a[member], b[member])),
-                "mae_aggregate": rounded(np.abs(a - b)[member].mean()),
-            }
-            for name in sorted(set(sources))
-            for member in [np.asarray(sources) == name]
-        },
+        "per_source": per_source,
     }
 
 

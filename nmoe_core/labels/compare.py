@@ -1,4 +1,4 @@
-"""Two files of labels compared: a second oracle's or a person's against the first, with intervals.
+"""Compares two files of labels, such as a second oracle's or a person's, with intervals.
 
 A row is one dimension, or the aggregate, within one source or `all` of them. Only documents of both
 files count, and only if both were shown the same text. Intervals come from documents drawn with
@@ -39,7 +39,7 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
             "no document has labels in both files",
             where=f"{files[0]} and {files[1]}",
             found=f"{len(both)} ids in common, with other texts" if both else "no id in common",
-            do="label the same documents by both",
+            do="label the same documents with both",
             code="E-LABEL-COVERAGE",
         )
     sources = np.array([a[doc_id]["source"] for doc_id in same])

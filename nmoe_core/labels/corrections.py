@@ -77,7 +77,7 @@ def find_label(tree: Tree, doc_id: str) -> Record:
 
 
 def read_corrections(tree: Tree) -> Corrections:
-    """The corrections that count. Raises LabelError if a line is not a correction
+    """The last correction of each text. Raises LabelError if a line is not a correction
     (E-LABEL-CORRUPT)."""
     path = tree.labels / NAME
     found = Corrections()

@@ -1,10 +1,9 @@
-"""Cost of labels: the questions that labelling would ask, their tokens and price. No question is
-asked here.
+"""Estimates the cost of labels: questions, tokens and price, without asking the oracle.
 
-Prompts are counted by the run's tokenizer, and the template and schema that a server adds by a
-fixed number. An answer counts as the mean of the oracle's answers in this run, or, if there are
-none, as its maximum number of tokens. Failed requests that are sent again come on top. The estimate
-reads the texts: each distinct text is one question, an empty text none.
+Prompts are counted by the run's tokenizer, plus a fixed number for the template and schema that a
+server adds. An answer counts as the mean length of the oracle's answers in this run or, before the
+first, as the maximum. Repeated requests are not included. The estimate reads the texts: each
+distinct text is one question; an empty text needs no question.
 """
 
 import functools

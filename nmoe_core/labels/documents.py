@@ -1,8 +1,8 @@
-"""The documents that an oracle is asked about: their ids, their sources, and one text at a time.
+"""The documents that an oracle scores: their ids, their sources, and one text at a time.
 
-The text of a token shard's document is its decoded beginning. A line of a JSON lines file is the
-same document to labelling, grading and calibration, by the rules of prep (docs/formats.md). An id
-that comes twice is refused before anything is written. Memory: ids and offsets, and one text.
+The text of a document in a token shard is its decoded beginning. Labelling, grading and calibration
+read a line of a JSON lines file as the same document, by the rules of prep (docs/formats.md). A
+duplicate id is refused before the first write. Memory: ids and offsets, and one text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Documents:
     num_tokens: Callable[[str], int]
     former_data: str | None = None
     labelled: tuple[Path, ...] = ()
-    """Directories of labels in which an answer about an equal text is looked for."""
+    """Directories of labels to search for answers about equal texts."""
 
     def sample(self, count: int) -> Documents:
         """`count` of the documents, chosen by a hash of their ids, in their order."""

@@ -1,4 +1,4 @@
-"""Labelling as a run asks for it: which documents, into which directory, by which oracle."""
+"""The labelling jobs of a run: documents, output directory and oracle of each."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ def slice_jobs(
 
 
 def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJob]:
-    """The documents of slices that are there, by default of all. Raises as `shard_documents`."""
+    """The documents of existing slices (default: all). Raises as `shard_documents`."""
     tree = run.tree
     table = run.config.oracle
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}

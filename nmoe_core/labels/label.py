@@ -85,8 +85,9 @@ def label_shard(
         an equal text, and `resumed_from` records that existed before.
 
     Raises:
-        LabelError: There are labels of another scorer or rubric (E-LABEL-MIXED) or a broken file
-            (E-LABEL-CORRUPT); the oracle did not answer once for each text (E-LABEL-ORACLE).
+        LabelError: Labels of another scorer or rubric exist (E-LABEL-MIXED); a file is broken
+            (E-LABEL-CORRUPT); the number of answers differs from the number of prompts
+            (E-LABEL-ORACLE).
         NmoeError: As the oracle, and as `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
@@ -179,12 +180,12 @@ class _Labelling:
         now = self.fingerprints
         is_same_oracle = all(then.get(key) == now[key] for key in ("oracle", "rubric"))
         if foreign is not None or not is_same_oracle:
-            what = "labels of another scorer or rubric lie here"
+            what = "labels of another scorer or rubric exist here"
             scorer = self.oracle.scorer
             found = "/".join(foreign or scorer) if began else "labels of unknown origin"
             expected = "/".join(scorer)
         elif then.get("reader") != now.get("reader"):
-            what = "labels of lines that were named and read by another rule lie here"
+            what = "labels exist here for lines that were read by another rule"
             found = then.get("reader", "the rule of an earlier version")
             expected = now["reader"]
         else:
@@ -321,7 +322,7 @@ class _Labelling:
 
     def _wrong_count(self, found: str, expected: int) -> LabelError:
         return LabelError(
-            "the oracle did not answer once for each text",
+            "the oracle returned a different number of answers than prompts",
             where=self.oracle.scorer.scorer_model,
             found=found,
             expected=expected,

@@ -177,10 +177,10 @@ class Labels:
         return len(self.doc_ids) + self.num_failed - self.num_unsupported + self.num_salvaged
 
     def require_coverage(self) -> None:
-        """Refuse labels of which most failed: the others may be unlike them (E-LABEL-COVERAGE)."""
+        """Refuse labels if most failed: the rest may not be representative (E-LABEL-COVERAGE)."""
         if (usable := len(self.doc_ids)) < MIN_PARSE_RATE * self.num_judged:
             raise LabelError(
-                "most labels failed, and the others may be unlike them",
+                "most labels failed; the rest may not be representative",
                 where=self.path,
                 found=f"{usable} of {self.num_judged} usable, {self.num_salvaged} salvaged",
                 expected=f"at least {MIN_PARSE_RATE:.0%}",
@@ -278,7 +278,7 @@ def _num_lines(path: Path) -> int | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process writes there; the lock is let go at once, so no writer is kept out."""
+    """Whether a process writes to the shard; the lock is released at once, so writers can start."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -308,7 +308,7 @@ def require_current_labels(tree: Tree, split: str) -> None:
         found = digests[sources]
         if made_from != found and made_from != former_data_digest(tree.data, sources):
             raise LabelError(
-                "labels are of documents that have changed since",
+                "the labelled documents have changed since",
                 where=summary.parent,
                 found=f"data {found}",
                 expected=f"{made_from}, which was labelled",

@@ -1,4 +1,4 @@
-"""Place of each document's record in the label file, and its outcome.
+"""The position of each document's record in the label file, and its outcome.
 
 Memory: 25 bytes per document and its entry in a dict, all allocated at the start: memory does not
 grow with the answers.

@@ -1,8 +1,8 @@
-"""Answers that an oracle has already given, by the SHA-256 of the text that it was shown.
+"""Finds earlier answers of an oracle by the SHA-256 of the text that it was shown.
 
-A document's id changes with its place in the shards, but its text does not. So after growth, or
-under another tokenizer, its label may be in any shard of the tree. Labels that a shard drops are
-kept beside its own, where the other shards find them. Memory: 300 bytes per label, no text.
+A document's id changes with its position in the shards, but its text does not. So after new
+documents or with another tokenizer, its label may be in any shard of the tree. Labels that a shard
+drops are stored beside its own, where other shards find them. Memory: 300 bytes per label, no text.
 """
 
 import hashlib

@@ -191,7 +191,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     if not path.is_file():
         do = "run nmoe hydra slices"
         code = "E-MANIFEST-MISSING"
-        raise FormatError("no documents have been drawn for labels", where=path, do=do, code=code)
+        raise FormatError(
+            "slices of documents for labels are missing", where=path, do=do, code=code
+        )
     return read_summary(path, code="E-SLICE-CHANGED", sealed_since="format")
 
 
@@ -205,7 +207,7 @@ def _check_digest(path: Path, found: str) -> None:
                 where=path,
                 found=found,
                 expected=files[path.name],
-                do=f"delete {summary} and run nmoe hydra slices, or name a file of your own",
+                do=f"delete {summary} and run nmoe hydra slices, or name your own file",
                 code="E-SLICE-CHANGED",
             )
 

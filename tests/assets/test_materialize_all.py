@@ -68,7 +68,7 @@ def test_heads_refuse_labels_of_documents_that_changed(
     capsys.readouterr()
     assert main(["hydra", "calibrate", "--config", config]) == 1
     [told] = capsys.readouterr().err.splitlines()
-    assert "labels are of documents that have changed" in told
+    assert "labelled documents have changed" in told
     assert [head.stat().st_ino for head in heads] == before
     assert execute_here(own_project, "label").success
     assert execute_here(own_project, "train_heads").success

@@ -152,8 +152,8 @@ def test_answers_are_given_again_before_a_cause_counts():
 
 def test_a_symptom_that_masks_do_not_explain_is_refused():
     for answers, named in (
-        ([False] * 9, "stays where all suspects are masked"),
-        ([True] * 9, "not there without a mask"),
+        ([False] * 9, "stays with all suspects masked"),
+        ([True] * 9, "missing without a mask"),
         ([True] * 3 + [False] * 9, "contradict each other"),
     ):
         with refused("E-BISECT", naming=[named]):
@@ -177,7 +177,10 @@ def test_the_verb_replays_a_trainer_and_continues_after_an_interrupt(tree, tmp_p
     command = f"sh -c '{run} && {train} 99 --checkpoint run --probe {FIRST} {SECOND}'"
     words = ["bisect", path, "--from-step", 1, "--to-step", 7, "--source", "web"]
     words += ["--above", ABOVE, "-o", output, "--command"]
-    for wrong, named in (("false {plan}", "exit status 1"), ("false plan", "takes no plan")):
+    for wrong, named in (
+        ("false {plan}", "exit status 1"),
+        ("false plan", "does not use the plan"),
+    ):
         assert named in refused_line(capsys, *map(str, words), wrong)
     facts = said(capsys, *words, command)
     assert {(Path(row["file"]).name, row["start"]) for row in facts["causes"]} == planted

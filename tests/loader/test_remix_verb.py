@@ -74,10 +74,10 @@ def test_a_live_run_continues_under_other_shares(live, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
-        (["--weights", "web=1,math=1"], "source 'code': neither weighted nor removed"),
+        (["--weights", "web=1,math=1"], "source 'code': a source has no weight"),
         (
             ["--weights", "web=1,math=1,code=2", "--remove", "code"],
-            "source 'code': weighted and removed",
+            "source 'code': a removed source has a weight",
         ),
         (["--weights", "web=1,math=1,code=1", "--remove", "cod"], "did you mean 'code'?"),
     ],

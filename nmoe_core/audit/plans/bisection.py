@@ -94,13 +94,13 @@ def find_causes(
                 was_there = True
         if not was_gone and not is_gone([*range(num_suspects)]):
             raise PlanError(
-                "the symptom stays where all suspects are masked",
+                "the symptom stays with all suspects masked",
                 do="begin with an earlier step",
                 code="E-BISECT",
             )
         if not was_there and is_gone([]):
             raise PlanError(
-                "the symptom is not there without a mask", do="lower --above", code="E-BISECT"
+                "the symptom is missing without a mask", do="lower --above", code="E-BISECT"
             )
         _require_agreement(high > 0)
         was_gone = was_there = True
@@ -117,7 +117,7 @@ def _require_agreement(agrees: bool) -> None:
         raise PlanError(
             "replays contradict each other",
             do="make the command give the same number twice, or take a majority with --repeat 3; "
-            "replays.jsonl keeps the answers, delete it to ask all again",
+            "replays.jsonl stores the results: delete it to run all replays again",
             code="E-BISECT",
         )
 
@@ -135,7 +135,9 @@ class Replays:
         if repeat % 2 == 0:
             raise ConfigError("no majority", where="--repeat", found=repeat, expected="odd")
         if "{plan}" not in command:
-            raise ConfigError("the command takes no plan", where="--command", expected="{plan}")
+            raise ConfigError(
+                "the command does not use the plan", where="--command", expected="{plan}"
+            )
         self._log = AppendLog(directory / "replays.jsonl")
         try:
             rows = [parse_object(line.payload) for line in self._log.lines()]
@@ -182,7 +184,7 @@ class Replays:
             if done.returncode or not numbers:
                 last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
                 raise PlanError(
-                    "a replay gives no number",
+                    "a replay printed no number",
                     found=f"exit status {done.returncode}, {''.join(last)[:200]!r}",
                     do="print the symptom's number last",
                     code="E-BISECT",

@@ -60,7 +60,7 @@ def write_remix(
         is_removed = name in edit.removed
         if is_weighted == is_removed:
             raise ConfigError(
-                "weighted and removed" if is_weighted else "neither weighted nor removed",
+                "a removed source has a weight" if is_weighted else "a source has no weight",
                 where=f"source {name!r}",
                 do="give it a weight, or remove it",
             )

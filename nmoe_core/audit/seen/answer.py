@@ -122,7 +122,7 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
     plan = load_plan(run.tree.plan) if run.tree.plan.is_file() else None
     if plan is None:
         if before_step is not None:
-            what = "there is no plan, so no step was read"
+            what = "the run has no plan, so --step has no effect"
             do = "leave --step out"
             raise StateError(what, where=run.tree.plan, found=before_step, do=do, code="E-SEEK")
         return Answer(sentence, *counts, None, None, None, list(map(hits.of, first_found)))
@@ -156,18 +156,18 @@ def checked(text: str, tokenizer: Tokenizer) -> bytes:
     if len(payload) < MIN_BYTES:
         found = f"{len(payload)} bytes of UTF-8"
         expected = f"at least {MIN_BYTES}"
-        what = f"{text!r} is too short to look for"
+        what = f"{text!r} is too short to search for"
         raise ConfigError(what, found=found, expected=expected, code="E-SEEN-SHORT")
     ids = tokenizer.rows([text])[0]
     spelled = _spellings(tokenizer).of
     decoded = tokenizer.decode(ids)
     if text not in decoded or payload not in b"".join(spelled[i] for i in ids.tolist()):
         raise TokenizerError(
-            "the tokenizer does not keep this text, so documents that had it read otherwise",
+            "the tokenizer changes this text, so documents contain it in another form",
             where=tokenizer.name,
             found=repr(decoded[:200]),
             expected=repr(text[:200]),
-            do="look for a part of it that the tokenizer keeps",
+            do="search for a part that the tokenizer keeps",
             code="E-SEEN-TEXT",
         )
     return payload
@@ -189,7 +189,7 @@ class _Hits:
         at = self._tokenizer.decode(file.tokens[near.start : one.end]).rfind(self._sentence)
         if at < 0:
             raise FormatError(
-                "the text is not what its index says",
+                "the text does not match its index",
                 where=f"{file.rel}#s={one.start}:e={one.end}",
                 found=repr(text[:200]),
                 expected=repr(self._sentence[:200]),
@@ -240,10 +240,10 @@ def _check_indexed(stream: Stream, index: Index) -> None:
     known = {part.token_file for part in index.parts}
     if others := sorted(set(stream.files.paths()) - known):
         raise FormatError(
-            "the plan reads files that are not the run's curated shards, and have no index",
+            "the plan reads files that are not curated shards of this run, so they have no index",
             where=others[0],
             found=f"{len(others)} files",
-            do="name the run that the plan was made for",
+            do="name the run of this plan",
             code="E-SEEN-MISSING",
         )
 

@@ -103,8 +103,8 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
     given = manifest.extra.get("tokenizer_fingerprint") or tokenizer.fingerprint
     read_as = given, manifest.eos_token_id, manifest.extra.get("bos_token_id")
     if read_as != (tokenizer.fingerprint, tokenizer.eos_token_id, tokenizer.bos_token_id):
-        what = "the shard is of another tokenizer than the run's"
-        do = "name that of the shards"
+        what = "the shard has another tokenizer than the run"
+        do = "name the tokenizer of the shards"
         path = shard.curated_manifest
         found = f"tokenizer {manifest.tokenizer}"
         raise FormatError(what, where=path, found=found, do=do, code="E-SEEN-STALE")

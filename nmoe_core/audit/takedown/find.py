@@ -131,7 +131,7 @@ def _opened(tree: Tree) -> Iterator[tuple[Path, Manifest, list[ShardFile]]]:
             files = shard_files(root, manifest)
             if any(file.ids_path is None for file in files):
                 raise FormatError(
-                    "the shard has no hashes of texts, which a takedown needs",
+                    "the shard has no hashes of texts; a takedown needs them",
                     where=manifest.path,
                     do="prepare the source with `nmoe prep`",
                     code="E-SHARD-IDS",
@@ -217,7 +217,7 @@ class _Matcher:
 def no_urls(where: object) -> ConfigError:
     """The error for a list of URLs over documents whose URLs were not kept."""
     return ConfigError(
-        "no column `url` is kept, so documents cannot be found by URL",
+        "documents cannot be found by URL without a passthrough column `url`",
         where=where,
         do='add "url" to [attributes] columns and prepare the sources again, or list ids',
         code="E-TAKEDOWN-URL",

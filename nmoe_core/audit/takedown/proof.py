@@ -48,7 +48,7 @@ def prove(
     """
     if not read_rows(tree):
         raise FormatError(
-            "nothing is taken down yet",
+            "the takedown record is empty",
             where=tree.takedown,
             do="apply the list with --apply first",
             code="E-TAKEDOWN-RECORD",
@@ -68,7 +68,7 @@ def prove(
             scanned.append(search.scan(root, manifest))
         if len(scanned) == before:
             raise CurationError(
-                "no shard is there to prove anything of",
+                "no shards to search",
                 where=root,
                 do="curate first, or give the root of the run",
                 code="E-TAKEDOWN-LEFT",
@@ -120,7 +120,7 @@ class _Search:
         found = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
         if manifest.shards and self._tokenizers != {found}:
             raise FormatError(
-                "the grams of the record are of another tokenizer",
+                "the record was made with another tokenizer",
                 where=manifest.path,
                 found=found,
                 expected=", ".join(sorted(self._tokenizers)),

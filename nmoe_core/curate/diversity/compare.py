@@ -64,7 +64,7 @@ def compare_embeddings(
 
     if shallow.ndim != 2 or deep.ndim != 2 or len(shallow) != len(deep):
         raise CurationError(
-            "embeddings are not of the same records",
+            "the embeddings belong to different records",
             found=f"shapes {shallow.shape} and {deep.shape}",
             expected="[N, ...] twice",
             code="E-CURATION-EMBEDDING",

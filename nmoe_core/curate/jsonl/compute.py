@@ -145,7 +145,7 @@ def embed_jsonl(
             "rows of the embeddings are not finite",
             where=path,
             found=f"{is_bad.sum()} of {len(rows)}, first row {is_bad.argmax()}",
-            do="embed these records again, or count them as zeros with --on-error set-aside",
+            do="embed these records again, or treat them as zeros with --on-error set-aside",
             code="E-CURATION-EMBEDDING",
         )
     rows[is_bad] = 0

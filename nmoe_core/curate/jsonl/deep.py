@@ -135,7 +135,7 @@ def embed_deep(
         if too_long:
             shortest = int(counts[too_long].min())
             raise CurationError(
-                "documents do not fit into memory alone; all others are kept",
+                "single documents exceed the device's memory; the other embeddings are stored",
                 where=output,
                 found=f"{len(too_long)} documents of at least {shortest} tokens",
                 do=f"run again with --max-tokens {max(1, shortest // 2)}, or on a larger device",

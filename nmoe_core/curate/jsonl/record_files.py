@@ -86,9 +86,9 @@ class JsonlPaths:
         (E-CURATION-INPUT)."""
         if self.output.suffix in COMPRESSED:
             raise CurationError(
-                "the output is not written compressed",
+                "the output cannot be compressed",
                 where=self.output,
-                do=f"leave {self.output.suffix} out of --output",
+                do=f"remove {self.output.suffix} from --output",
                 code="E-CURATION-INPUT",
             )
         if self.output.resolve() == self.input.resolve():

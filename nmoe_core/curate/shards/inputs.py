@@ -133,7 +133,7 @@ def load_copies(
     keeps no copy. Raises CurationError: duplicates were not searched yet (E-CURATION-MISSING), or
     among other documents (E-CURATION-MISMATCH)."""
     path = shard.attribute("duplicates")
-    do = "look for copies first, with nmoe attributes"
+    do = "find copies first: nmoe attributes"
     footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
     exact, near = rows.columns
     is_copy = _flags(exact.is_valid()) | _flags(near.is_valid())
@@ -197,7 +197,7 @@ def _decision(path: Path, number: int, line: bytes | None, doc_id: str | None) -
     found = row.get("doc_id") if isinstance(row, dict) else None
     if doc_id is None or found != doc_id:
         raise CurationError(
-            "quality scores are not those of this shard",
+            "quality scores belong to another version of this shard",
             where=f"{path}: row {number}",
             found=found or "no document",
             expected=doc_id or "the end of the file",

@@ -49,7 +49,7 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
     found = sha256_file(path) if path.is_file() else "no file"
     if found != expected:
         raise CurationError(
-            "lineage is not that of the shard",
+            "lineage does not match the shard",
             where=path,
             found=found,
             expected=expected or "a shard made by curation",

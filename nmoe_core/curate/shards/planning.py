@@ -128,7 +128,7 @@ def _scores(quality_rows: Sequence[bytes]) -> np.ndarray:
     if any(not isinstance(score, (int, float)) for score in scores):
         raise CurationError(
             "a document without a score cannot be ordered by quality",
-            found="aggregated is no number",
+            found="aggregated is not a number",
             do="name a grader and grade this shard again, or use another `by`",
             code="E-CURATION-QUALITY",
         )

@@ -206,7 +206,7 @@ def _digest(grams: np.ndarray) -> str:
 
 def _refuse(path: Path, line: int | None, found: str) -> FormatError:
     return FormatError(
-        "not the record of a takedown",
+        "not a takedown record",
         where=path if line is None else f"{path}: line {line}",
         found=found,
         do="restore takedown/, or remove it and apply the list again",

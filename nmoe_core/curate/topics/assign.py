@@ -51,7 +51,7 @@ class TopicSettings:
     def __post_init__(self) -> None:
         if not 2 <= self.num_topics <= MAX_TOPICS or self.sample_documents < self.num_topics:
             raise CurationError(
-                "a topic model cannot have these numbers",
+                "the settings of the topic model are out of range",
                 found=f"num_topics {self.num_topics}, sample_documents {self.sample_documents}",
                 expected=f"2 to {MAX_TOPICS} topics, and at least as many sampled documents",
                 code="E-CURATION-TOPICS",

@@ -291,7 +291,7 @@ def _blocks(table: Any) -> Iterator[Any]:
 
 def _no_table(where: Path, found: str, expected: str) -> CurationError:
     return CurationError(
-        "no embedding table to be read",
+        "no embedding table can be read",
         where=where,
         found=found,
         expected=expected,

@@ -110,7 +110,7 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 def load_topic_model(path: Path) -> TopicModel:
     """Read a topic model. Raises CurationError: the file is missing, or is no topic model of this
     format (E-CURATION-MODEL)."""
-    do = "fit the topic model; delete the file first if it is there"
+    do = "fit the topic model; delete the file first if it exists"
     tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do)
     return TopicModel(tensors["centroids"], sha256_file(path), header)
 

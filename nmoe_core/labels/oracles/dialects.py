@@ -1,4 +1,4 @@
-"""The two forms of OpenAI's protocol that a judge can be asked in: chat, and plain completions.
+"""The two forms of OpenAI's protocol for a judge: chat, and plain completions.
 
 Chat leaves the rendering of the prompt to the server. Completions get the prompt that `harmony`
 renders, spelled out as text, for servers of gpt-oss that have no chat: vLLM, SGLang and

@@ -1,8 +1,8 @@
 """The `engine` oracle: gpt-oss weights run here, greedily, with continuous admission.
 
-A document takes a place as soon as one is free. Reasoning has a budget: when it is used up, the
-final channel is opened for the model, so that it always gets to answer. The checkpoint is loaded
-when the first question is asked; to see whether labels are current, only its digest is needed.
+A document enters the batch as soon as a place is free. Reasoning has a budget: after it, the final
+channel is opened for the model, so it always answers. The checkpoint is loaded at the first
+question; to check whether labels are current, only its digest is read.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class EngineOracle(MeasuredOracle):
             **expert_fingerprints(table.moe_backend),
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
-            # As it was called at first: the facts are hashed into the version of the scorer.
+            # The earlier name of the key: facts are hashed into the version of the scorer.
             **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(model_name(config), facts, Scale.of(rubric))

@@ -68,7 +68,7 @@ class HttpOracle(MeasuredOracle):
             "max_new": table.max_new,
             "reasoning_effort": table.reasoning_effort,
             **self._dialect.facts,
-            # As it was called at first: the facts are hashed into the version of the scorer.
+            # The earlier name of the key: facts are hashed into the version of the scorer.
             **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(table.model, facts, Scale.of(rubric))

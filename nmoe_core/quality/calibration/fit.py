@@ -123,13 +123,13 @@ def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
 
 
 def _weights(rows: CalibrationRows) -> np.ndarray:
-    """The documents' tokens, which their ids must tell."""
+    """The documents' numbers of tokens, from their ids."""
     if rows.lengths.all():
         return rows.lengths
     raise CalibrationError(
         "a target in tokens needs the lengths of documents",
         found=f"id {rows.doc_ids[rows.lengths == 0][0]}",
-        expected="ids of documents in shards, which tell their tokens",
+        expected="ids of documents in shards, with their token spans",
         do="set calibration.target_unit to documents",
         code="E-CALIBRATION-TARGET",
     )

@@ -34,7 +34,7 @@ NOTE_NAME = ".quality_scores.partial.json"
 PARTIAL_NAMES = PARTIAL_NAME, NOTE_NAME
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
-_DO = "it was edited or damaged: grade again, which writes it anew, or restore it"
+_DO = "it was edited or damaged: grade again to rewrite it, or restore it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None
 
 def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
     return FormatError(
-        "quality scores are not those that were graded",
+        "quality scores were changed after grading",
         where=path,
         found=found,
         expected=expected,

@@ -148,7 +148,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
             continue
         if row.get("early_exit"):
             raise CalibrationError(
-                "a prediction left at the probe, so the judge's score is not known",
+                "a prediction was dropped by the probe, so it has no score of the judge",
                 where=path,
                 found=doc_id,
                 do="grade the val documents with --no-early-exit",
@@ -210,7 +210,7 @@ def _predictions(path: Path) -> dict[str, dict[str, Any]]:
 def _require_scale(scorer: Scorer, labels: Labels) -> None:
     if not scorer.scale.with_same_grades(labels.scale):
         raise LabelError(
-            "the labels are by another rubric than those the grader was fitted on",
+            "the labels have another rubric than the grader",
             where=labels.path,
             found=f"scores of {', '.join(labels.scale.names)}",
             expected=", ".join(scorer.scale.names),
@@ -262,7 +262,7 @@ def _grader_beside(path: Path) -> tuple[GraderKind, str]:
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:
     return CalibrationError(
-        "not predictions as grading writes them",
+        "not predictions written by grading",
         where=path,
         found=found[:200],
         expected="lines with doc_id, scores on the rubric's scale or aggregated in 0..1, and "

@@ -97,7 +97,7 @@ class Calibration:
             where=self.path,
             found=self.rule,
             expected=f"heads {heads_digest}",
-            do="run nmoe hydra calibrate with --heads-dir; or decide by this one nevertheless: "
+            do="run nmoe hydra calibrate with --heads-dir; or use this calibration anyway: "
             "nmoe hydra grade --allow-foreign-calibration, or "
             "[grading] allow_foreign_calibration = true",
             code="E-CALIBRATION-HEADS",

@@ -58,7 +58,7 @@ class Targets:
         drop = self.target_drop
         if self.target_of and self.target_by == "all":
             raise CalibrationError(
-                "shares of groups are given, but targets are of all documents",
+                "shares are given by group, but target_by is all documents",
                 found=f"target_of {', '.join(self.target_of)}",
                 do="set calibration.target_by to source or language",
                 code="E-CALIBRATION-TARGET",

@@ -165,11 +165,11 @@ def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> N
         return
     share = found.num_wrong / found.num_below
     raise CalibrationError(
-        "dropping as many documents as target_drop asks for breaks max_false_drop",
-        found=f"{share:.3f} of {found.num_below} dropped documents are ones that the oracle keeps, "
+        "target_drop drops too many documents for max_false_drop",
+        found=f"{share:.3f} of {found.num_below} dropped documents would be kept by the oracle, "
         f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
         expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
-        do="leave target_drop out: then as many are dropped as the labels prove safe; or raise "
+        do="remove target_drop, to drop as many documents as the labels prove safe; or raise "
         "max_false_drop; or label more documents",
         code="E-CALIBRATION-BOUND",
     )

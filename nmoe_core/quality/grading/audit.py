@@ -83,7 +83,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
     calibrated = read_calibration(run.tree.calibration_summary)
     if "oracle_tau_keep" not in calibrated:
         raise CalibrationError(
-            "the calibration does not say what the oracle would keep",
+            "the calibration has no threshold of the oracle's scores",
             where=run.tree.calibration_summary,
             found=calibrated.get("rule"),
             do="run nmoe hydra calibrate on a grader's scores",

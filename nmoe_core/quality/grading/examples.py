@@ -1,4 +1,4 @@
-"""Labelled documents to read: a sample, failures, corrected ones, or ones that graders doubt."""
+"""Labelled documents to read: a sample, failures, corrected labels, or disagreements."""
 
 import hashlib
 from collections.abc import Callable
@@ -55,10 +55,10 @@ def _student_scores(run: Run, split: str) -> dict[str, float]:
     known = loaded.header.get("labels") or {}
     if split not in loaded.scores or known.get(f"labels_{split}") != labels.digest:
         raise LabelError(
-            "the student was not reported on these labels",
+            "the student has no report on these labels",
             where=run.tree.student,
             found=f"labels of {', '.join(loaded.scores) or 'no split'}",
-            expected=f"those of {split} as they are now",
+            expected=f"the current labels of {split}",
             do="run nmoe train student; it is reported on val and test",
             code="E-LABEL-MIXED",
         )

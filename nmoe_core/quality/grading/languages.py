@@ -24,7 +24,7 @@ def language_digest(shard: ShardPaths) -> str:
     path = shard.attribute(LANGUAGE)
     if not path.is_file():
         raise FormatError(
-            "languages are not made for this shard, and targets are by language",
+            "targets by language need the languages of this shard",
             where=path,
             do="run `nmoe attributes --only language` first",
             code="E-ATTRIBUTE-MISSING",

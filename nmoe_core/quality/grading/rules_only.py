@@ -24,7 +24,7 @@ def require_grader(run: Run) -> GraderKind | Literal["auto"]:
     """The grader that the run names. Raises ConfigError if it names none."""
     if (asked := run.config.grading.grader) == "none":
         raise ConfigError(
-            "this run scores no document",
+            "this run has no grader",
             where=run.path,
             found='[grading] grader = "none"',
             do="name a grader there: student, auto or hydra",

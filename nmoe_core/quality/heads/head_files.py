@@ -131,7 +131,7 @@ def read_head(path: Path) -> tuple[Header, Arrays]:
     expected = header.get("tensors_sha256")  # headers of older versions have none
     if expected is not None and (found := tensors_digest(tensors)) != expected:
         raise HeadError(
-            "the head's weights are not those that were trained",
+            "the head's weights were changed after training",
             where=path,
             found=found,
             expected=expected,
@@ -292,7 +292,7 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
         raise HeadError(
             "the head was trained on another number of tokens per document",
             where=path,
-            found=f"max_ctx {max_ctx} asked for",
+            found=f"max_ctx {max_ctx} requested",
             expected=f"{header.get('max_ctx')} as in training",
             do="use the same max_ctx, or train the heads again",
             code="E-HEAD-CONTEXT",

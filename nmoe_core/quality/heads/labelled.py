@@ -112,7 +112,7 @@ def _require_learnable(train: Labels) -> None:
         do = 'label more documents, or set grader = "none" in [grading]'
         if train.num_unsupported:
             unknown = f"{train.num_unsupported} of the labelled documents"
-            do = f"take an oracle that judges the language of {unknown}, or label more documents"
+            do = f"use an oracle that judges the language of {unknown}, or label more documents"
         raise HeadError(
             "too few labels to train on",
             where=train.path,

@@ -168,7 +168,7 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
     LabelError: E-LABEL-MIXED."""
     if labels.doc_ids and labels.scorer != scorer:
         raise LabelError(
-            "labels to measure on have another scorer or rubric",
+            "held-out labels have another scorer or rubric",
             where=labels.path,
             found="/".join(labels.scorer),
             expected="/".join(scorer),

@@ -95,7 +95,7 @@ def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
     raise HeadError(
         reason,
         where=name,
-        found=f"{len(failed)} of {num_documents} documents failed like this or alike",
+        found=f"{len(failed)} of {num_documents} documents failed in this or a similar way",
         expected=f"at most {int(allowed)}",
         do="check the checkpoint, or run the backbone in float32",
         code="E-HEAD-NONFINITE",

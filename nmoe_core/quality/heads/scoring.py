@@ -1,6 +1,6 @@
 """Runs documents through the backbone and both heads, with early exits before each.
 
-If a student scores first, documents that leave at it never reach the backbone. Blocks up to the
+If a student scores first, documents that it drops do not reach the backbone. Blocks up to the
 probe's tap run for the others; documents that leave at the probe stop there. The rest are packed
 together and continue from the same states to the judge's tap, so no block runs twice and none runs
 for a document that has left.

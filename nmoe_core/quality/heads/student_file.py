@@ -75,7 +75,7 @@ def make_student(
     heads_dir: Path,
     use_salvaged: bool = False,
 ) -> Result:
-    """Fit the student and write it, with its card beside it; a current one is left as it is.
+    """Fit the student and write it, with its card beside it; a current student is kept.
 
     `labels` are merged files by split; the student reads `corpus.max_ctx` tokens of a document,
     which should be the tokens that the oracle read. Facts as of a head's training. Raises as
@@ -155,7 +155,7 @@ def require_tokenizer(data_root: Path, sources: list[str], tokenizer: Tokenizer)
         found = source_manifest(data_root, source).extra.get("tokenizer_fingerprint")
         if found and found != tokenizer.fingerprint:
             raise HeadError(
-                "the shards are of another tokenizer than they would be read with",
+                "the shards have another tokenizer than the run",
                 where=data_root / source,
                 found=f"tokenizer {found}",
                 expected=f"{tokenizer.fingerprint} ({tokenizer.name})",

@@ -91,7 +91,7 @@ class HeadTraining:
         }
 
     def run(self) -> Result:
-        """Train the head and write it, with its card beside it; a current one is left as it is.
+        """Train the head and write it, with its card beside it; a current head is kept.
 
         Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
         `backbone_tokens` (both 0 if the head was current already), `path`. Raises HeadError: states

@@ -24,7 +24,7 @@ def flow_plot(lines: Sequence[Mapping[str, Any]]) -> bytes:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        axes.set_title("what became of files, documents and tokens")
+        axes.set_title("files, documents and tokens from sources to training")
         largest: dict[str, int] = {}
         for line in shown:
             largest[line["unit"]] = max(largest.get(line["unit"], 1), line["count"] or 0)

@@ -70,7 +70,7 @@ def ordering_plot(
             axes.set_ylabel(name, rotation=0, ha="right", va="center")
         present = len(np.unique(doc_clusters))
         strips[0].set_title(
-            f"{len(pixels):,} documents in order, a colour for each of {present} {what}"
+            f"{len(pixels):,} documents in order, one colour per {what} ({present})"
         )
         _diversity(lines, {name: counts for name, (_, counts) in orders.items()}, ceiling)
         lines.set(
@@ -90,7 +90,7 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
         text = f"{name}: mean {mean:.2f}, {100 * mean / ceiling:.1f} % of ceiling"
         _line(axes, found, _LINES.get(name) or next(others), text)
         highest = max(highest, float(found.max()))  # one window may pass the mean's ceiling
-    label = f"ceiling, the highest mean to expect {ceiling:.2f}"
+    label = f"ceiling, the highest expected mean {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set_ylim(0, highest * 1.08)
     axes.margins(x=0.01)

@@ -186,18 +186,17 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
-    """The attributes of a document of the training split, and the decision of `where`: `keep`, the
-    clause that drops it, and a line `why`; None if the shard is not selected yet, or another
-    `where` was."""
+    """The attributes of a training document, and the decision of `where`: `keep`, `dropped_by` (a
+    clause) and `why` (a line); None unless the shard was selected with this `where`."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
-    attributes = {
-        f"{name}.{column}": table.column(column)[number].as_py()
-        for name, part in shard_parts(run, shard).items()
-        if name not in _TOLD_ELSEWHERE
-        for table in [part.read(list(part.schema))]
-        for column in part.schema
-    }
+    attributes = {}
+    for name, part in shard_parts(run, shard).items():
+        if name in _TOLD_ELSEWHERE:
+            continue
+        table = part.read(list(part.schema))
+        for column in part.schema:
+            attributes[f"{name}.{column}"] = table.column(column)[number].as_py()
     verdict = None
     path = shard.selection
     if path.is_file() and read_footer(path).fingerprints["where"] == run.config.curation.where:

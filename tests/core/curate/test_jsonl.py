@@ -140,7 +140,7 @@ def test_an_input_that_changed_since_the_scan_leaves_the_old_output(tmp_path: Pa
 
 
 def test_the_output_may_not_be_the_input_nor_be_named_as_compressed(tmp_path: Path):
-    with refused("E-CURATION-INPUT", "is not written compressed"):
+    with refused("E-CURATION-INPUT", "cannot be compressed"):
         JsonlPaths(tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst", tmp_path).check()
     with refused("E-CURATION-INPUT", "is the input"):
         JsonlPaths(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl", tmp_path).check()

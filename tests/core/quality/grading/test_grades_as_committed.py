@@ -40,7 +40,7 @@ def test_five_decisions_edited_by_hand_are_refused_by_everyone_who_reads_them(ow
         lambda: rows_from_predictions(report.path, read_labels(own.labels)),
     )
     for reader in readers:
-        with refused("E-GRADE-CHANGED", "not those that were graded"):
+        with refused("E-GRADE-CHANGED", "were changed after grading"):
             reader()
     again = own.grade()
     assert again.facts["changed"], "grading again writes them anew"

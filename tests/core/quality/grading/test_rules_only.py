@@ -54,7 +54,7 @@ def test_what_needs_scores_says_that_the_run_makes_none(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused_line(capsys, "hydra", "calibrate", "--config", str(project.config))
-    assert "this run scores no document" in line
+    assert "this run has no grader" in line
     doc_id = read_rows(project.run.tree.shard("web", 1).scores)[0]["doc_id"]
     assert said(capsys, "explain", doc_id, "--config", project.config)["grade"]["scores"] is None
     assert main(["explain", doc_id, "--config", str(project.config)]) == 0
