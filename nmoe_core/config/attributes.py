@@ -1,4 +1,4 @@
-"""Tables of the run for what is recorded of each document besides its tokens."""
+"""Tables of the run for document attributes: what is recorded per document besides its tokens."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ColumnNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], AfterVa
 
 
 class DuplicatesTable(StrictModel):
-    """`[duplicates]`: which of several copies is kept."""
+    """`[duplicates]`: which copy of a document is kept."""
 
     jaccard: float = Field(default=0.7, ge=0.3, le=1)
-    """Least estimated similarity of a near duplicate to the document that is kept."""
+    """Minimum estimated similarity between a near duplicate and the document that is kept."""
     priority: tuple[str, ...] = ()
-    """Sources whose documents are kept first; then the others, by name."""
+    """Sources whose copies are preferred, best first; the other sources follow by name."""
     contained: float | None = Field(default=None, ge=0.5, le=1)
-    """Minimum share of a kept document that a longer kept one has, for it to be named as contained.
-    Not set: none is looked for."""
+    """Minimum share of a kept document that a longer kept document must include to report the
+    shorter one as contained. Not set: containment is not computed."""
 
     @property
     def identity(self) -> list[Any]:
@@ -44,26 +44,26 @@ class DuplicatesTable(StrictModel):
 
 
 class ContaminationTable(StrictModel):
-    """`[contamination]`: the evaluations that training must not have seen."""
+    """`[contamination]`: evaluations that must not occur in the training data."""
 
     evaluations: dict[str, PathText] = Field(default_factory=dict)
-    """Files of their texts, by the name of the evaluation."""
+    """Text files of each evaluation, by its name."""
     max_share: float | None = Field(default=None, ge=0, le=1)
-    """Maximum share of a source's curated tokens that may stand in them; with more, no loader plan
-    is made. Not set: no limit."""
+    """Maximum share of a source's curated tokens that may occur in evaluations; above it, the
+    loader plan is refused. Not set: no limit."""
 
 
 class AttributesTable(StrictModel):
-    """`[attributes]`: what is recorded of each document besides its tokens."""
+    """`[attributes]`: what is recorded per document besides its tokens."""
 
     columns: ColumnNames = ()
-    """Fields of the sources to keep beside the documents, such as url or meta.lang."""
+    """Fields of the sources to store with the documents, such as url or meta.lang."""
     use: tuple[Literal["signals", "language", "pii", "contamination", "duplicates"], ...] = ()
     """Attributes to record."""
     files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], PathText] = Field(
         default_factory=dict
     )
-    """Attributes of your own: Parquet files, or globs of them, with doc_id or text_sha256."""
+    """Your own attributes: Parquet files, or globs, with a column doc_id or text_sha256."""
 
     @model_validator(mode="after")
     def _names_are_free(self) -> AttributesTable:

@@ -1,6 +1,6 @@
-"""Tables of the run for what Dagster does with it: checks, automation, publishing, retention.
+"""Tables of the run for Dagster: checks, automation, publishing, retention.
 
-The text below a field is its help, on the page of keys that `make docs` makes.
+The text below a field becomes its help on the page of keys, which `make docs` builds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Mode = Literal["off", "follow", "make"]
 
 
 class ChecksTable(StrictModel):
-    """`[checks]`: what asset checks hold a run to, and how much a failed one matters."""
+    """`[checks]`: limits that asset checks enforce, and what a failed check does."""
 
     levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
-    """Level of a check, by its name: `block` stops what is downstream, `error` and `warn` are only
-    shown."""
+    """Level of each check, by its name: `block` stops downstream assets, `error` and `warn` are
+    only shown."""
     min_parse_rate: float = Field(default=0.95, ge=0, le=1)
-    """Minimum share of documents for which the oracle's answer was a set of scores (check
+    """Minimum share of documents whose oracle answer could be parsed into scores (check
     `parse_rate`)."""
     min_spearman: float = Field(default=0.0, ge=-1, le=1)
-    """Spearman correlation with the oracle that the lower 95 % bound of a head must be above (check
-    `promotion`)."""
+    """Minimum Spearman correlation between a head and the oracle; the lower 95 % bound must be
+    above it (check `promotion`)."""
     min_val_documents: int = Field(default=100, ge=3)
-    """Minimum number of held-out documents that a head is measured on (check `promotion`)."""
+    """Minimum number of held-out documents to evaluate a head on (check `promotion`)."""
     max_nonfinite_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of held-out documents whose backbone states are not finite (check
     `promotion`)."""
@@ -38,33 +38,33 @@ class ChecksTable(StrictModel):
     max_flip_share: float = Field(default=1.0, ge=0, le=1)
     """Maximum share of the documents to grade whose decision may change (check `flips`)."""
     standard_errors: float = Field(default=4.0, gt=0)
-    """Standard errors by which the share kept may miss what is expected (checks
+    """Maximum difference between the share kept and the expected share, in standard errors (checks
     `calibrated_keep_rate`, `keep_rate_of_all`)."""
     min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
-    """Minimum of the mean number of topics per window, in percent of the highest to expect of
-    an order (check `diversity`); an order as good as a shuffle passes too."""
+    """Minimum mean number of topics per window, in percent of the highest number that an order can
+    be expected to reach (check `diversity`); an order as good as a shuffle also passes."""
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
-    """Maximum total variation, 0 to 1, between the topics of the first and the last 8 windows
-    (check `boundary`); an order as good as a shuffle passes too."""
+    """Maximum total variation distance, 0 to 1, between the topics of the first 8 windows and the
+    last 8 (check `boundary`); an order as good as a shuffle also passes."""
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Least and greatest number of a column, by `attribute.column`."""
+    """Minimum and maximum value of a column, by `attribute.column`."""
     max_drift: float = Field(default=0.1, ge=0, le=1)
-    """Maximum share by which the values of a column may differ from the file before (check
-    `drift`)."""
+    """Maximum share of a column's values that may differ from the previous file (check `drift`)."""
     max_psi: float = Field(default=0.25, ge=0)
     """Maximum population stability index of a shard's scores against the val documents of its
     source (check `score_drift`)."""
 
 
 class AutomationTable(StrictModel):
-    """`[automation]`: what the daemon does by itself; oracle labels and the topic model are made
-    by hand."""
+    """`[automation]`: what the daemon materialises automatically. Oracle labels and the topic model
+    are always materialised by hand."""
 
     starts: bool = True
-    """Whether sensors and schedules are on from the start; else each is switched on in the UI."""
+    """Whether sensors and schedules are on from the start; if not, each is switched on in the
+    UI."""
     prep: Mode = "off"
-    """Shards, manifests and docid slices: `off` leaves them to a person, `follow` makes them again
-    when inputs or settings change, `make` also for the first time."""
+    """Shards, manifests and docid slices: `off` means by hand; `follow` updates them if inputs or
+    settings change; `make` also creates them."""
     heads: Mode = "follow"
     """As `prep`, for the student, probe, judge and calibration."""
     grade: Mode = "follow"
@@ -73,21 +73,21 @@ class AutomationTable(StrictModel):
     """As `prep`, for attributes, topics, curated shards and manifests, the seen index, the loader
     plan and its publication."""
     prefix: str = Field(default="", pattern=r"^([A-Za-z0-9]+(_[A-Za-z0-9]+)*)?$")
-    """What the keys and names of this mixture begin with in Dagster; empty: nothing."""
+    """Prefix of this mixture's asset keys and names in Dagster; empty: no prefix."""
     owners: tuple[str, ...] = ("team:data",)
     """Owners of each asset in Dagster: `team:NAME` or an e-mail address."""
     max_partitions_per_run: int | None = Field(default=None, ge=1)
-    """Maximum partitions per run of a backfill; no limit if not set."""
+    """Maximum number of partitions per backfill run. Not set: no limit."""
     plan_max_age_days: int | None = Field(default=None, ge=1)
-    """Days after which the loader plan is shown as overdue; never where it is not set."""
+    """Days after which the loader plan is shown as overdue. Not set: never."""
     poll_interval_s: int = Field(default=30, ge=5)
     """Polling interval in seconds for changed content and settings."""
     source_poll_interval_s: int = Field(default=300, ge=5)
     """Polling interval in seconds for changed files or revisions of sources."""
     label_retries: int = Field(default=3, ge=0)
-    """Maximum times that a failed slice of oracle labels is tried again; 0: never."""
+    """Maximum number of retries of a failed slice of oracle labels; 0: no retry."""
     verify_cron: str = Field(default="0 3 * * *", min_length=9)
-    """When the job `verify` runs, in the notation of cron."""
+    """When the job `verify` runs, as a cron expression."""
     verify_timezone: str = Field(default="UTC", min_length=1)
     """Time zone of `verify_cron`, and of `cron` in `[retention]`."""
 
@@ -96,16 +96,16 @@ class PublishTable(StrictModel):
     """`[publish]`: the store that the asset `published_plan` copies the loader plan to."""
 
     url: str = Field(default="", pattern=r"^$|^\w+://")
-    """Store, such as s3://bucket/corpus; empty: there is no such asset."""
+    """URL of the store, such as s3://bucket/corpus; empty: the asset does not exist."""
 
 
 class RetentionTable(StrictModel):
-    """`[retention]`: what the job `retention` leaves of Dagster's runs, besides those that current
+    """`[retention]`: Dagster runs that the job `retention` keeps, besides the runs that current
     assets depend on."""
 
     keep_days: int = Field(default=30, ge=1)
-    """Days that each finished run of Dagster is kept."""
+    """Days that each finished Dagster run is kept."""
     keep_last: int = Field(default=20, ge=0)
-    """Newest runs of each job that are kept, whatever their age."""
+    """Number of newest runs per job that are kept regardless of their age."""
     cron: str = ""
-    """When the job runs, in the notation of cron; empty: only when a person starts it."""
+    """When the job runs, as a cron expression; empty: only by hand."""

@@ -1,7 +1,7 @@
 """Tables of the run for the quality model: oracle, backbone, heads, calibration, grading.
 
-The text below a field is its help, on the page of keys that `make docs` makes, and where a
-verb has a flag for it.
+The text below a field becomes its help on the page of keys, which `make docs` builds, and in
+`--help` of commands that have a flag for it.
 """
 
 from __future__ import annotations
@@ -17,87 +17,89 @@ from nmoe_core.config.tables import PathText
 
 
 class ModelTable(StrictModel):
-    """A checkpoint, and how it is run here."""
+    """A checkpoint, and how this machine runs it."""
 
     checkpoint: PathText | None = None
     """Directory of the weights."""
     device: str = "cpu"
-    """Device of the model: by default cpu; without a configuration a GPU if there is one. `cuda`
-    without a number is one GPU for each process: the one that the fewest processes have taken."""
+    """Device of the model. Default: cpu; without a configuration file, a GPU if there is one.
+    `cuda` without a number gives each process the GPU that the fewest processes use."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of its numbers: by default float32; without a configuration bfloat16 on a GPU."""
+    """Type of the model's numbers. Default: float32; without a configuration file, bfloat16 on a
+    GPU."""
     moe_backend: ExpertChoice = "auto"
-    """How mixture-of-experts layers are computed: `packed` keeps MXFP4 experts packed, `decoded`
-    decodes them, `auto` packs them on a GPU, which takes less memory. `grouped`: decoded, and
-    multiplied by torch; `hub`: packed, and multiplied by triton_kernels. Both round differently, so
-    grades are made again."""
+    """MoE matmul backend. `packed` keeps MXFP4 experts packed, `decoded` decodes them, `auto` is
+    `packed` on a GPU, where it saves memory. `grouped` decodes experts and uses torch's grouped
+    matmul; `hub` keeps them packed and uses triton_kernels. These two round differently, so
+    documents are graded again."""
 
 
 class EngineOracleTable(ModelTable):
-    """`[oracle.engine]`: a checkpoint that answers here."""
+    """`[oracle.engine]`: a checkpoint that runs on this machine and labels documents."""
 
     max_ctx: int = Field(default=4096, ge=64)
-    """Maximum tokens of a prompt and its answer."""
+    """Maximum tokens of a prompt and its answer together."""
     max_new: int = Field(default=2048, ge=1)
     """Maximum tokens of an answer."""
     batch_size: int = Field(default=32, ge=1)
-    """Sequences generated at once."""
+    """Batch size: sequences generated together."""
     reasoning: Literal["low", "none"] = "low"
     """Reasoning effort."""
 
 
-# Fields of a request that have a key of their own, or that reading replies depends on.
+# Request fields that another key sets, or that parsing of replies depends on.
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )
 
 
 class HttpOracleTable(StrictModel):
-    """`[oracle.http]`: a server of OpenAI's protocol; its key is named, never written."""
+    """`[oracle.http]`: a server with the OpenAI API. The configuration names the environment
+    variable of the API key, never the key."""
 
     base_url: str = Field(pattern=r"^https?://[^\s@]+$")
-    """Server, such as http://127.0.0.1:8000/v1."""
+    """URL of the server, such as http://127.0.0.1:8000/v1."""
     model: str = Field(min_length=1)
-    """Server's name for its model."""
+    """Name of the model on the server."""
     accept_model: tuple[str, ...] = ()
-    """Other names that the server may give the model in its replies."""
+    """Other model names that the server may return in its replies."""
     api: Literal["chat", "completions"] = "chat"
-    """Form of the protocol; prompts of `completions` are rendered here, in Harmony."""
+    """API endpoint. For `completions`, the prompt is rendered by nmoe in the Harmony format."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key."""
     max_new: int = Field(default=2048, ge=1)
     """Maximum tokens of an answer."""
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
-    """Reasoning effort that is asked for; with `completions` only none or low."""
+    """Reasoning effort to request; with `completions` only none or low."""
     seed: int = 0
-    """Seed of the first request for a document; each time that it is asked again adds 1."""
+    """Seed of the first request for a document; each retry adds 1."""
     concurrency: int = Field(default=64, ge=1, le=4096)
-    """Requests at once."""
+    """Number of concurrent requests."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Maximum seconds of a request, connecting included."""
+    """Timeout of a request in seconds, including the connection."""
     max_attempts: int = Field(default=5, ge=1)
-    """Number of failing requests (timeout, status 5xx, broken reply) after which the label of a
-    document has failed."""
+    """Number of failed requests (timeout, status 5xx, broken reply) after which a document's label
+    counts as failed."""
     max_outage_s: float = Field(default=600.0, ge=0)
-    """Maximum seconds that the server may be overloaded or away; then labelling ends, and what is
-    labelled is kept."""
+    """Maximum seconds that the server may be overloaded or unreachable. Labelling then stops and
+    keeps the finished labels."""
     max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
-    """Maximum bytes of a reply, headers included; a longer one counts as failed."""
+    """Maximum bytes of a reply, including headers; a longer reply counts as failed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of each request, as the server names them; those that another key sets are
+    """Additional fields of each request, as the server names them. Fields that another key sets are
     refused."""
     input_price: float | None = Field(default=None, ge=0)
-    """Price of a million tokens of prompts, in any currency."""
+    """Price per million prompt tokens, in any currency."""
     output_price: float | None = Field(default=None, ge=0)
-    """Price of a million tokens of answers."""
+    """Price per million answer tokens."""
     max_cost: float | None = Field(default=None, ge=0)
-    """Refuse to ask when the estimated cost is higher."""
+    """Maximum estimated cost; labelling is refused above it."""
 
     @field_validator("extra_body")
     @classmethod
     def _adds_to_requests(cls, fields: dict[str, Any]) -> dict[str, Any]:
         for name in sorted(_OWN_FIELDS & fields.keys()):
-            raise ValueError(f"{name!r} is set by another key of [oracle.http], or by nmoe alone")
+            raise ValueError(f"{name!r} is set by another key of [oracle.http] or by nmoe itself")
         try:
             json.dumps(fields, allow_nan=False)
         except TypeError as error:
@@ -107,7 +109,7 @@ class HttpOracleTable(StrictModel):
     @model_validator(mode="after")
     def _has_prices(self) -> HttpOracleTable:
         if (self.input_price is None) != (self.output_price is None):
-            raise ValueError("input_price and output_price need each other")
+            raise ValueError("set both input_price and output_price, or neither")
         if self.max_cost is not None and self.input_price is None:
             raise ValueError("max_cost needs input_price and output_price")
         return self
@@ -120,23 +122,25 @@ class HttpOracleTable(StrictModel):
 
 
 class OracleTable(StrictModel):
-    """`[oracle]`: who labels documents, and how."""
+    """`[oracle]`: the model that labels documents."""
 
     kind: Literal["heuristic", "engine", "http"] = "heuristic"
-    """Text statistics, a model here, or a server; by default engine without a configuration."""
+    """`heuristic`: text statistics; `engine`: a model on this machine; `http`: a server. Default:
+    heuristic; without a configuration file, engine."""
     rubric: PathText = "quality_v1"
-    """A TOML file, or the name of a rubric that comes with the package."""
+    """Path of a TOML file, or name of a bundled rubric."""
     max_doc_tokens: int = Field(default=2048, ge=16)
     """Maximum tokens of a document that the oracle reads."""
     replace: bool = False
-    """Start over where another scorer's labels lie: a file can say so of heuristic labels alone,
-    the command line of all."""
+    """Replace the labels of another oracle. A configuration file can only replace heuristic labels;
+    the command line can replace any."""
     max_retries: int = Field(default=0, ge=0)
     """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)
-    """Documents of each val slice to label again, which measures the oracle's noise."""
+    """Documents per val slice that are labelled twice, to measure the oracle's noise."""
     extract_embedded: bool = False
-    """Also extract scores from an answer that contains other text, and mark them as salvaged."""
+    """Also extract scores from an answer that contains other text; such labels are marked as
+    salvaged."""
     engine: EngineOracleTable = EngineOracleTable()
     http: HttpOracleTable | None = None
 
@@ -150,25 +154,27 @@ class OracleTable(StrictModel):
 
 
 class BackboneTable(ModelTable):
-    """`[backbone]`: the frozen model; `kind = "tiny"` makes a seeded stand-in of the same form."""
+    """`[backbone]`: the frozen model. `kind = "tiny"` makes a small model with seeded random
+    weights."""
 
     kind: Literal["checkpoint", "tiny"] = "checkpoint"
-    """Weights of a checkpoint, or (`tiny`) random ones that are made from `seed`."""
+    """`checkpoint`: weights of a checkpoint; `tiny`: random weights made from `seed`."""
     family: Literal["gpt_oss", "llama", "qwen3", "qwen3_moe"] = "gpt_oss"
-    """Kind of decoder that `kind = "tiny"` makes; a checkpoint names its own."""
+    """Architecture of the `tiny` model; a checkpoint names its own."""
     seed: int = 0
-    """Seed of the weights that `kind = "tiny"` makes."""
+    """Seed of the weights of the `tiny` model."""
 
 
 class ProbeTable(StrictModel):
     """`[heads.probe]`: the probe, which by default reads the states at 18/24 of the depth."""
 
     tap: int | None = Field(default=None, ge=1)
-    """Block after which states are read; by default at 18/24 (probe) or 24/24 of the depth."""
+    """Block whose output states are read. Default: at 18/24 (probe) or 24/24 (judge) of the
+    depth."""
     batch_size: int = Field(default=256, ge=1)
-    """Documents in a step."""
+    """Documents per training step."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the labels."""
+    """Number of passes over the labels."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate."""
 
@@ -177,7 +183,8 @@ class JudgeTable(ProbeTable):
     """`[heads.judge]`: the judge, which by default reads the states after the last block."""
 
     batch_size: int = Field(default=128, ge=1)
-    """Documents in a step; it goes through the judge in passes of 32,768 tokens, of about 2 GB."""
+    """Documents per training step. The judge processes a step in passes of 32,768 tokens, of
+    about 2 GB."""
     lr: float = Field(default=5e-4, gt=0)
     """Learning rate."""
     mid_dim: int = Field(default=512, ge=8)
@@ -198,13 +205,15 @@ class HeadsTable(StrictModel):
     """`[heads]`: probe and judge over the backbone."""
 
     max_ctx: int = Field(default=4096, ge=8)
-    """Maximum tokens of a document that heads read. Without --config, trained heads say theirs."""
+    """Maximum tokens of a document that heads read. Without --config, the value of the trained
+    heads is used."""
     seed: int = 0
-    """Seed of the first weights and of the order."""
+    """Seed of the initial weights and of the order of documents."""
     use_salvaged: bool = False
-    """Train on salvaged labels too; calibration never uses those."""
+    """Also train on salvaged labels; calibration never uses them."""
     cache_gib: float = Field(default=0.5, ge=0)
-    """Memory, in GiB, for states that the judge trains on; those above it are computed again."""
+    """Memory in GiB for the states that the judge trains on; states that do not fit are
+    recomputed."""
     probe: ProbeTable = ProbeTable()
     judge: JudgeTable = JudgeTable()
 
@@ -213,34 +222,34 @@ class CalibrationTable(StrictModel):
     """`[calibration]`: how the thresholds of decisions are chosen."""
 
     target_keep: float = Field(default=0.5, gt=0, lt=1)
-    """Share to keep, of target_unit."""
+    """Share to keep, in units of target_unit."""
     max_false_drop: float = Field(default=0.02, ge=0, lt=1)
-    """Bound on the share of dropped documents that were worth keeping."""
+    """Maximum share of dropped documents that should have been kept."""
     target_drop: float | None = Field(default=None, ge=0, lt=1)
-    """Share to drop, of target_unit; by default what max_false_drop allows."""
+    """Share to drop, in units of target_unit. Default: as much as max_false_drop allows."""
     target_unit: TargetUnit = "documents"
-    """What target_keep and target_drop are shares of."""
+    """Unit of target_keep and target_drop."""
     target_by: TargetBy = "all"
-    """Whether the targets hold for all documents together, or of each source or language."""
+    """Whether the targets apply to all documents together, per source, or per language."""
     target_of: dict[str, float] = Field(default_factory=dict)
-    """Shares to keep of named sources or languages, where they are not target_keep."""
+    """Shares to keep of individual sources or languages; they override target_keep."""
 
 
 class GradingTable(StrictModel):
     """`[grading]`: scoring of all documents."""
 
     grader: Literal["hydra", "student", "auto", "none"] = "hydra"
-    """Who scores: probe and judge (hydra), the student, (auto) the better one on val, or none: no
-    document is labelled or scored, and each has the decision keep."""
+    """Model that scores: `hydra` (probe and judge), `student`, `auto` (the better of the two on
+    val), or `none`: documents are not labelled or scored, and each is kept."""
     batch_size: int = Field(default=64, ge=1)
-    """Documents scored at once; with 1, only documents that changed are scored again."""
+    """Batch size: documents scored together. With 1, only changed documents are scored again."""
     early_exit: bool = True
-    """Let the student, then the probe, drop documents that they are sure of."""
+    """Let the student, then the probe, drop documents that they can reject with certainty."""
     allow_foreign_calibration: bool = False
-    """Accept a calibration that was not made from scores of known heads: the published rule, or
-    files of other tools."""
+    """Accept a calibration that was not computed from these heads' scores: the published rule, or a
+    file of another tool."""
 
     @property
     def is_off(self) -> bool:
-        """Whether no document is scored."""
+        """Whether scoring is off."""
         return self.grader == "none"

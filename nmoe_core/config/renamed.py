@@ -18,11 +18,11 @@ RENAMED = {
     "oracle.retry_failed": "oracle.max_retries",
     "oracle.salvage": "oracle.extract_embedded",
 }
-"""Names by earlier names; both are dotted, and of one table."""
+"""Current names by earlier names; both are dotted keys of the same table."""
 
 
 def current_name(key: str) -> str:
-    """The name of a dotted key; warns (FutureWarning) if `key` is an earlier one."""
+    """The current name of a dotted key; warns (FutureWarning) if `key` is an earlier name."""
     name = RENAMED.get(key, key)
     if name != key:
         text = f"{key} is now {name}; this release still reads it"
@@ -31,18 +31,18 @@ def current_name(key: str) -> str:
 
 
 def with_current_names(table: Mapping[str, Any], where: object, prefix: str = "") -> dict[str, Any]:
-    """A copy of nested tables in which keys have the names of today; `prefix` is the dotted name of
-    the table with a dot. Warns as `current_name`. Raises ConfigError: a table has both names of a
-    key."""
+    """A copy of nested tables in which every key has its current name; `prefix` is the table's
+    dotted name plus a dot. Warns as `current_name`. Raises ConfigError if a table has both names of
+    a key."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = current_name(f"{prefix}{key}").removeprefix(prefix)
         if name != key and name in table:
             raise ConfigError(
-                "both names of a key are set",
+                "a key is set under both its names",
                 where=where,
                 found=f"{prefix}{key}; {key} is the earlier name of {name}",
-                do="leave the earlier one out",
+                do="remove the earlier name",
                 code="E-CONFIG-KEY",
             )
         is_table = isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""A rubric: what each of its dimensions asks, versioned, with a hash that labels carry."""
+"""A rubric: a question and grades per dimension, with a version, and a hash that labels record."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nmoe_core.base.strict import StrictModel, validate
 
 _FOLDER = "configs/rubrics"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Columns beside the dimensions in grades and in the view of attributes.
+# Other columns of grades and of the view of attributes; a dimension may not take their names.
 _TAKEN = ("doc_id", "source", "decision", "aggregated", "q_probe", "q_student", "early_exit")
 _TAKEN += ("aggregate", "all")
 
 
 class Dimension(StrictModel):
-    """One dimension: the question it answers and what each grade means, from the lowest grade on;
-    `weight` is its part in the aggregate, compared with the weights of the others."""
+    """One dimension: the question it asks, and the meaning of each grade, lowest first. `weight` is
+    its relative weight in the aggregate."""
 
     question: str = Field(min_length=1)
     grades: tuple[str, ...] = Field(min_length=2)
@@ -30,7 +30,7 @@ class Dimension(StrictModel):
 
 
 class Rubric(StrictModel):
-    """A named version of the rubric; equal text has an equal `hash`."""
+    """A named version of a rubric; rubrics with equal text have equal `hash`."""
 
     name: str = Field(min_length=1)
     version: str = Field(min_length=1)
@@ -41,7 +41,7 @@ class Rubric(StrictModel):
 
     @classmethod
     def load(cls, path: Path) -> Rubric:
-        """Read a rubric file; ConfigError where it is missing or malformed."""
+        """Read a rubric file. Raises ConfigError if it is missing or malformed."""
         return validate(cls, read_toml(path), path)
 
     @field_validator("dimensions")
@@ -49,8 +49,12 @@ class Rubric(StrictModel):
     def _are_columns(cls, value: dict[str, Dimension]) -> dict[str, Dimension]:
         for name in value:
             if not _NAME.fullmatch(name) or name in _TAKEN:
-                said = "is a column of grades already" if name in _TAKEN else "is no name"
-                raise ValueError(f"dimension {name!r} {said}: a-z, 0-9 and _, a letter first")
+                problem = (
+                    "is the name of another column" if name in _TAKEN else "is not a valid name"
+                )
+                raise ValueError(
+                    f"dimension {name!r} {problem}: use a-z, 0-9 and _, a letter first"
+                )
         if not any(one.weight for one in value.values()):
             raise ValueError("every weight is 0")
         return value
@@ -60,7 +64,7 @@ class Rubric(StrictModel):
 
     @property
     def hash(self) -> str:
-        """SHA-256 over every word that reaches an oracle."""
+        """SHA-256 of all text that an oracle reads."""
         rows = [
             [name, one.question, list(one.grades), *([one.lowest] if one.lowest else [])]
             for name, one in self._asked()
@@ -68,13 +72,13 @@ class Rubric(StrictModel):
         return sha256_json([self.name, self.version, self.instructions, self.answer, rows])
 
     def turned(self) -> Rubric:
-        """The same rubric that asks for its dimensions in reverse order, for a second opinion."""
+        """The same rubric with its dimensions in reverse order, for a second opinion."""
         turned = self.model_copy()
         turned._is_turned = not self._is_turned
         return turned
 
     def _asked(self) -> list[tuple[str, Dimension]]:
-        """The dimensions in the order that an oracle reads them in."""
+        """The dimensions in the order in which an oracle reads them."""
         return list(self.dimensions.items())[:: -1 if self._is_turned else 1]
 
     def text(self) -> str:
@@ -88,6 +92,7 @@ class Rubric(StrictModel):
 
 
 def find_rubric(named: str, base: Path, where: Path) -> Path:
-    """The file of the rubric that the configuration `where` names, by its path from `base` on or by
-    name (`quality_v1`). Raises ConfigError where there is no such name (E-CONFIG-MISSING)."""
+    """The rubric file that the configuration `where` names: a path relative to `base`, or the name
+    of a bundled rubric (`quality_v1`). Raises ConfigError if there is no such file or name
+    (E-CONFIG-MISSING)."""
     return find_config(named, _FOLDER, base, "nmoe_core", f"{where}: [oracle] rubric")

@@ -1,10 +1,10 @@
-"""The run configuration: one TOML, checked whole before anything is read or written.
+"""The run configuration: one TOML file, validated completely before any data is read or written.
 
 The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
 the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
-start at the project directory: the nearest ancestor of the file that holds nmoe.toml,
-workspace.yaml, pyproject.toml or .git, else the file's own; of a configuration that comes with the
-package, at the working directory.
+are resolved against the project directory: the nearest ancestor of the file that contains
+nmoe.toml, workspace.yaml, pyproject.toml or .git, else the file's own directory. A bundled
+configuration resolves them against the working directory.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable
 from nmoe_core.config.tree import Tree
 
-# Values of the loader's keys that a run need not set.
+# Defaults of loader keys that a run may leave out.
 LOADER_DEFAULTS = {"seq_len": 4096, "batch_size": 8, "tokenizer": DEFAULT_TOKENIZER}
 
 
 class RunConfig(StrictModel):
     """The tables of a run that belong to the platform."""
 
-    also_known: ClassVar = frozenset((*KEYS, "data"))  # the loader's keys, for a hint
+    # Keys of the loader, which an error about an unknown key may suggest.
+    also_known: ClassVar = frozenset((*KEYS, "data"))
 
     prep: PrepTable = PrepTable()
     attributes: AttributesTable = AttributesTable()
@@ -69,7 +70,7 @@ class RunConfig(StrictModel):
     def _languages_are_made(self) -> RunConfig:
         is_by_language = self.calibration.target_by == "language"
         if is_by_language and "language" not in self.attributes.use:
-            raise ValueError('calibration.target_by = "language" needs attributes.use to have it')
+            raise ValueError('target_by = "language" needs "language" in attributes.use')
         return self
 
 
@@ -77,18 +78,19 @@ class Run:
     """A checked configuration with its paths resolved.
 
     Args:
-        path: The TOML file, or the name of one that comes with the package (`demo`). Without one,
-            `settings` are all of the configuration, and paths start at the working directory.
-        settings: Values over those of the file, by their dotted keys: `{"prep.workers": 4}`.
-        roots: Directories and files of the tree that lie elsewhere, by their names in `Tree`.
+        path: The TOML file, or the name of a bundled one (`demo`). If None, `settings` are the
+            whole configuration, and paths are resolved against the working directory.
+        settings: Values that override the file, by dotted key: `{"prep.workers": 4}`.
+        roots: Directories and files of the tree that are in another place, by their names in
+            `Tree`.
 
     Attributes:
         config: The platform's tables.
         loader: The loader's settings; their paths are absolute.
 
     Raises:
-        ConfigError: The file, or one that it names, is missing; a key is unknown or a value out of
-            range. Checkpoints may come later: only the tasks that load them need them.
+        ConfigError: The file, or a file that it names, is missing; a key is unknown; or a value is
+            out of range. Checkpoints may be missing here: only the tasks that load them need them.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class Run:
         settings = {current_name(key): value for key, value in (settings or {}).items()}
         self.config, self.loader = self._checked(table, self.path)
         if settings:
-            if isinstance(table.get("data"), Mapping):  # its keys would hide the settings
+            # Otherwise the keys of [data] would override `settings`.
+            if isinstance(table.get("data"), Mapping):
                 data = {k: v for k, v in table["data"].items() if k not in settings}
                 table = table | {"data": data}
             where = Path("command line")
@@ -123,10 +126,10 @@ class Run:
             named = getattr(self.loader, key)
             if named is not None and not named.is_file():
                 raise ConfigError(
-                    f"{key} names no file",
+                    f"the file of {key} does not exist",
                     where=self.path,
                     found=named,
-                    do="write it, or name one that comes with the package",
+                    do="create the file, or name a bundled one",
                     code="E-CONFIG-MISSING",
                 )
         moved = {"data": self.loader.data_root, **(roots or {})}
@@ -141,18 +144,18 @@ class Run:
         return config, settings_of_table(LOADER_DEFAULTS | of_loader, where, self.base)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Run:
-        """The same run with other values, by their dotted keys."""
+        """The same run with other values, by dotted key."""
         path, before, roots = self._built_with
         return Run(path, before | dict(settings), roots)
 
     def is_given(self, key: str) -> bool:
-        """Whether a dotted key was set over the file: on the command line, or by the caller."""
+        """Whether a dotted key was set by the command line or the caller, not by the file."""
         return key in self._built_with[1]
 
     @property
     def tokenizer(self) -> TokenizerSettings:
-        """The tokenizer of its shards. A file is looked for where the configuration's paths start,
-        then in the working directory."""
+        """The tokenizer of the run's shards. A tokenizer file is searched in the directory that the
+        configuration's paths are relative to, then in the working directory."""
         name = self.loader.tokenizer or DEFAULT_TOKENIZER
         prep = self.config.prep
         found = TokenizerSettings(name, prep.engine, prep.eos_token, prep.bos_token)
@@ -162,11 +165,11 @@ class Run:
         return found
 
     def resolve(self, path: str) -> Path:
-        """A path of the configuration, absolute."""
+        """The absolute form of a path of the configuration."""
         return self.base / path
 
     def required(self, key: str) -> Any:
-        """A value of the loader that this command needs; ConfigError if unset
+        """A loader value that this command needs. Raises ConfigError if it is not set
         (E-CONFIG-MISSING)."""
         value = getattr(self.loader, key)
         if value is None:
@@ -186,11 +189,11 @@ class Run:
 
 
 def with_settings(table: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested tables with values by their dotted keys."""
+    """A copy of nested tables in which the values of dotted keys are set."""
     changed = dict(table)
     for key, value in settings.items():
         if key.count(".") >= MAX_DEPTH:
-            what = f"a key of more than {MAX_DEPTH} parts"
+            what = f"key has more than {MAX_DEPTH} parts"
             raise ConfigError(what, where="command line", found=key[:80], code="E-CONFIG-KEY")
         first, _, rest = key.partition(".")
         inner = changed.get(first) or {}

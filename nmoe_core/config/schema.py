@@ -1,4 +1,4 @@
-"""The keys of the run configuration, as flags and `--set key=value` name them."""
+"""The keys of the run configuration, for flags and for `--set key=value`."""
 
 import ast
 import contextlib
@@ -24,7 +24,7 @@ from nmoe_core.config.tables import IS_LOCAL
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: its type, its value where nothing sets it, and its help text."""
+    """One key: its type, its default and its help text."""
 
     name: str
     annotation: Any
@@ -34,18 +34,18 @@ class Key:
 
     @property
     def is_list(self) -> bool:
-        """Whether it may hold several values."""
+        """Whether the key takes a list."""
         kinds = (self.annotation, *get_args(self.annotation))
         return any(get_origin(kind) is tuple for kind in kinds)
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values that it may have, where they are few."""
+        """The allowed values, if the type lists them."""
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
 
     def typed(self, text: str) -> Any:
-        """The value that a text stands for; a list is one of TOML, or its values are separated by
-        commas. ConfigError: none."""
+        """Parse the text of a value; a list is written as in TOML, or separated by commas. Raises
+        ConfigError if the text is not a value of this key."""
         if not self.is_list:
             return self.one(text)
         with contextlib.suppress(ValueError):
@@ -54,12 +54,12 @@ class Key:
         return tuple(map(self.one, text.split(",")))
 
     def one(self, text: str) -> Any:
-        """The value, or one of the values of a list, that a text stands for. Raises as `typed`."""
+        """Parse one value, or one item of a list. Raises as `typed`."""
         if self.annotation is Any:
-            with contextlib.suppress(ValueError):  # raised for a number of 5,000 digits
+            with contextlib.suppress(ValueError):  # a number of 5,000 digits raises it
                 return toml_table(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path or self.choices:
-            return text  # the run checks it, with an error of its own
+            return text  # the run validates it with its own error
         kind = get_args(self.annotation)[0] if self.is_list else self.annotation
         try:
             return TypeAdapter(kind).validate_strings(text)
@@ -70,13 +70,13 @@ class Key:
 
 @functools.cache
 def run_keys() -> dict[str, Key]:
-    """Every key of the run configuration by its dotted name."""
+    """All keys of the run configuration, by dotted name."""
     return {key.name: key for key in (*_loader_keys(), *keys_of(RunConfig))}
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """The key and the value of `key=value`. Raises ConfigError without a `=`, or where the key
-    cannot have this value; a key that is unknown is refused by the run."""
+    """Parse `key=value`. Raises ConfigError if `=` is missing or the key cannot have this value;
+    the run refuses unknown keys."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError("not key=value", where="--set", found=repr(text))
@@ -84,9 +84,9 @@ def setting(text: str) -> tuple[str, Any]:
     name = current_name(name)
     if name in keys:
         return name, keys[name].typed(value)
-    table = keys.get(name.rpartition(".")[0])  # an entry of a table with free names
+    table = keys.get(name.rpartition(".")[0])  # a table whose keys the user chooses
     free = [key.name for key in keys.values() if key.annotation == dict[str, Any]]
-    if name.startswith(tuple(f"{above}." for above in free)):  # its entries may be tables
+    if name.startswith(tuple(f"{above}." for above in free)):  # tables nested in such a table
         return name, Key(name, Any, None, "", False).typed(value)
     if table is None or get_origin(table.annotation) is not dict:
         return name, value
@@ -100,7 +100,7 @@ def _loader_keys() -> Iterator[Key]:
         annotation = Literal[rules.choices] if rules.choices else types[name]
         if Path in rules.types:
             annotation = str
-        is_path = Path in rules.types and str not in rules.types  # the others may be URLs
+        is_path = Path in rules.types and str not in rules.types  # other path keys may also be URLs
         annotation = Any if name == "phases" else annotation
         default = defaults[name]
         for new, old in rules.in_plans.items():
@@ -109,7 +109,7 @@ def _loader_keys() -> Iterator[Key]:
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """The keys of a table and of the tables in it."""
+    """The keys of a table and of its nested tables."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
         if inner is not None:
@@ -123,10 +123,10 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 
 
 def _text_below(model: type, name: str) -> str:
-    """The text below a field where its class declares it.
+    """The text below a field in the source of its class.
 
-    pydantic can read it too, but for every model when its class is made: a tenth of a second that
-    each worker would pay, for help that only the command line shows.
+    pydantic can read it too, but does so for every model when its class is created. Each worker
+    would spend a tenth of a second on help that only the command line shows.
     """
     owner = next(kind for kind in model.__mro__ if name in vars(kind).get("__annotations__", ()))
     return _texts_of(owner.__module__).get((owner.__name__, name), "")
@@ -134,7 +134,7 @@ def _text_below(model: type, name: str) -> str:
 
 @functools.cache
 def _texts_of(module: str) -> dict[tuple[str, str], str]:
-    """The texts below the fields of a module's classes, by class and field."""
+    """The texts below the fields of a module's classes, by class and field name."""
     found = {}
     classes = ast.parse(inspect.getsource(sys.modules[module])).body
     for node in (node for node in classes if isinstance(node, ast.ClassDef)):

@@ -1,7 +1,7 @@
-"""Tables of the run for prep, curation and the index of what was seen.
+"""Tables of the run for prep, curation and the search index.
 
-The text below a field is its help, on the page of keys that `make docs` makes, and where a
-verb has a flag for it.
+The text below a field becomes its help on the page of keys, which `make docs` builds, and in
+`--help` of commands that have a flag for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def parse_count(value: str | int) -> int:
-    """A number of tokens: `1000`, `100M`, `1B`, `1.5T` (K, M, B, T are powers of 1,000).
+    """Parse a number of tokens: `1000`, `100M`, `1B`, `1.5T` (K, M, B, T are powers of 1,000).
 
     >>> parse_count("1.5T")
     1500000000000
@@ -46,43 +46,44 @@ PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), IS_LOCAL]
 
 
 class ShardKeys(StrictModel):
-    """Keys of `[prep]` that decide what the shards of every split hold."""
+    """Keys of `[prep]` that determine the content of shards, in every split."""
 
     num_shards: int = Field(default=64, ge=1, le=9999)
-    """Shards of the training split."""
+    """Number of shards of the training split."""
     tokens_per_shard: int = Field(default=DEFAULT_TOKENS_PER_SHARD, ge=2)
     """Maximum tokens in one shard file."""
     min_doc_tokens: int = Field(default=10, ge=1)
-    """Shorter documents are left out."""
+    """Minimum tokens of a document; shorter documents are left out."""
     max_doc_tokens: int = Field(default=1_000_000, ge=1)
-    """Longer documents are split, or cut."""
+    """Maximum tokens of a document; longer documents are split or cut, see `long_documents`."""
     long_documents: Literal["split", "cut"] = "split"
-    """Longer documents: `split` at the ends of paragraphs; `cut`: the rest is left out."""
+    """`split` divides a document that is too long at ends of paragraphs; `cut` drops the excess."""
     engine: Engine = "auto"
-    """Tokenizer library; the ids are the same, the speed is not."""
+    """Tokenizer library; all give the same ids at different speeds."""
     eos_token: str | int = "auto"
-    """Token that ends each document, by name or id; `auto`: the tokenizer's own."""
+    """Token that ends each document, by name or id; `auto`: the tokenizer's EOS."""
     bos_token: str | int = "none"
-    """Token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
+    """Token that starts each document; `auto`: the tokenizer's BOS; `none`: no token."""
     dtype: Dtype = "uint32"
-    """Integers of shard files; `auto`: uint16 where every id fits."""
+    """Integer type of shard files; `auto`: uint16 if every id fits."""
     version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_.]+$")
-    """Version that manifests and shard files are named by."""
+    """Version in the names of manifests and shard files."""
     reuse: bool = True
-    """Take over the tokens of texts that the split holds already."""
+    """Reuse the tokens of texts that the split already has."""
     keep_versions: int = Field(default=1, ge=0)
-    """Earlier versions of a split that are kept when it is replaced whole."""
+    """Number of earlier versions that are kept when a split is replaced."""
 
 
 class PrepTable(ShardKeys):
-    """`[prep]`: text to token shards."""
+    """`[prep]`: conversion of text to token shards."""
 
     num_valid_shards: int = Field(default=1, ge=1, le=9999)
-    """Shards of the validation split."""
+    """Number of shards of the validation split."""
     max_tokens: str | int = "flow"
-    """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; or `all`."""
+    """Training tokens to prepare, such as 100M; `flow`: as many as the flow trains on; `all`: the
+    whole sources."""
     workers: int = Field(default=1, ge=1, le=4096)
-    """Processes; the bytes do not depend on it."""
+    """Number of processes; the output is the same for any number."""
 
     @field_validator("max_tokens")
     @classmethod
@@ -96,9 +97,9 @@ class CurationTable(StrictModel):
     """`[curation]`: which documents are kept, and in which order."""
 
     include: tuple[Literal["drop", "band", "keep"], ...] = Field(default=("keep",), min_length=1)
-    """Decisions whose documents are kept; not together with `where`."""
+    """Decisions whose documents are kept. Cannot be combined with `where`."""
     where: str | None = Field(default=None, min_length=1)
-    """SQL expression over attributes, in place of `include`: documents of which it is true."""
+    """SQL expression over attributes that selects the documents to keep, instead of `include`."""
     order: Literal[
         "auto",
         "golden",
@@ -112,34 +113,34 @@ class CurationTable(StrictModel):
         "shuffle",
         "original",
     ] = "auto"
-    """Order of the documents in a shard; `auto` takes `window_fill`, `golden` or `stratified`,
-    whichever has most topics per window."""
+    """Order of the documents in a shard; `auto` takes whichever of `window_fill`, `golden` and
+    `stratified` has the most topics per window."""
     seq_len: int | None = Field(default=None, ge=1)
-    """Tokens of the window that `auto`, `window_fill` and `bin_packing` fill; by default the
-    loader's stride."""
+    """Window length in tokens for `auto`, `window_fill` and `bin_packing`. Default: the loader's
+    stride."""
     packing: Literal["concat", "flush"] = "concat"
-    """How the trainer fills windows: `concat` cuts the stream, as this project's loader does;
-    `flush` starts a new window where a document does not fit."""
+    """How the trainer fills windows: `concat` cuts the token stream, as this project's loader does;
+    `flush` starts a new window if a document does not fit."""
     by: Literal["source", "length", "quality"] = "source"
-    """What `count_stride` sorts the documents of a topic by; `source` leaves them in the source's
-    order."""
+    """Sort key of `count_stride` within a topic; `source` keeps the order of the source."""
     descending: bool = False
-    """Let `count_stride` sort from the largest to the smallest."""
+    """Sort in descending order (`count_stride`)."""
     epoch: int = Field(default=0, ge=0, lt=2**32)
-    """Number of the epoch; each gives another order of the same quality."""
+    """Number of the epoch; each epoch has a different order of the same quality."""
     stability: Literal["replan", "insert_only", "resume"] = "replan"
-    """What a new order keeps of the one before: nothing (`replan`), the order of the old documents
-    (`insert_only`), or the places of those that training has read (`resume`)."""
+    """How a new order relates to the previous order: `replan` ignores it, `insert_only` keeps the
+    relative order of old documents, `resume` keeps the positions of documents that training has
+    read."""
     resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """Tokens that training has read of a source, by its id; only with `stability = "resume"`."""
+    """Number of tokens that training has read, by source id; only with `stability = "resume"`."""
     num_topics: int = Field(default=30, ge=2)
-    """Topics of the topic model."""
+    """Number of topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
-    """Maximum documents, over all sources, that the topic model is fitted on."""
+    """Maximum number of documents, over all sources, to fit the topic model on."""
 
     @property
     def can_spread_copies(self) -> bool:
-        """Whether the order may be `golden`, which lays kept copies far apart."""
+        """Whether the order may be `golden`, which spreads kept copies far apart."""
         return self.stability != "insert_only" and self.order in ("auto", "golden")
 
     @field_validator("order", mode="before")
@@ -150,18 +151,22 @@ class CurationTable(StrictModel):
     @model_validator(mode="after")
     def _order_is_stable(self) -> CurationTable:
         if self.stability == "insert_only" and self.order not in ("auto", "insert_only"):
-            raise ValueError(f'order "{self.order}" moves documents: leave it out, or "replan"')
+            raise ValueError(
+                f'stability = "insert_only" does not allow order "{self.order}": '
+                'remove order, or set stability = "replan"'
+            )
         if (self.stability == "resume") != bool(self.resume_from_token):
-            raise ValueError('stability = "resume" and resume_from_token belong together')
+            raise ValueError('set both stability = "resume" and resume_from_token, or neither')
         if self.where is not None and "include" in self.model_fields_set:
-            raise ValueError("where and include: leave one out, and write decision = 'keep'")
+            raise ValueError("set where or include, not both; where can test decision = 'keep'")
         return self
 
 
 class SeenTable(StrictModel):
-    """`[seen]`: the index with which `nmoe seen` finds a sentence in the curated shards."""
+    """`[seen]`: the index in which `nmoe seen` finds a sentence of the curated shards."""
 
     index: bool = False
-    """Whether there is the asset `seen_index`; the command makes indexes without it."""
+    """Whether the asset `seen_index` exists; the command builds indexes without it."""
     part_tokens: int = Field(default=64 * 2**20, ge=1, le=700_000_000)
-    """Tokens that are sorted at once, 15 bytes of memory each; less takes longer to ask."""
+    """Tokens per part of the index; sorting a part takes 15 bytes of memory per token. Smaller
+    parts make searches slower."""

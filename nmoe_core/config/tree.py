@@ -1,4 +1,4 @@
-"""Paths of all files of a run: each comes from one `Tree`, none is joined by hand.
+"""Paths of all files of a run. Every path is taken from a `Tree`; other code never joins them.
 
 A task takes the run's tree, and compute takes the tree or one of its shards:
 
@@ -28,12 +28,12 @@ COST_NAME = "cost.json"
 
 
 def shard_dir_name(bucket: int) -> str:
-    """Directory of a bucket: `shard_NNNN`."""
+    """Name of a bucket's directory: `shard_NNNN`."""
     return f"shard_{bucket:04d}"
 
 
 class _Below:
-    """A path below that of another attribute."""
+    """A path below the path of another attribute."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._directory = directory
@@ -77,7 +77,7 @@ class Tree:
 
     @classmethod
     def below(cls, root: Path, **moved: Path) -> Tree:
-        """The tree of a run whose files all lie below `root`, but for those that are `moved`."""
+        """The tree of a run whose files are all below `root`, except the `moved` ones."""
         names = ["data", "slices", "labels", "heads", "calibration", "quality", "topics"]
         names += ["attributes", "curated", "seen"]
         places = {name: root / name for name in names}
@@ -85,7 +85,7 @@ class Tree:
         return cls(root=root, **places | moved)
 
     def remix(self, number: int) -> Path:
-        """The certificate of the plan's remix of that number, from 1 on."""
+        """The certificate of the plan's remix `number`, counted from 1."""
         return self.plan.with_name(f"remix_{number:04d}.json")
 
     def remixes(self) -> list[Path]:
@@ -93,7 +93,7 @@ class Tree:
         return sorted(self.plan.parent.glob("remix_*.json"))
 
     def picture(self, name: str) -> Path:
-        """A picture that is kept: `.pictures/{name}.md`."""
+        """A stored picture: `.pictures/{name}.md`."""
         return self.root / ".pictures" / f"{name}.md"
 
     def split(self, source: str, split: str = "train") -> Path:
@@ -105,15 +105,15 @@ class Tree:
         return self.split(source, split) / MANIFEST_NAME
 
     def source_digests(self, source: str, split: str) -> Path:
-        """Digests of the files that a split was made from, by which untouched ones are known."""
+        """Digests of the files that a split was made from, to recognise unchanged files."""
         return self.root / ".sources" / f"{source}.{split}.json"
 
     def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
         return ShardPaths(self, source, bucket, split)
 
     def shard_of(self, rel: str) -> ShardPaths:
-        """The paths of the shard that `{source}/{split}/shard_NNNN/...` lies in; FormatError where
-        it lies in none (E-DOCID)."""
+        """The paths of the shard that contains the path `{source}/{split}/shard_NNNN/...`. Raises
+        FormatError if the path is in no shard (E-DOCID)."""
         match = re.match(r"([^/]+)/([^/]+)/shard_(\d{4,})(?:/|$)", rel)
         if match is None:
             raise FormatError("not a path in a shard", where=self.data, found=rel, code="E-DOCID")
@@ -134,7 +134,7 @@ class Tree:
         return self.curated_split(source) / CURATION_NAME
 
     def source_slices(self, source: str) -> Path:
-        """Directory of the document ids that one source gives to labelling."""
+        """Directory of the document ids that a source contributes to labelling."""
         return self.slices / "sources" / source
 
     def slice(self, split: str, number: int) -> Path:
@@ -151,7 +151,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class ShardPaths:
-    """The paths of one shard of a split; grades, topics and curated shards are of `train`."""
+    """The paths of one shard of a split; only `train` has grades, topics and curated shards."""
 
     tree: Tree
     source: str
@@ -168,7 +168,7 @@ class ShardPaths:
 
     @property
     def selection(self) -> Path:
-        """What the run's `where` says of each document."""
+        """Result of the run's `where` for each document."""
         return self.attribute("selection")
 
     @property
@@ -181,24 +181,24 @@ class ShardPaths:
 
     @property
     def graded(self) -> Path:
-        """Directory of its scores and their summary."""
+        """Directory of the shard's scores and their summary."""
         return self.tree.quality / self.source / self.name
 
     def attribute(self, name: str) -> Path:
-        """Its rows of an attribute: `attributes/{source}/shard_NNNN/{name}.parquet`."""
+        """The shard's file of an attribute: `attributes/{source}/shard_NNNN/{name}.parquet`."""
         return self.tree.attributes / self.source / self.name / f"{name}.parquet"
 
     @property
     def with_topics(self) -> Path:
-        """Directory of its topics and their summary."""
+        """Directory of the shard's topics and their summary."""
         return self.tree.topics / self.source / self.name
 
     @property
     def curated(self) -> Path:
-        """Its directory in the curated tree."""
+        """The shard's directory in the curated tree."""
         return self.tree.curated_split(self.source) / self.name
 
     @property
     def seen(self) -> Path:
-        """Directory of the index of its curated shard."""
+        """Directory of the search index of the curated shard."""
         return self.tree.seen / self.source / self.name

@@ -226,7 +226,7 @@ EXTRA = HTTP.format("http://h") + "\nextra_body = {{ {} }}"
         (EXTRA.format("until = 2026-01-01"), "extra_body: a value cannot be sent as JSON"),
         (EXTRA.format("top_p = nan"), "extra_body"),
         (HTTP.format("http://h") + "\nmax_cost = 1", "max_cost needs"),
-        (HTTP.format("http://h") + "\ninput_price = 1", "need each other"),
+        (HTTP.format("http://h") + "\ninput_price = 1", "input_price and output_price, or neither"),
         ("[oracle.engine]\nmax_contxt = 5", "max_ctx"),
         ("max_retries = -1", "max_retries"),
     ],

@@ -175,8 +175,8 @@ def test_the_heuristic_oracle_refuses_a_rubric_that_it_does_not_know(
 @pytest.mark.parametrize(
     ("wrong", "said_of_it"),
     [
-        (TWO.replace("dimensions.use", "dimensions.decision"), "a column of grades already"),
-        (TWO.replace("dimensions.use", "dimensions.Use"), "is no name"),
+        (TWO.replace("dimensions.use", "dimensions.decision"), "the name of another column"),
+        (TWO.replace("dimensions.use", "dimensions.Use"), "is not a valid name"),
         (TWO.replace("weight = 3", "weight = -1"), "weight"),
         (TWO.replace('["no", "yes"]', '["no"]'), "grades"),
         (TWO.partition("[dimensions")[0], "dimensions"),
