@@ -1,8 +1,8 @@
-"""One attribute of documents, and its file for one shard.
+"""Computes one attribute of documents and writes its file for one shard.
 
-The rows of a document depend on its text alone. So rows are reused from an earlier file of the same
-code and settings, and only new and changed texts are processed. Memory: a batch of 4 M tokens, and
-the rows of one shard.
+The row of a document depends only on its text. So rows are reused from an earlier file made by the
+same code with the same settings, and only new and changed texts are processed. Memory: a batch of 4
+M tokens, and the rows of one shard.
 """
 
 import os
@@ -39,21 +39,21 @@ from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 4 * 2**20
-# Bins of a column, to measure how far it moved.
+# Bins of a column, to measure its drift.
 _NUM_PARTS = 10
 _NUM_TEXTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A computation that records columns about each document's text; pickles.
+    """A computation that records columns about each document's text. Can be pickled.
 
     Attributes:
         name: Name of the attribute and of its files.
         schema: Schema of its columns.
         made_with: Fingerprints of code and settings.
-        compute: Takes the texts of documents, gives their rows.
-        facts: Facts of the settings, reported with every file that is made.
+        compute: Function from the texts of documents to their rows.
+        facts: Facts about the settings, reported with every file.
     """
 
     name: str
@@ -73,14 +73,14 @@ class ShardDocuments(NamedTuple):
 
 
 def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
-    """Ids and files of a shard. Raises FormatError: it is missing or broken; or another tool made
-    it without hashes of texts (E-SHARD-IDS)."""
+    """Ids and files of a shard. Raises FormatError if it is missing or damaged, or was made by
+    another tool without text hashes (E-SHARD-IDS)."""
     manifest = load_manifest(shard.manifest)
     files = shard_files(shard.tree.data, manifest)
     ids = [pair for file in files for pair in file.ids()]
     if ids and not ids[0][1]:
         raise FormatError(
-            "the shard has no hashes of texts, which attributes need",
+            "the shard has no text hashes, which attributes need",
             where=shard.manifest,
             do="prepare the source with `nmoe prep`",
             code="E-SHARD-IDS",
@@ -91,10 +91,10 @@ def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
 
 
 def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSettings) -> Result:
-    """Make the file of a shard; a current one is left alone.
+    """Make the file of a shard, unless it is up to date.
 
     Raises:
-        FormatError: The shard is missing or broken, or has no hashes of texts.
+        FormatError: The shard is missing or damaged, or has no text hashes.
         LockedError: Another process is making this file.
     """
     path = shard.attribute(attribute.name)
@@ -116,8 +116,8 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
 
 
 def made(path: Path, **facts: int) -> Result:
-    """The result for a committed file. Its digest is of the rows, so equal rows from other inputs
-    do not count as a change."""
+    """The result for a committed file. Its digest covers the rows, so equal rows from different
+    inputs do not count as a change."""
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
     return Result(footer.digest, {**found, "path": str(path)})
@@ -131,8 +131,8 @@ def replace_rows(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> None:
-    """As `write_attribute`; if the rows of a file change, `{name}.drift.json` beside it says how
-    far each column moved from the previous version. It is written before the new rows, and ignored
+    """As `write_attribute`. If the rows change, `{name}.drift.json` beside the file records the
+    drift of each column from the previous version. It is written before the new rows, and ignored
     until they are written."""
     footer = find_footer(path)
     if footer is None:
@@ -142,7 +142,7 @@ def replace_rows(
     try:
         digest = write_attribute(staged, name, fingerprints, documents, schema, batches)
         if footer.digest != digest:
-            # Bytes have no bins, and the bytes of signatures are long.
+            # Columns of bytes have no bins, and signatures would take much memory.
             names = [f.name for f in schema if not pa.types.is_fixed_size_binary(f.type)]
             old, new = (read_attribute(one, names) for one in (path, staged))
             found = {"digest": digest, "documents": len(documents.doc_ids)}
@@ -157,8 +157,8 @@ def replace_rows(
 
 
 def read_drift(path: Path) -> tuple[int, dict[str, float]] | None:
-    """Documents of a file, and how far each column moved from the previous version; None for the
-    first version."""
+    """Number of documents of a file, and the drift of each column from the previous version; None
+    for the first version."""
     found = read_sealed(_drift_path(path))
     if found is None or found["digest"] != read_footer(path).digest:
         return None
@@ -170,10 +170,10 @@ def _drift_path(path: Path) -> Path:
 
 
 def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
-    """Share of a column's values that moved to another bin, for each column of numbers, booleans or
-    texts that both tables have: half the sum of the differences between the shares of bins. Bins
-    are tenths of the old numbers, or the 20 most common old texts and one for the rest; nulls are
-    one bin."""
+    """Drift of each column of numbers, booleans or texts that both tables have: the share of values
+    that moved to another bin, which is half the sum of absolute differences between bin shares.
+    Bins are deciles of the old numbers, or the 20 most common old texts and one bin for the rest;
+    nulls are one more bin."""
     found = {}
     for name in old.column_names:
         if name in new.column_names and old.num_rows and new.num_rows:
@@ -185,7 +185,7 @@ def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
 
 
 def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
-    """Lower edges of the bins of numbers, or common texts; None for other types."""
+    """Lower edges of the bins of numbers, or the common texts; None for other types."""
     kind = old.type
     values = old.drop_null()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -202,7 +202,7 @@ def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
 
 
 def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
-    """Shares of the bins, of values in no bin, and of nulls."""
+    """Share of each bin, then of values outside all bins, then of nulls."""
     known = values.drop_null()
     if isinstance(parts, pa.Array):
         places = pc.call_function("index_in", [known], pc.SetLookupOptions(value_set=parts))
@@ -215,18 +215,18 @@ def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
 
 
 def check_attribute(shard: ShardPaths, name: str) -> int:
-    """Check that the file of a shard has the documents of the shard, in its order; their number.
-    Raises FormatError: it has others (E-ATTRIBUTE-STALE), or rows that differ from those written
-    (E-ATTRIBUTE-FORMAT)."""
+    """Check that the file of a shard has the shard's documents, in order; return their number.
+    Raises FormatError if it has other documents (E-ATTRIBUTE-STALE), or its rows have changed since
+    they were written (E-ATTRIBUTE-FORMAT)."""
     path = shard.attribute(name)
     documents = open_shard_documents(shard).documents
     table = read_attribute(path)
     footer = read_footer(path)
     if rows_digest(table) != footer.digest:
         raise FormatError(
-            "rows are not those that were written",
+            "rows have changed since they were written",
             where=path,
-            do="remove the file, and make the attribute again",
+            do="delete the file, then make the attribute again",
             code="E-ATTRIBUTE-FORMAT",
         )
     hashes = [value.hex() for value in table.column("text_sha256").to_pylist()]
@@ -238,8 +238,8 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
 
 class _Rows:
     """Rows of documents: reused if the text is known, else computed and counted. The hash covers
-    the whole text, which may be cut at another length, so the number of tokens must be equal too.
-    """
+    the whole text, which prep may have cut at a different length, so the number of tokens must be
+    equal too."""
 
     def __init__(
         self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
@@ -286,7 +286,7 @@ class _Rows:
 
 
 def lengths_of(doc_ids: pa.Array) -> np.ndarray:
-    """Tokens of documents, by their ids: int64 `[N]`."""
+    """Number of tokens of each document, read from its id: int64 `[N]`."""
     options = pc.ExtractRegexOptions(r"#s=(?P<start>\d+):e=(?P<end>\d+)$")
     spans = pc.call_function("extract_regex", [doc_ids], options)
     start, end = (spans.field(i).cast(pa.int64()).to_numpy() for i in range(2))
@@ -294,7 +294,7 @@ def lengths_of(doc_ids: pa.Array) -> np.ndarray:
 
 
 def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | None:
-    """The rows of an earlier file that the same code and settings made."""
+    """The rows of an earlier file, if the same code made it with the same settings."""
     if old is None:
         return None
     made_with = {k: v for k, v in old.fingerprints.items() if k != "documents"}
@@ -302,7 +302,8 @@ def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | N
 
 
 def _cut(spans: np.ndarray) -> Iterator[np.ndarray]:
-    """Spans in runs of about as many tokens as a batch has; a longer document goes alone."""
+    """Split spans into batches of about equal numbers of tokens; a longer document is a batch of
+    its own."""
     first = 0
     while first < len(spans):
         end = int(spans[first, 0]) + _BATCH_TOKENS

@@ -1,9 +1,10 @@
-"""The columns of attributes, defined without compiled code."""
+"""The columns of attributes; this module imports no compiled code."""
 
 import pyarrow as pa
 
 NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
-"""For the first three sizes the most frequent n-gram counts, for the others all repeated ones."""
+"""Sizes of n-grams. The first three measure the most frequent n-gram, the others all repeated
+n-grams."""
 COUNTS = (
     *("n_chars", "n_words", "n_symbol_words", "n_stop_words", "n_lines", "n_newlines"),
     *("n_paragraphs", "n_sentences", "n_c4_sentences"),
@@ -16,7 +17,7 @@ SHARES = (
 )
 FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
 PERSONAL = ("n_emails", "n_ips", "n_cards", "n_ibans", "n_phones")
-NUM_BANDS = 16  # of a signature, of seven hashes each
+NUM_BANDS = 16  # bands of a signature; each has seven hashes
 NUM_HASHES = 7 * NUM_BANDS
 SCHEMAS = {
     "signals": pa.schema(
@@ -29,13 +30,13 @@ SCHEMAS = {
     "language": pa.schema(
         [
             pa.field("lang", pa.string(), nullable=False),  # ISO 639-1, or `und`
-            pa.field("lang_score", pa.float32()),  # 0 to 1 by the detector; null if it did not run
+            pa.field("lang_score", pa.float32()),  # score of the detector, 0 to 1; null if not run
         ]
     ),
     "contamination": pa.schema(
         [
             pa.field("contamination", pa.float32(), nullable=False),  # share of words, 0 to 1
-            pa.field("contaminated_by", pa.string()),  # the set with most of these words
+            pa.field("contaminated_by", pa.string()),  # the evaluation set with most of these words
         ]
     ),
     "pii": pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PERSONAL]),
@@ -51,7 +52,7 @@ SCHEMAS = {
             pa.field("exact_of", pa.string()),  # {source}//{ingest id} of the kept document
             pa.field("near_of", pa.string()),
             pa.field("near_jaccard", pa.float32()),
-            pa.field("contained_in", pa.string()),  # of a survivor that is a part of another
+            pa.field("contained_in", pa.string()),  # for a kept document that is a part of another
             pa.field("containment", pa.float32()),
         ]
     ),

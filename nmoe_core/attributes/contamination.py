@@ -1,12 +1,12 @@
-"""Finds texts that hold passages of evaluation sets: 13 equal words in a row, as words are hashed.
+"""Finds passages of evaluation sets in texts: 13 consecutive equal words, compared by word hashes.
 
-An evaluation set is a JSONL file; every string of at least 8 words in its objects counts, at any
-depth; a string of fewer than 13 words is searched for whole. Shorter strings, such as "Mars", occur
-in many innocent texts; they are counted, but not searched for. Windows are compared by a polynomial
-hash, and every hit word by word. As for near duplicates, case, spacing and punctuation do not
-count, and a Chinese character is a word. With 0.6 M windows, one core looks up about 100 million
-words per second, and 33 million with the hashing of the words; with 2 M windows, which no cache
-holds, 35 and 21. Memory is about 25 bytes per word of the sets.
+An evaluation set is a JSONL file. Every string of at least 8 words in its objects is used, at any
+depth; a string of fewer than 13 words is searched for as a whole. Shorter strings, such as "Mars",
+occur in many uncontaminated texts; they are counted, but not searched for. Windows are compared by
+a polynomial hash, and each hit is verified word by word. As for near duplicates, case, spacing and
+punctuation are ignored, and a Chinese character is a word. With 0.6 M windows, one core looks up
+about 100 million words per second, or 33 million including word hashing; with 2 M windows, which
+exceed the CPU cache, 35 and 21 million. Memory: about 25 bytes per word of the sets.
 """
 
 import hashlib
@@ -37,40 +37,41 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of one length."""
+    """All windows of one length."""
 
     num_words: int
     hashes: np.ndarray
-    """uint64 `[num_windows]`, ascending, each once."""
+    """uint64 `[num_windows]`: distinct hashes, ascending."""
     places: np.ndarray
-    """int64 `[num_windows]`: start of each window in the words of the sets."""
+    """int64 `[num_windows]`: index of each window's first word in the words of the sets."""
     owners: np.ndarray
-    """uint16 `[num_windows]`: the set of each window, the first of several."""
+    """uint16 `[num_windows]`: the first set that has the window."""
 
     @cached_property
     def filter(self) -> tuple[np.ndarray, np.uint64, Parts]:
-        """The lookup of windows in the sets: `bloom` and `parts` of the hashes."""
+        """The lookup structures of the hashes, see `bloom` and `parts`."""
         return *bloom(self.hashes), parts(self.hashes)
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Some evaluation sets; pickles."""
+    """The evaluation sets of a run. Can be pickled."""
 
     names: tuple[str, ...]
     digests: Fingerprints
     """SHA-256 of each file, by name."""
     words: np.ndarray
-    """uint64: all words of all sets."""
+    """uint64: hashes of all words of all sets."""
     windows: tuple[Windows, ...]
-    """The longest first."""
+    """Windows by length, longest first."""
     facts: dict[str, int]
-    """Number of `evaluation_strings`, and of `short_strings`, which are not searched for."""
+    """Number of `evaluation_strings`, and of `short_strings` (not searched for)."""
 
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> "Evaluations":
-        """Read the sets by their names. Raises SourceError: a file is missing, a line is no JSON
-        object, or a file has no string of 8 words (E-CONTAMINATION-SET)."""
+        """Read the sets; `files` has the path of each by its name. Raises SourceError if a file is
+        missing, a line is not a JSON object, or a file has no string of 8 words
+        (E-CONTAMINATION-SET)."""
         digests = {}
         parts = []
         lengths = []
@@ -80,7 +81,9 @@ class Evaluations:
             found = words(pa.array(texts, pa.large_string()))
             lengths.append(np.diff(found.bounds))
             if lengths[-1].max(initial=0) < LEAST_WORDS:
-                raise _bad_set(path, f"no string of {LEAST_WORDS} words", "JSON objects with texts")
+                raise _bad_set(
+                    path, f"no string of {LEAST_WORDS} words or more", "JSON objects with texts"
+                )
             parts.append(found.hashes)
             owners.append(np.full(len(found.hashes), number, np.uint16))
         flat = np.concatenate([*parts, np.empty(0, np.uint64)])
@@ -98,7 +101,7 @@ class Evaluations:
 
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
-    """How much of each text is in the sets, by `SCHEMA`."""
+    """The share of each text that occurs in the sets; columns as in `SCHEMA`."""
     shares = np.zeros(len(texts), np.float32)
     owners = np.full(len(texts), -1)
     for start, stop in batches(texts):
@@ -143,14 +146,14 @@ def _bad_set(path: Path, found: str, expected: str = "one JSON object per line")
         where=path,
         found=found,
         expected=expected,
-        do="correct the path, or write the set as plain JSONL",
+        do="correct the path, or convert the set to uncompressed JSONL",
         code="E-CONTAMINATION-SET",
     )
 
 
 def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
-    """Starts of the windows that are within one text; windows shorter than 13 words are whole
-    texts."""
+    """Starts of the windows that do not cross a text's end; a window of fewer than 13 words is a
+    whole text."""
     ends = np.cumsum(lengths)
     if num_words < WINDOW_WORDS:
         return (ends - lengths)[lengths == num_words]
@@ -161,7 +164,7 @@ def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
 
 @njit(cache=True)
 def _windows(hashes, size):
-    """The hash of the window that begins at each word; the last ones are unused."""
+    """The hash of the window that starts at each word; the last entries are unused."""
     found = np.zeros(len(hashes), np.uint64)
     for i in range(len(hashes) - size + 1):
         h = np.uint64(0)
@@ -181,10 +184,10 @@ def _equal(first, i, second, k, size):
 
 @njit(cache=True)
 def _scan(hashes, bounds, known, passes, shift, among, of_words):
-    """The set of each word that a verified window covers, unless it has one.
+    """Assign a set to each word that a verified window covers, unless it has one already.
 
-    Many windows are looked up in the filter one after the other, so that the processor waits for
-    several places of memory at a time.
+    Many windows are looked up in the filter in a row, so that the processor has several memory
+    accesses in flight.
     """
     places, owners, set_words, size = known
     windows, begins, part_shift = among

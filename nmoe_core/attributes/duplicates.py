@@ -1,22 +1,23 @@
-"""Finds documents that are copies of others, over all shards of all sources.
+"""Finds documents that are copies of other documents, over all shards of all sources.
 
-Documents are visited in the order of (source priority, longest, ingest id). A document is dropped
-if a kept one has the same text, or shares a band's key with it and an estimated Jaccard similarity
-of at least the threshold. So every dropped document is near to the kept one that it names, also in
-a chain of small edits. The decisions depend on the set of documents alone: after an addition, a
-deletion or a change of priority the same call is made again, and copies of a deleted survivor come
-back. Grades are not known yet here, so they choose no survivor.
+Documents are visited in the order of (source priority, length descending, ingest id). A document is
+dropped if a kept one has the same text, or shares a band key with it and has an estimated Jaccard
+similarity of at least the threshold. So every dropped document is similar to the kept one that it
+names, even in a chain of small edits. Decisions depend only on the set of documents: after an
+addition, a deletion or a change of priority, the same call is repeated, and copies of a deleted
+survivor are kept again. Grades do not exist yet at this point, so they cannot choose the survivor.
 
-On request, a kept document that is contained in an earlier kept one names that one.
+On request, a kept document that is contained in an earlier kept document names it.
 
-Signatures take most of the time; this step takes about a second per million documents. Two bitmaps
-find the few keys that may occur again, and only documents with these are sorted and compared.
+Signatures take most of the time; this step takes about one second per million documents. Two
+bitmaps find the few keys that may occur more than once, and only documents with such keys are
+sorted and compared.
 
-After a change, only documents that it can reach are decided again. The decision on a document
-follows from the kept ones that share a key with it. So new documents, and dropped ones whose
-survivor may be gone, are decided among the kept ones that they share keys with. If the decision on
-one of them changes, the documents that share a key with it are decided again too, until no decision
-changes. Each round reads all keys once, in about 0.04 seconds per million documents.
+After a change, only documents that it can affect are decided again. The decision on a document
+depends on the kept documents that share a key with it. So new documents, and dropped documents
+whose survivor may be gone, are compared with the kept documents that share a key with them. If a
+decision changes, the documents that share a key are decided again too, until no decision changes.
+Each round reads all keys once, in about 0.04 seconds per million documents.
 """
 
 import math
@@ -36,8 +37,8 @@ from nmoe_core.attributes.shared import Before, ShardRows
 
 SCHEMA = SCHEMAS["duplicates"]
 JACCARD = 0.7
-MAX_VISITS = 128  # kept documents that one is compared with
-CONTAINED_JACCARD = 0.4  # least similarity of a text and a part of it that is searched
+MAX_VISITS = 128  # maximum number of kept documents to compare one document with
+CONTAINED_JACCARD = 0.4  # minimum similarity of a text and its part for containment to be detected
 _NAMES = ("exact_of", "near_of", "contained_in")
 _KEPT, _EXACT, _NEAR, _PART = range(4)
 _BITS_PER_KEY = 16
@@ -45,22 +46,22 @@ _BITS_PER_KEY = 16
 
 class Shard(NamedTuple):
     """One shard's documents, in shard order. Ids and sketches are read only for documents that
-    share a key, by ascending rows."""
+    share a key, in ascending order of rows."""
 
     source: str
     text_sha256: np.ndarray
     """uint8 `[num_documents, 32]`: hashes of the normalised texts."""
     keys: np.ndarray
-    """uint64 `[num_documents, 16]`, as `minhash.signatures` made them."""
+    """uint64 `[num_documents, 16]`: band keys, see `minhash.signatures`."""
     ingest_ids: Callable[[np.ndarray], Sequence[str]]
-    """Ingest ids of rows, int64 `[num_rows]`."""
+    """Function from rows, int64 `[num_rows]`, to ingest ids."""
     sketches: Callable[[np.ndarray], np.ndarray]
-    """Sketches of rows: uint8 `[num_rows, 112]`."""
+    """Function from rows to sketches, uint8 `[num_rows, 112]`."""
     lengths: np.ndarray | None = None
-    """int64 `[num_documents]`, in tokens; None: all count as equally long."""
+    """int64 `[num_documents]`: tokens of each document; None if all count as equally long."""
 
     def only(self, rows: np.ndarray) -> "Shard":
-        """Some of the documents, by ascending rows."""
+        """The shard restricted to some documents, given by ascending rows."""
         return Shard(
             self.source,
             self.text_sha256[rows],
@@ -71,7 +72,7 @@ class Shard(NamedTuple):
         )
 
     def banded(self, threshold: float) -> "Shard":
-        """The shard with keys that find pairs of this similarity, see `minhash.bands`."""
+        """The shard with band keys for this similarity threshold, see `minhash.bands`."""
         hashes = bands(threshold)
         if len(hashes) == self.keys.shape[1]:
             return self
@@ -85,7 +86,7 @@ class Shard(NamedTuple):
 
 
 def open_shard(rows: ShardRows) -> Shard:
-    """A shard by its file of signatures."""
+    """Open a shard from its file of signatures."""
     return Shard(
         rows.source,
         rows_of(rows.column("text_sha256")),
@@ -97,10 +98,10 @@ def open_shard(rows: ShardRows) -> Shard:
 
 
 class _Candidates(NamedTuple):
-    """Documents that share a key with another, in the order in which they are decided."""
+    """Documents that share a key with another document, in the order of decision."""
 
     documents: np.ndarray
-    """int64 `[C]`: number of each over all shards."""
+    """int64 `[C]`: index of each document, counted over all shards."""
     names: pa.Array
     """string `[C]`: {source}//{ingest id}."""
     sketches: np.ndarray
@@ -112,7 +113,7 @@ class _Candidates(NamedTuple):
     bounds: np.ndarray
     """int64 `[C + 1]`: buckets of candidate `i` are `buckets[bounds[i] : bounds[i + 1]]`."""
     buckets: np.ndarray
-    """int64: documents that share a key share a bucket."""
+    """int64: bucket numbers; documents that share a key share a bucket."""
 
 
 def resolve(
@@ -122,12 +123,12 @@ def resolve(
     settled: Sequence[np.ndarray] = (),
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """The decision on each document, and the document that a dropped one copies: one table by
-    `SCHEMA` per shard.
+    """The decision on each document, and for dropped documents the kept one that they copy: one
+    table per shard, with columns as in `SCHEMA`.
 
-    Sources of `priority` come first, in its order, then the others by name. `settled` marks
-    documents that are kept in any case, bool `[num_documents]` per shard. With `contained`, a kept
-    document names an earlier kept one that has at least this share of its shingles.
+    Sources in `priority` come first, in this order, then the others by name. `settled` marks
+    documents that are always kept, bool `[num_documents]` per shard. With `contained`, a kept
+    document names an earlier kept document that has at least this share of its shingles.
     """
     shards = _banded(shards, threshold, contained)
     candidates = _candidates(shards, priority)
@@ -164,8 +165,8 @@ def resolve_incremental(
     threshold: float = JACCARD,
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """The result of `resolve` for the same shards, from the tables of the last run with the same
-    settings; a table that is still true is returned as it is."""
+    """As `resolve`, but starts from the tables of the last run with the same settings; a table that
+    is still correct is returned unchanged."""
     shards = _banded(shards, threshold, contained)
     was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
     again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]
@@ -211,8 +212,8 @@ def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates
 
 
 def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Document and bucket of every key that occurs twice or more; keys of bitmap collisions are
-    dropped."""
+    """Document and bucket of every key that occurs at least twice; keys that only collide in the
+    bitmap are dropped."""
     order = np.argsort(keys)
     keys = keys[order]
     documents = documents[order]
@@ -226,7 +227,8 @@ def _shared(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.nda
 def _ordered(
     shards: Sequence[Shard], priority: Sequence[str], documents: np.ndarray, buckets: np.ndarray
 ) -> _Candidates:
-    """Candidates by (source priority, longest, ingest id, number) and the buckets of each."""
+    """Candidates sorted by (source priority, length descending, ingest id, number), and the buckets
+    of each."""
     unique, places = np.unique(documents, return_inverse=True)
     sources = sorted({shard.source for shard in shards} - set(priority))
     ranks = {source: i for i, source in enumerate([*priority, *sources])}
@@ -275,7 +277,7 @@ def _ordered(
 
 
 def _by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
-    """Rows of each shard among ascending document numbers."""
+    """Split ascending document numbers into rows per shard."""
     ends = np.cumsum([len(shard.keys) for shard in shards])
     cuts = np.searchsorted(documents, ends).tolist()
     for shard, end, start, stop in zip(shards, ends, [0, *cuts], cuts):
@@ -312,12 +314,12 @@ def _tables(
 
 
 def _was_kept(shard: Shard, table: pa.Table | None) -> np.ndarray:
-    """Documents of a shard that the last run kept: bool `[num_documents]`."""
+    """Whether the last run kept each document of a shard: bool `[num_documents]`."""
     return np.zeros(len(shard.keys), bool) if table is None else table["is_survivor"].to_numpy()
 
 
 def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
-    """Documents of a shard to decide again in any case: bool `[num_documents]`."""
+    """Whether each document of a shard must be decided again: bool `[num_documents]`."""
     found = np.full(len(shard.keys), table is None)
     for column in () if table is None else map(table.column, _NAMES):
         rows = np.flatnonzero(column.is_valid())
@@ -331,7 +333,7 @@ def _seeds(shard: Shard, table: pa.Table | None, moved: set[str]) -> np.ndarray:
 def _sharing(
     shards: Sequence[Shard], chosen: Sequence[np.ndarray], among: Sequence[np.ndarray] = ()
 ) -> list[np.ndarray]:
-    """Documents that share a key with a chosen one, searched in `among` if it is given: bool
+    """Whether each document (of `among`, if given) shares a key with a chosen document: bool
     `[num_documents]` per shard."""
     keys = [(shard.keys.ravel(), shard.text_keys) for shard in _only(shards, chosen)]
     wanted = np.sort(np.concatenate([part for pair in keys for part in pair]))
@@ -344,7 +346,7 @@ def _sharing(
 
 
 def _replaced(table: pa.Table | None, rows: np.ndarray, found: pa.Table) -> pa.Table:
-    """A table with some of its rows replaced; the same table if the rows are equal."""
+    """A table with some rows replaced; the same object if the rows are equal."""
     if table is None:
         return found
     if table.take(pa.array(rows)).equals(found):

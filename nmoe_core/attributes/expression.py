@@ -1,8 +1,9 @@
-"""One SQL expression over attributes: DuckDB parses it, and its syntax tree is checked here.
+"""Checks an SQL expression over attributes: DuckDB parses it, and this module checks its syntax
+tree.
 
 An expression may name columns, compare them, and call the functions below. Everything else is
-refused: no subquery, no table, no parameter, no function that reads the clock, a file, a setting or
-a random number, or makes text without bound. Runs in the process of `sandbox`.
+refused: subqueries, tables, parameters, functions that read the clock, files, settings or random
+numbers, and functions that create unbounded text. Runs in the process of `sandbox`.
 """
 
 import json
@@ -14,7 +15,7 @@ from loader.files.nested import json_value
 
 MAX_CHARS = 10_000
 MAX_CLAUSES = 250
-MAX_DEPTH = 800  # an operator takes three levels of JSON, `not` two
+MAX_DEPTH = 800  # of the JSON: an operator takes three levels, `not` takes two
 FUNCTIONS = frozenset(
     (
         *("+", "-", "*", "/", "//", "%", "||", "~~", "!~~", "~~*", "!~~*", "~~~"),
@@ -66,14 +67,14 @@ _NO_MORE = {
     "sample": None,
     "qualify": None,
 }
-_SAMPLE = "write md5_number(ingest_id) % 100 < 10 for the same tenth of the documents every time"
+_SAMPLE = "for a fixed sample of 10 % of the documents, write md5_number(ingest_id) % 100 < 10"
 _PLAIN_CALL = {"schema": "", "catalog": "", "filter": None, "distinct": False}
 
 Names = Mapping[str, Sequence[str]]
 
 
 class Refused(Exception):
-    """The expression may not be run; says what is wrong and what was found."""
+    """The expression is not allowed; has the parts of an error message."""
 
     def __init__(self, what: str, found: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(what, found, expected, do)
@@ -83,20 +84,21 @@ class Clause(NamedTuple):
     """A condition of the expression's outermost AND."""
 
     text: str
-    """As DuckDB spells it."""
+    """The condition in DuckDB's spelling."""
     sql: str
-    """The same, with the column names of the table that it runs on."""
+    """The same with the column names of the table that it is evaluated on."""
     columns: tuple[str, ...]
-    """Those names."""
+    """These column names."""
 
 
 def parse(connection: Any, expression: str, names: Names) -> list[Clause]:
-    """The clauses of an expression; `names` gives the column of every spelling, and the fields that
-    lead to a part of it. Raises Refused; ValueError: it is nested too deep."""
+    """The clauses of an expression. `names` maps every spelling to a column and, for a part of a
+    struct, the path of fields. Raises Refused, or ValueError if the expression is nested too
+    deeply."""
     if len(expression) > MAX_CHARS:
         raise Refused("the expression is too long", str(len(expression)), f"{MAX_CHARS} characters")
-    if "\0" in expression:  # DuckDB cuts a text at its NUL
-        raise Refused("not an SQL expression: it holds a NUL", repr(expression))
+    if "\0" in expression:  # DuckDB would cut the text at NUL
+        raise Refused("not an SQL expression: it contains a NUL character", repr(expression))
     asked = f"SELECT (\n{expression}\n)"
     ((text,),) = connection.execute("select json_serialize_sql(?)", [asked]).fetchall()
     parsed = json_value(text, MAX_DEPTH)
@@ -109,7 +111,7 @@ def parse(connection: Any, expression: str, names: Names) -> list[Clause]:
     is_plain = is_plain and node["type"] == "SELECT_NODE" and node["from_table"]["type"] == "EMPTY"
     if not is_plain or len(node["select_list"]) != 1:
         raise Refused("more than an expression", expression, "one expression")
-    if node["select_list"][0].get("function_name") == "row":  # what DuckDB makes of `()`
+    if node["select_list"][0].get("function_name") == "row":  # DuckDB parses `()` as row()
         raise Refused("the expression is empty", repr(expression), "a condition")
     clauses = list(_conjuncts(node["select_list"][0]))
     if len(clauses) > MAX_CLAUSES:
@@ -140,7 +142,7 @@ def _spelled(connection: Any, select: Any, node: Any) -> str:
 
 
 def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
-    """Refuse syntax that is not allowed at a node or below it; rename columns as in `names`."""
+    """Refuse disallowed syntax at a node and below it; rename columns by `names`."""
     kind = node.get("class")
     if kind == "OPERATOR" and node["type"] not in _OPERATORS:
         raise Refused("not allowed in an expression", node["type"].lower())
@@ -156,7 +158,9 @@ def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
             raise _no_function(node["function_name"])
     elif kind == "TYPE" and (node["type_name"].upper() not in TYPES or node["children"]):
         near = _meant(node["type_name"].upper(), TYPES)
-        raise Refused("no such type here", node["type_name"], ", ".join(sorted(TYPES)), near)
+        raise Refused(
+            "unknown or disallowed type", node["type_name"], ", ".join(sorted(TYPES)), near
+        )
     for key in _CHILDREN[kind]:
         value = node[key]
         for child in value if isinstance(value, list) else [value]:
@@ -168,11 +172,11 @@ def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
 
 
 def _column(spelled: str, names: Names) -> Sequence[str]:
-    """The column of a spelling: the one of this case, or the only one of any case."""
+    """The column of a spelling: an exact match, or else the only match that ignores case."""
     same = [name for name in names if name.lower() == spelled.lower()]
     columns = {tuple(names[name]) for name in same}
     if spelled not in names and len(columns) > 1:
-        raise Refused("columns differ by case only: write one as it is", spelled, ", ".join(same))
+        raise Refused("columns differ only by case: use the exact case", spelled, ", ".join(same))
     if not columns:
         known = {name.lower(): name for name in names}
         suffix = f".{spelled.lower()}"
@@ -183,7 +187,7 @@ def _column(spelled: str, names: Names) -> Sequence[str]:
 
 
 def _meant(written: str, known: Collection[str], surely: Sequence[str] = ()) -> str:
-    """A question that names similar spellings; empty if there are none."""
+    """A question that suggests similar spellings; empty if there are none."""
     spelled = known if isinstance(known, Mapping) else dict.fromkeys(known)
     near = surely or [spelled[name] or name for name in get_close_matches(written, spelled, 1)]
     return f"did you mean {' or '.join(near)}?" if near else ""
@@ -191,11 +195,11 @@ def _meant(written: str, known: Collection[str], surely: Sequence[str] = ()) -> 
 
 def _no_function(name: str) -> Refused:
     do = _SAMPLE if name in ("hash", "random") else _meant(name, FUNCTIONS)
-    return Refused("no such function here", name, _functions(), do)
+    return Refused("unknown or disallowed function", name, _functions(), do)
 
 
 def _short(names: Names) -> list[str]:
-    """One spelling of each column, the shortest."""
+    """The shortest spelling of each column."""
     shortest: dict[Sequence[str], str] = {}
     for spelled, column in ((name, tuple(path)) for name, path in names.items()):
         if column not in shortest or len(spelled) < len(shortest[column]):

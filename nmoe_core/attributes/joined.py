@@ -1,7 +1,7 @@
 """A user's own attribute: Parquet files with `doc_id` or `text_sha256`, joined to the shards.
 
-Hashes are 32 bytes, or 64 hexadecimal digits. A document without a row has nulls; a key with two
-rows that differ is refused. Files are read once for all shards of a call. Memory: the files.
+Hashes are 32 bytes, or 64 hexadecimal digits. A document without a row gets nulls; two different
+rows for one key are refused. Files are read once for all shards of a call. Memory: the files.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from nmoe_core.shards.manifest import documents_digest
 
 
 class UserFiles:
-    """The Parquet files of a user's attribute."""
+    """The Parquet files of a user's own attribute."""
 
     def __init__(self, name: str, paths: Sequence[Path]) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class UserFiles:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the columns of all files, keys included. Raises FormatError as `rows`."""
+        """Common schema of all files, including the key. Raises FormatError as `rows`."""
         try:
             return pa.unify_schemas([pq.read_schema(path) for path in self._paths])
         except (pa.ArrowException, OSError) as error:
@@ -46,12 +46,12 @@ class UserFiles:
 
     @cached_property
     def rows(self) -> tuple[str, pa.Table]:
-        """The key of the rows, and all of them. Raises FormatError (E-ATTRIBUTE-JOIN)."""
+        """The name of the key column, and all rows. Raises FormatError (E-ATTRIBUTE-JOIN)."""
         return _read(self.name, self._paths)
 
 
 def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
-    """Make the file of a shard from the rows of a user's files; a current one is left alone.
+    """Make the file of a shard from the rows of a user's files, unless it is up to date.
 
     Raises:
         FormatError: A file cannot be read, has neither key, or has two rows for one key
@@ -88,7 +88,7 @@ def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
         raise _refuse(name, paths, one_line(error), "Parquet") from None
     key = next((key for key in KEYS if key in table.column_names), None)
     if key is None or table.num_columns < 2 or len(set(table.column_names)) < table.num_columns:
-        expected = f"{' or '.join(KEYS)}, and columns with names of their own"
+        expected = f"{' or '.join(KEYS)}, and other columns with distinct names"
         raise _refuse(name, paths, ", ".join(table.column_names), expected)
     keys = table.column(key).combine_chunks()
     if key == "text_sha256" and not pa.types.is_fixed_size_binary(keys.type):
@@ -104,7 +104,7 @@ def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
     if len(twice) or keys.null_count:
         value = twice[0].as_py() if len(twice) else None
         found = f"{value.hex() if isinstance(value, bytes) else value} {'twice' if value else ''}"
-        raise _refuse(name, paths, found.strip(), f"each {key} once")
+        raise _refuse(name, paths, found.strip(), f"each {key} in at most one row")
     return key, table
 
 
@@ -112,7 +112,7 @@ def _without_repeats(table: pa.Table) -> pa.Table:
     """The table without repeated rows; unchanged if its types cannot be compared."""
     try:
         return pa.TableGroupBy(table, table.column_names, use_threads=False).aggregate([])
-    except pa.ArrowNotImplementedError:  # lists
+    except pa.ArrowNotImplementedError:  # lists cannot be compared
         return table
 
 
@@ -130,6 +130,6 @@ def _refuse(name: str, paths: Sequence[Path], found: str, expected: str) -> Form
         where=", ".join(map(str, paths[:3])),
         found=found,
         expected=expected,
-        do="correct the files, or attributes.files",
+        do="correct the files or attributes.files",
         code="E-ATTRIBUTE-JOIN",
     )

@@ -1,10 +1,10 @@
 """MinHash signatures of texts: 16 bands of 7 rows over shingles of five words.
 
-Two texts are compared if they share the key of a band. By theory a pair of Jaccard similarity .8
-does with probability .977, of .9 with .99997, of .5 with .118. Bands only choose which pairs are
-compared; all 112 hashes then tell how similar two texts are. A text of fewer than five words is one
-shingle; a text without words shares no key. For a threshold under .7, keys of shorter bands are
-made from the sketches (`bands`), so no text is signed again.
+Two texts are compared if they share the key of a band. In theory, a pair with Jaccard similarity .8
+shares one with probability .977; for .9 it is .99997, for .5 it is .118. Bands only choose the
+pairs to compare; all 112 hashes then estimate the similarity. A text of fewer than five words is
+one shingle; a text without words shares no key. For a threshold below .7, keys of shorter bands are
+computed from the sketches (`bands`), so texts do not need new signatures.
 """
 
 import math
@@ -24,7 +24,7 @@ MARGIN = 0.1
 LEAST_SHARED = 0.976
 LEAST_ROWS = 3
 SCHEMA = SCHEMAS["signatures"]
-_BATCH_BYTES = 1 << 22  # words of a batch fit a cache
+_BATCH_BYTES = 1 << 22  # the words of a batch fit into the CPU cache
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 _SPREAD = np.uint32(0x9E3779B1)
@@ -35,13 +35,13 @@ class Signatures(NamedTuple):
     """MinHash signatures of texts."""
 
     keys: np.ndarray
-    """uint64 `[num_texts, 16]`: one key per band, all 0 for a text without words."""
+    """uint64 `[num_texts, 16]`: one key per band; all are 0 for a text without words."""
     sketch: np.ndarray
-    """uint8 `[num_texts, 112]`: 8 bits of each least hash."""
+    """uint8 `[num_texts, 112]`: 8 bits of each minimum hash."""
 
 
 def signatures(texts: pa.Array) -> pa.Table:
-    """The signature of each text, by `SCHEMA`; about 100 MB/s on one core."""
+    """The signature of each text, with columns as in `SCHEMA`; about 100 MB/s on one core."""
     keys = np.zeros((len(texts), NUM_BANDS), np.uint64)
     sketch = np.zeros((len(texts), NUM_HASHES), np.uint8)
     for start, stop in batches(texts):
@@ -55,12 +55,12 @@ def signatures(texts: pa.Array) -> pa.Table:
 
 
 def unpack(table: pa.Table) -> Signatures:
-    """The arrays of a table that `signatures` made; no copy if its columns are in one piece."""
+    """The arrays of a table from `signatures`; not copied if its columns have one chunk."""
     return Signatures(rows_of(table["keys"]).view(np.uint64), rows_of(table["sketch"]))
 
 
 def rows_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Values of fixed width without nulls: uint8 `[num_rows, width]`."""
+    """The values of a fixed-width column without nulls: uint8 `[num_rows, width]`."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     width = column.type.byte_width
@@ -69,7 +69,7 @@ def rows_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def batches(texts: pa.Array) -> list[tuple[int, int]]:
-    """Ranges of texts of a few megabytes each."""
+    """Index ranges of batches of texts, a few megabytes each."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], _BATCH_BYTES)[1:])
     edges = np.unique([0, *cuts.tolist(), len(texts)]).tolist()
@@ -77,17 +77,17 @@ def batches(texts: pa.Array) -> list[tuple[int, int]]:
 
 
 def jaccard(equal: np.ndarray | int) -> np.ndarray | float:
-    """Estimated Jaccard similarity, by how many of the 112 bytes are equal: unequal hashes have
-    equal bytes once in 256."""
+    """Estimated Jaccard similarity from the number of equal bytes (of 112), corrected for unequal
+    hashes, whose bytes are equal with probability 1/256."""
     return (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256)
 
 
 def bands(threshold: float) -> np.ndarray:
-    """The hashes of each band for a least similarity: int64 `[num_bands, num_rows]`.
+    """The hashes of each band for a similarity threshold: int64 `[num_bands, num_rows]`.
 
-    A band has as many rows as possible, at most 7, such that a pair .1 more similar than the
-    threshold shares a key with probability .976. Unlike texts share bands of fewer than 3 rows, so
-    bands of 3 rows come from several permutations of the hashes, to have enough of them.
+    Bands have as many rows as possible, at most 7, such that a pair .1 above the threshold shares a
+    key with probability .976. With fewer than 3 rows even dissimilar texts would share keys; so if
+    3 rows are not enough, more bands of 3 rows are made from several permutations of the hashes.
     """
     similarity = min(1.0, threshold + MARGIN)
     for num_rows in range(NUM_ROWS, LEAST_ROWS - 1, -1):
@@ -103,8 +103,8 @@ def bands(threshold: float) -> np.ndarray:
 
 @njit(cache=True)
 def band_keys(sketch, has_words, hashes):
-    """One key per band of `bands`, made from the sketches: uint64 `[num_texts, num_bands]`, all 0
-    for a text without words."""
+    """One key per band of `bands`, computed from the sketches: uint64 `[num_texts, num_bands]`; all
+    are 0 for a text without words."""
     keys = np.zeros((len(sketch), len(hashes)), np.uint64)
     for text in range(len(sketch)):
         for band in range(len(hashes) if has_words[text] else 0):
@@ -122,7 +122,8 @@ def _sign(found: Words, into: Signatures) -> None:
 
 @njit(cache=True)
 def _sign_texts(hashes, bounds, room, keys, sketch):
-    """Least `factor * shingle + term` of each text, per hash; 32 bits, so that SIMD takes 16."""
+    """Minimum of `factor * shingle + term` over each text's shingles, per hash; in 32 bits, so that
+    one SIMD instruction handles 16."""
     numbers = mix(np.arange(1, 2 * NUM_HASHES + 1).astype(np.uint64) * _BASE)
     numbers = (numbers >> _HALF).astype(np.uint32)
     factors = numbers[:NUM_HASHES] | np.uint32(1)

@@ -1,12 +1,14 @@
-"""Counts of personal data in each text: e-mail and IP addresses, cards, IBANs, telephone numbers.
+"""Counts personal data in each text: e-mail and IP addresses, card numbers, IBANs, telephone
+numbers.
 
-Patterns find candidates in all texts at once; cards and IBANs count if their check digits are
-right. IP addresses, of version 4 or 6, count if they are public: no private, local, reserved or
-documentation network. Four parts of one digit, unless all are equal, and numbers after a word such
-as "version" count as numbers of versions or sections. Repositories (git@github.com:a/b), files
-(image@2x.png) and packages (libssl3@3.2.0.gz) are not e-mail addresses. Telephone numbers need a
-country code (+49 30 123456, +14155552671), or an American form, (415) 555-2671 or 415-555-2671;
-other digits are too often something else. About 500 MB/s per pattern on one core.
+Patterns find candidates in all texts at once; card numbers and IBANs count if their check digits
+are correct. IP addresses (v4 or v6) count if they are public, that is, not in a private, local,
+reserved or documentation network. Four single digits that are not all equal, and numbers after a
+word such as "version", are taken as version or section numbers. Repositories (git@github.com:a/b),
+files (image@2x.png) and packages (libssl3@3.2.0.gz) are not e-mail addresses. Telephone numbers
+need a country code (+49 30 123456, +14155552671), or an American form, (415) 555-2671 or
+415-555-2671; other digit sequences are too often something else. About 500 MB/s per pattern on one
+core.
 """
 
 import ipaddress
@@ -20,7 +22,7 @@ import pyarrow.compute as pc
 
 from nmoe_core.attributes.columns import SCHEMAS
 
-# Numbers of digits of cards, by the first and the last of their first four digits.
+# Lengths of card numbers, by the range of their first four digits.
 _CARDS = {
     (2221, 2720): (16,),  # Mastercard
     (3000, 3999): (14, 15),
@@ -29,7 +31,7 @@ _CARDS = {
     (5000, 5999): (16,),
     (6000, 6999): (16, 19),
 }
-# Not `is_global`, which changes with Python's version.
+# Not `is_global`, whose result depends on the version of Python.
 _NOT_PUBLIC = [
     ipaddress.ip_network(network)
     for network in (
@@ -39,7 +41,7 @@ _NOT_PUBLIC = [
         "3fff::/20",
     )
 ]
-_FILES = frozenset(  # endings of names that are not a domain in use
+_FILES = frozenset(  # file extensions that are not top-level domains in use
     (
         *("avif", "bmp", "gif", "ico", "jpeg", "jpg", "pdf", "png", "svg", "webp"),
         *("css", "html", "js", "json", "ts", "txt", "gz", "tar", "tgz", "xz", "zip"),
@@ -51,9 +53,9 @@ class Pattern(NamedTuple):
     """One kind of personal data.
 
     Attributes:
-        regex: Pattern of candidates, for RE2 and for Python alike; no back-references, no
+        regex: Pattern of candidates, for both RE2 and Python, so without back-references and
             look-around.
-        is_one: Whether the check digits of a candidate are right; None if every candidate counts.
+        is_one: Checks a candidate, for example its check digits; None if every candidate counts.
     """
 
     regex: str
@@ -61,7 +63,8 @@ class Pattern(NamedTuple):
 
 
 def is_card(candidate: str) -> bool:
-    """Whether the digits pass Luhn's check, at a length that cards with these first digits have."""
+    """Whether the digits pass the Luhn check and have a length valid for cards with these first
+    digits."""
     digits = [int(char) for char in candidate if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     start = int("".join(map(str, digits[:4])))
@@ -78,7 +81,8 @@ def is_iban(candidate: str) -> bool:
 
 
 def is_ip(candidate: str) -> bool:
-    """Whether it is a public address, and neither part of a longer row of numbers nor a version."""
+    """Whether it is a public address, and not part of a longer number sequence or a version
+    number."""
     try:
         address = ipaddress.ip_address(candidate)
     except ValueError:
@@ -124,7 +128,7 @@ SCHEMA = SCHEMAS["pii"]
 
 
 def pii(texts: pa.Array) -> pa.Table:
-    """How many of each kind a text holds, by `SCHEMA`."""
+    """Counts per text and kind, with columns as in `SCHEMA`."""
     return pa.table([_counts(texts, pattern) for pattern in PATTERNS.values()], schema=SCHEMA)
 
 

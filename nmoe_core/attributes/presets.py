@@ -1,8 +1,7 @@
-"""Published rules as clauses over the columns of `signals`; none applies unless a selection names
-it. A clause is SQL, to be joined by `and` in a selection. Thresholds were chosen by their authors
-on English web text. `languages` names the languages that a preset was made for; a preset without
-languages is for code. If a rule cuts lines out of texts, its clause tests the share that it would
-keep.
+"""Published filter rules as clauses over the columns of `signals`; a preset applies only if a
+selection names it. Clauses are SQL; a selection joins them with `and`. The authors chose the
+thresholds on English web text. If a rule removes lines from texts, its clause tests the share that
+it would keep.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,8 @@
-"""The process that evaluates a selection: it has a memory limit, and its parent sets a time limit.
+"""The process that evaluates a selection, with a memory limit; its parent enforces a time limit.
 
-Messages are JSON or Arrow streams, over the pipe whose descriptor is the argument. The first is the
-question; then each table of columns is answered by a table of one boolean per clause, in its order.
+Messages are JSON or Arrow streams over a pipe; the argument is its file descriptor. The first
+message is the request. After that, the answer to each table of columns is a table with one boolean
+column per clause and rows in the same order.
 """
 
 import json
@@ -28,7 +29,7 @@ _SETTINGS = {
 
 
 def main() -> None:
-    """Answer the messages of the pipe until it is closed."""
+    """Answer the messages from the pipe until it is closed."""
     pipe = Connection(int(sys.argv[1]))
     asked = json.loads(pipe.recv_bytes())
     resource.setrlimit(resource.RLIMIT_AS, (asked["memory_bytes"], asked["memory_bytes"]))
@@ -36,7 +37,7 @@ def main() -> None:
 
 
 def answer(pipe: Connection, asked: dict[str, Any]) -> None:
-    """Answer the messages after the question, without a memory limit."""
+    """Answer the messages after the request; sets no memory limit."""
     connection = opened()
     try:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
@@ -60,7 +61,7 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
 
 
 def opened() -> Any:
-    """A database in memory that reaches no file, no network and no setting of its own."""
+    """An in-memory database without access to files, the network or its own settings."""
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     return connection.execute(
         "set disabled_filesystems='LocalFileSystem'; set lock_configuration=true"
@@ -69,17 +70,17 @@ def opened() -> Any:
 
 def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) -> list[Clause]:
     """The clauses of an expression over the columns of a table, as `parse`. Raises one of `REFUSED`
-    if it may not be evaluated, or a clause is no condition."""
+    if the expression is not allowed, or a clause is not a condition."""
     clauses = parse(connection, expression, names)
     for clause, (_, kind, *_) in zip(clauses, evaluated(connection, empty, clauses).description):
         kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))
         if str(kind).upper() not in kinds_allowed:
-            raise Refused("a clause is no condition", f"{clause.text}: {kind}", "BOOLEAN")
+            raise Refused("a clause is not a condition", f"{clause.text}: {kind}", "BOOLEAN")
     return clauses
 
 
 def evaluated(connection: Any, table: pa.Table, clauses: Sequence[Clause]) -> Any:
-    """The truth of each clause, in order: one row per document."""
+    """The value of each clause, in order: one row per document."""
     connection.register("documents", table)
     picked = ", ".join(f"({clause.sql}) as k{i}" for i, clause in enumerate(clauses))
     return connection.sql(f"select {picked} from documents")

@@ -1,8 +1,7 @@
-"""An attribute that depends on all documents of a run, such as duplicates.
+"""Attributes that depend on all documents of a run, such as duplicates.
 
-Its files are written shard by shard, if their rows changed. `{name}.json` beside the sources names
-the inputs of each shard, so that the next run knows which rows may still be true; it is written
-last.
+Files are written shard by shard if their rows changed. `{name}.json` beside the sources records the
+inputs of each shard, so that the next run knows which rows may still be valid; it is written last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from nmoe_core.shards.manifest import documents_digest
 
 
 class ShardRows(NamedTuple):
-    """The file of an attribute for a shard; each access reads the file."""
+    """The file of an attribute for a shard; each access reads it."""
 
     shard: ShardPaths
     attribute: str
@@ -49,19 +48,19 @@ class ShardRows(NamedTuple):
         return self.shard.source
 
     def column(self, name: str) -> pa.Array:
-        """The values of a column, in one piece."""
+        """The values of a column, as one array."""
         table = read_attribute(self.shard.attribute(self.attribute), [name])
         return table.column(name).combine_chunks()
 
     def ingest_ids(self, rows: np.ndarray) -> list[str]:
-        """Ids of some documents, by ascending rows. Raises as `ingest_ids_at`."""
+        """Ids of some documents, given by ascending rows. Raises as `ingest_ids_at`."""
         return ingest_ids_at(load_manifest(self.shard.manifest), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All shards of a run. For each, the digests of its documents with their ids, and of its
-    attribute file."""
+    """All shards of a run, with the digest of each one's documents and ids, and of its attribute
+    file."""
 
     shards: list[ShardPaths]
     attribute: str
@@ -70,7 +69,7 @@ class Corpus:
 
     @classmethod
     def open(cls, shards: Sequence[ShardPaths], attribute: str) -> "Corpus":
-        """Raises FormatError: a shard has no such file, or its file is of other documents
+        """Raises FormatError if a shard has no such file, or its file was made from other documents
         (E-ATTRIBUTE-STALE)."""
         found = [_current(shard, attribute) for shard in shards]
         return cls(list(shards), attribute, *([pair[i] for pair in found] for i in range(2)))
@@ -87,12 +86,12 @@ class Corpus:
 
 
 class Before(NamedTuple):
-    """Tables of the last run with the same code and settings that may still be true."""
+    """Tables of the last run with the same code and settings that may still be valid."""
 
     tables: list[pa.Table | None]
     """Rows of each shard; None if it is new or has changed."""
     moved: set[str]
-    """Sources of that run with a shard that is new, changed or gone now."""
+    """Sources with a shard that is new, changed or gone since that run."""
 
 
 def write_changed(
@@ -103,9 +102,9 @@ def write_changed(
     compute: Callable[[Before], Sequence[pa.Table]],
     settings: Mapping[str, Any],
 ) -> Result:
-    """Compute the rows of all shards, if an input changed, and write the new rows. The summary
-    names the `settings`, whose digest is a fingerprint in `made_with`. Raises LockedError: another
-    process does."""
+    """If an input changed, compute the rows of all shards and write the rows that differ. The
+    summary records the `settings`, whose digest is a fingerprint in `made_with`. Raises LockedError
+    if another process is writing."""
     inputs = corpus.inputs
     places = list(inputs)
     made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}
@@ -115,7 +114,7 @@ def write_changed(
         written = 0
         known = read_sealed(summary) or {}
         footers = [find_footer(path) for path in paths]
-        # A stopped run may have replaced files and not the summary.
+        # A killed run may have replaced files but not the summary.
         there = sha256_json([places, [footer and footer.digest for footer in footers]])
         if not is_current(summary, made_from) or known.get("digest") != there:
             before = _before(corpus, name, inputs, known, made_with)

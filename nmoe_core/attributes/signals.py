@@ -1,15 +1,16 @@
-"""Numbers about a text that Gopher, C4, FineWeb and RefinedWeb compare with thresholds.
+"""Computes statistics of a text that Gopher, C4, FineWeb and RefinedWeb compare with thresholds.
 
-No rule is applied here: the rules are clauses in `presets.py`, with the languages they were made
-for. Texts must be normalised as by prep: line ends are LF, and no white space at either end.
+This module applies no rules: the rules are clauses in `presets.py`, with the languages they were
+made for. Texts must be normalised by prep: line ends are LF, and both ends are stripped of white
+space.
 
 A word is a run of characters other than white space; a character of a script without spaces (CJK,
 kana, Thai, Khmer, Burmese, ...) is a word of its own. A symbol word has no letter, mark or digit.
 Blank lines do not count as lines; paragraphs are separated by two or more line ends. A sentence
 ends with one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a
-line; in scripts without spaces anywhere. Shares are of a document's lines, paragraphs, words or
-characters, and 0 if it has none. C4 and RefinedWeb cut lines out of texts; the shares that they
-would keep or cut are recorded here.
+line; in scripts without spaces, anywhere. Shares are relative to a document's lines, paragraphs,
+words or characters, and 0 if it has none. C4 and RefinedWeb remove lines from texts; the shares
+that they would keep or remove are recorded here.
 """
 
 from functools import cache
@@ -70,13 +71,14 @@ _NUM_COUNTS = len(COUNTS)
 
 
 def signals(texts: pa.Array) -> pa.Table:
-    """The numbers of each text, by `SCHEMA`; about 40 MB/s on one core."""
+    """The statistics of each text, with columns as in `SCHEMA`; about 40 MB/s on one core."""
     counts = np.zeros((len(COUNTS), len(texts)), np.int64)
     shares = np.zeros((len(SHARES), len(texts)), np.float32)
     for start, stop in batches(texts):
         batch = texts.slice(start, stop - start)
         payload, offsets = utf8(batch)
-        most = int(np.diff(offsets).max(initial=0)) + 1  # in here: numba compiles it for seconds
+        # Not in `_measure`: numba would take seconds to compile it.
+        most = int(np.diff(offsets).max(initial=0)) + 1
         marks = _line_marks(batch)
         found = (counts[:, start:], shares[:, start:])
         _measure(payload, offsets, most, marks, _tables(), *found)
@@ -85,7 +87,7 @@ def signals(texts: pa.Array) -> pa.Table:
 
 
 def _line_marks(texts: pa.Array) -> np.ndarray:
-    """Marks of each line of each text, blank lines too: uint8."""
+    """Flags of each line of each text, including blank lines: uint8."""
     parts = pc.call_function("split_pattern", [texts], pc.SplitPatternOptions("\n"))
     is_policy, is_counter = (
         _holds("match_substring_regex", parts.flatten(), pattern).to_numpy(zero_copy_only=False)
@@ -100,7 +102,7 @@ def _holds(function: str, texts: pa.Array, pattern: str) -> pa.Array:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Code points, kinds of punctuation in the basic plane, and hashes of stop words."""
+    """Code point table, kinds of punctuation in the basic plane, and hashes of stop words."""
     kinds = np.zeros(2**16, np.uint8)
     classes = zip((SENTENCE_ENDS, WIDE_SENTENCE_ENDS, CLOSERS, LINE_ENDS), (1, 2, 4, 8))
     for chars, bit in classes:
@@ -155,7 +157,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
             if i < end:
                 code, i = decode(payload, i)
                 chars += 1
-            else:  # the text ends as a line does
+            else:  # the end of the text also ends a line
                 code = np.uint32(10)
                 i = end + 1
             entry = table[code]
@@ -279,7 +281,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
             block_chars[num_blocks] = block_size
             num_blocks += 1
         if end == offsets[text]:
-            line += 1  # an empty text is one blank line
+            line += 1  # an empty text has one blank line
         stops = 0
         for k in range(len(stop_words)):
             stops += stop_bits >> k & 1

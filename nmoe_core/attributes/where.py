@@ -1,8 +1,7 @@
-"""A selection: the documents that an expression keeps, and the first clause that drops each of the
-rest.
+"""Selects documents by an expression, and finds the first clause that drops each of the others.
 
-The expression is evaluated in a process of its own, which starts once and evaluates one shard after
-the other. Rows keep their order at any number of threads, since there is one table and no join.
+The expression is evaluated in a separate process, which starts once and evaluates shard by shard.
+Rows keep their order for any number of threads, since a query has one table and no join.
 """
 
 import json
@@ -26,21 +25,22 @@ T = TypeVar("T")
 
 
 class Where:
-    """An expression over columns.
+    """An SQL expression over columns.
 
     Args:
         expression: SQL.
-        schema: Every column that it may name, as `attribute.column`; the column alone is another
-            spelling if only one attribute has it. Fields of a struct follow it: `own.page.kb`.
-        where: Place that errors name.
+        schema: Every column that the expression may name, as `attribute.column`; the column name
+            alone also works if only one attribute has it. Fields of a struct are appended:
+            `own.page.kb`.
+        where: Location to report in errors.
 
     Attributes:
-        clauses: Its conditions, as SQL.
-        columns: The columns that it reads.
-        close: Ends the process, as does the last use of this object.
+        clauses: The conditions, as SQL.
+        columns: The columns that the expression reads.
+        close: Ends the process; garbage collection of this object does too.
 
     Raises:
-        ConfigError: The expression may not be run (E-SELECT-EXPRESSION), exceeds its limit of
+        ConfigError: The expression is not allowed (E-SELECT-EXPRESSION) or exceeds its limit of
             memory or time (E-SELECT-LIMIT), or DuckDB is not installed.
     """
 
@@ -50,7 +50,7 @@ class Where:
         self._where = where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._pipe, its_end = Pipe()
-        # Without -P, -m takes modules of the working directory, which may be hostile.
+        # -P: never import modules from the working directory, which may be hostile.
         command = [sys.executable, "-P", "-m", "nmoe_core.attributes.sandbox"]
         command.append(str(its_end.fileno()))
         nowhere = subprocess.DEVNULL
@@ -79,9 +79,9 @@ class Where:
         self.close()
 
     def evaluate(self, table: pa.Table) -> np.ndarray:
-        """Whether each clause is true of each document: bool `[clauses, documents]`; `table` has
-        the columns by their labels. Raises as the constructor."""
-        if not self._columns:  # of constants alone
+        """Whether each document satisfies each clause: bool `[clauses, documents]`. The columns of
+        `table` are named by their labels. Raises as the constructor."""
+        if not self._columns:  # the expression has only constants
             table = pa.table({"c": pa.nulls(table.num_rows)})
         else:
             table = table.select(self.columns).rename_columns(list(self._columns))
@@ -94,7 +94,7 @@ class Where:
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
         answer = b""
-        with suppress(OSError):  # it has ended, perhaps with an answer
+        with suppress(OSError):  # the process has ended, but may have answered
             for frame in frames:
                 self._pipe.send_bytes(frame)
         with suppress(OSError, EOFError):
@@ -102,11 +102,11 @@ class Where:
         if not answer:
             self.close()
             raise ConfigError(
-                "the expression takes more memory or time than it may",
+                "the expression exceeded its limit of memory or time",
                 where=self._where,
                 found=self.expression[:200],
-                expected=f"{MEMORY_BYTES // 2**30} GiB and {limit_s:.0f} s for a shard",
-                do="write it without long texts",
+                expected=f"{MEMORY_BYTES // 2**30} GiB and {limit_s:.0f} s per shard",
+                do="simplify it so that it creates no long texts",
                 code="E-SELECT-LIMIT",
             )
         return answer
@@ -138,9 +138,9 @@ def _with_fields(label: str, path: list[str], kind: pa.DataType) -> Iterator[tup
 
 
 def spellings(labels: Mapping[str, T]) -> dict[str, T]:
-    """The column of every spelling: `attribute.column`, and the column's own name if one attribute
-    has it. A column of `documents` comes before an attribute's column of the same name, which comes
-    before a kept column."""
+    """Maps every spelling to a column: `attribute.column`, and the column's own name if only one
+    attribute has it. A column of `documents` takes precedence over an attribute's column of the
+    same name, which takes precedence over a passthrough column."""
     alone: dict[str, list[str]] = {}
     for label in labels:
         alone.setdefault(label.partition(".")[2], []).append(label)
@@ -154,8 +154,8 @@ def spellings(labels: Mapping[str, T]) -> dict[str, T]:
 
 
 def first_failures(clauses: np.ndarray) -> np.ndarray:
-    """0 for a document that satisfies every clause, else the number, from 1, of the first clause
-    that is not true: uint8 `[documents]`."""
+    """Number of the first clause that a document does not satisfy, counted from 1, or 0 if it
+    satisfies all: uint8 `[documents]`."""
     fails = ~clauses
     return np.where(fails.any(axis=0), fails.argmax(axis=0) + 1, 0).astype(np.uint8)
 

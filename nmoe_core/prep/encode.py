@@ -1,4 +1,4 @@
-"""The ids of texts, in the integer type of shard files; a text that is too long is encoded by
+"""Token ids of texts, in the integer type of shard files; a text that is too long is encoded in
 parts."""
 
 import hashlib
@@ -16,7 +16,7 @@ from nmoe_core.text.paragraphs import split_text
 from nmoe_core.text.tokenizer import Tokenizer
 
 _WHOLE = 2**62
-# Parts are planned this much shorter than the limit, since tokens are not spread evenly.
+# Parts are planned shorter than the limit by this factor, since tokens are not spread evenly.
 _SLACK = 1.05
 
 
@@ -26,15 +26,15 @@ class Encoded(NamedTuple):
     sha256: str
     text_bytes: int
     ids: memoryview
-    """Ids; for a document that is cut, at least one more than the limit."""
+    """Token ids. A document to be cut has at least one more than the limit."""
     part: int = 0
-    """Number of the part, from 1; 0: the record is whole."""
+    """Number of the part, from 1; 0 if the record is not split."""
     failure: str = ""
-    """Why the text has no ids."""
+    """Reason why the text could not be encoded; empty if it was."""
 
 
 class Encoder(NamedTuple):
-    """Encodes texts, or reuses the ids of texts that the split already holds."""
+    """Encodes texts, or reuses the ids of texts that the split already has."""
 
     tokenizer: Tokenizer
     settings: PrepSettings
@@ -44,7 +44,7 @@ class Encoder(NamedTuple):
     def documents(
         self, texts: Sequence[str], payloads: Sequence[bytes]
     ) -> tuple[list[list[Encoded]], int]:
-        """The documents of each text, which is normalised; and how many texts were known."""
+        """The documents of each normalised text, and the number of texts whose ids were reused."""
         digests = [hashlib.sha256(payload).hexdigest() for payload in payloads]
         known = self._known(digests)
         new = [place for place in range(len(texts)) if place not in known]
@@ -61,11 +61,11 @@ class Encoder(NamedTuple):
             return [whole]
         parts = self._parts(text, whole)
         if len(parts) == 1 or any(part.failure for part in parts):
-            return [whole]  # it is short enough, or cannot be split
+            return [whole]  # short enough, or cannot be split
         return [part._replace(part=number) for number, part in enumerate(parts, 1)]
 
     def _parts(self, text: str, whole: Encoded) -> list[Encoded]:
-        """A text by parts within the limit, as far as it can be split."""
+        """The parts of a text, within the limit if the text can be split that far."""
         most = self.settings.max_doc_tokens
         if len(whole.ids) <= most:
             return [whole]
@@ -81,14 +81,14 @@ class Encoder(NamedTuple):
         return parts
 
     def _known(self, digests: Sequence[str]) -> dict[int, memoryview]:
-        """Ids of the texts that the split already holds, by their place."""
+        """Ids of the texts that the split already has, by index."""
         if self.known is None:
             return {}
         found = self.known.find_texts(digests)
         return {place: ids.astype(self.integers, copy=False).data for place, ids in found.items()}
 
     def _encode(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[memoryview | str]:
-        """The ids of each text, or why it has none."""
+        """The ids of each text, or the reason why it could not be encoded."""
         try:
             return [*self._ids(texts, payloads)]
         except TokenizerError as error:
@@ -113,7 +113,7 @@ class Encoder(NamedTuple):
 
 
 def _document(sha256: str, text_bytes: int, ids: memoryview | str) -> Encoded:
-    """A document of these ids, or one without any and the reason."""
+    """A document with these ids, or an empty one with the reason."""
     if isinstance(ids, str):
         return Encoded(sha256, text_bytes, memoryview(b""), failure=ids)
     return Encoded(sha256, text_bytes, ids)

@@ -1,8 +1,8 @@
-"""Estimate tokens, time and disk of a mixture before writing: `nmoe prep-mixture --dry-run`.
+"""Estimates tokens, time and disk space of a mixture: `nmoe prep-mixture --dry-run`.
 
-Files are found and the first block of each source is tokenised here, which gives tokens per byte
-and this machine's rate; a hub dataset is not asked, so a plan needs no network. Every figure is an
-estimate except the quotas, and None if it would be a guess.
+The first block of each source is tokenised to measure tokens per byte and the speed of this
+machine. Hub datasets are not contacted, so an estimate needs no network. Every figure except the
+quotas is an estimate, and None if it would be a guess.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class _Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSplit:
-    """One split that would be prepared; None if a figure is not known."""
+    """Estimate for one split; a figure that is not known is None."""
 
     source: str
     split: str
@@ -65,8 +65,8 @@ class PlannedSplit:
 
 
 def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
-    """The plan of one split; an error of its source becomes the `problem` of the plan. Raises
-    TokenizerError as `shard_format`: all sources have the same tokenizer."""
+    """The estimate for one split; an error of its source becomes `problem`. Raises TokenizerError
+    as `shard_format`, since all sources share the tokenizer."""
     settings = prep_settings(run, source, split)
     spec = source.spec
     bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN
@@ -111,7 +111,8 @@ def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
 
 
 def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
-    """Read and tokenise up to about 1 MB of a source's first block; one core, a second or less."""
+    """Read and tokenise up to about 1 MB of a source's first block: at most a second on one
+    core."""
     tokenizer = load_tokenizer(settings.chosen)
     started = time.perf_counter()
     texts: list[str] = []
@@ -140,7 +141,8 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
 
 @functools.cache
 def _measured_rate(chosen: TokenizerSettings) -> float:
-    """Tokens a second on one core, on text that every machine has: this program's own language."""
+    """Tokens per second on one core, measured on text that every machine has: Python's standard
+    library."""
     files = (argparse, difflib, inspect, typing)
     texts = [Path(str(file.__file__)).read_text(encoding="utf-8") for file in files]
     tokenizer = load_tokenizer(chosen)

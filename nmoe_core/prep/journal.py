@@ -1,10 +1,10 @@
-"""The position of a pass, so that the next run resumes there.
+"""The journal of a pass: the position at which the next run resumes.
 
 `.prep/journal.json` beside the shards names the inputs of the pass, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
-whenever a fiftieth of the time so far has passed, at most every 3 seconds, after the files it names
-are durable: a run that ends in any way loses only its work since then. Syncing happens in a thread,
-while the pass continues.
+every 0.25 to 3 seconds, which is a fiftieth of the time so far, after the files that it names are
+durable. So an interrupted run loses only the work since then. A thread does the fsync while the
+pass continues.
 """
 
 import os
@@ -25,10 +25,10 @@ INTERVAL_S = 3.0
 # A short pass has less to lose, so it commits more often.
 _FIRST_INTERVAL_S = 0.25
 _LOST_SHARE = 0.02
-# Syncing may take longer than the interval on a slow disk: then it takes this share of the time.
+# On a slow disk an fsync may take longer than the interval; it gets at most this share of the time.
 _MAX_SHARE = 0.5
-_Entry = Callable[[], dict[str, Any]]  # gives the state
-_Flush = Callable[[], list[int]]  # hands files to the system; duplicate descriptors, to be synced
+_Entry = Callable[[], dict[str, Any]]  # returns the state
+_Flush = Callable[[], list[int]]  # flushes files; returns duplicate descriptors to fsync
 
 
 class Journal:
@@ -46,12 +46,12 @@ class Journal:
     def read(self) -> dict[str, Any] | None:
         """The last commit; None if there is none or if it is damaged.
 
-        Without a journal the pass starts again: that costs work, and the bytes are the same.
+        Without a journal the pass starts over, which costs time but gives the same bytes.
         """
         return read_sealed(self._path)
 
     def commit_if_due(self, entry: _Entry, flush: _Flush) -> None:
-        """Start to commit the present state, unless the last commit was a moment ago."""
+        """Start to commit the current state, unless the last commit is too recent."""
         if time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
             return
         self.wait()
@@ -60,7 +60,7 @@ class Journal:
         self._thread.start()
 
     def commit(self, entry: _Entry, flush: _Flush) -> None:
-        """Commit the present state before returning."""
+        """Commit the current state before returning."""
         self.wait()
         self._commit(flush(), entry())
         self.wait()
@@ -76,10 +76,10 @@ class Journal:
             raise error
 
     def remove(self) -> None:
-        """Drop the journal and everything staged with it."""
+        """Remove the journal and all staged files."""
         if self._thread is not None:
             self._thread.join()
-        self._path.unlink(missing_ok=True)  # first: staged files are not used without it
+        self._path.unlink(missing_ok=True)  # removed first: without it, staged files are ignored
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _commit(self, descriptors: list[int], entry: dict[str, Any]) -> None:

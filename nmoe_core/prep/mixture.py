@@ -1,7 +1,7 @@
-"""The sources that a run prepares, from the mixture TOML and the flow profile.
+"""Lists the sources that a run prepares, from the mixture TOML and the flow profile.
 
-A source that several stages use is prepared once, for the sum of their quotas: stages and flows
-are views on `{data_root}/{source}/{split}`, never copies.
+A source that several stages use is prepared once, for the sum of their quotas. Stages and flows
+only reference `{data_root}/{source}/{split}` and never copy it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ SPLITS = ("train", "valid")
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """One source to prepare: how to read it, and how many training tokens to take (None: all)."""
+    """One source to prepare: its settings, and the number of training tokens to take (None:
+    all)."""
 
     spec: SourceSpec
     max_tokens: int | None
@@ -55,8 +56,8 @@ def run_sources(
 ) -> list[SourcePlan]:
     """The sources of the run in mixture order, or only those of `stage`.
 
-    `flow` and `max_tokens`, the total over all sources, are the configured ones when None. Raises
-    ConfigError if the stage is unknown, or two stages define one source differently.
+    If `flow` or `max_tokens` (the total over all sources) is None, the configured value is used.
+    Raises ConfigError if the stage is unknown, or two stages define a source differently.
     """
     stages = [s for s in run_stages(run, flow) if stage in (None, s.name)]
     if not stages:
@@ -74,7 +75,9 @@ def run_sources(
             other = specs.setdefault(spec.id, spec)
             if [other.columns, other.reading_digest("")] != [spec.columns, spec.reading_digest("")]:
                 raise ConfigError(
-                    "two mixtures read one source differently", where=mixture_toml, found=spec.id
+                    "two mixtures define the same source differently",
+                    where=mixture_toml,
+                    found=spec.id,
                 )
         for source in part.sources:
             share = part.num_tokens * source.weight / total_weight
@@ -86,12 +89,12 @@ def run_sources(
     whole_flow = sum(stage.num_tokens for stage in stages)
     budget = whole_flow if asked == "flow" else parse_count(asked)
     parts = quotas(budget, [shares[name] for name in names])
-    # A share too small for one token still takes a document: no source vanishes by rounding.
+    # At least one token, hence one document, so that rounding never removes a source.
     return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
 
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
-    """Settings of prep for one split of a source; the token budget is for training only."""
+    """Prep settings for one split of a source; the token budget applies to training only."""
     prep = run.config.prep
     config = run.config
     is_train = split == "train"

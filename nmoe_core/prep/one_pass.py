@@ -1,7 +1,7 @@
-"""One pass over a source: blocks in, in order; documents appended to the requested shards.
+"""One pass over a source: reads blocks in order and appends documents to the requested shards.
 
-The state after any block is a few numbers, which the journal keeps: the start of the next block,
-the length of every file, and the counts. A pass that resumes from such a state ends with the same
+The state after each block is a few numbers, which the journal records: the start of the next block,
+the length of every file, and the counts. A pass that resumes from such a state writes the same
 bytes as an uninterrupted one. Memory: the blocks in flight.
 """
 
@@ -33,7 +33,7 @@ from nmoe_core.sources.records import START, Block, Position
 from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
-# A share of bad records says little before so many; until then only the end of a pass judges it.
+# With fewer records a share of bad ones means little; it is then checked only at the end of a pass.
 _MIN_JUDGED = 10_000
 
 
@@ -49,12 +49,12 @@ class Counts:
     num_text_bytes: int = 0
     num_replaced: int = 0
     num_further_parts: int = 0
-    """Documents beyond the first of a record that was split."""
+    """Additional documents from records that were split."""
     bad_examples: list[str] = field(default_factory=list)
 
 
 class Pass:
-    """A pass; `entry` is the state to resume from, as read from the journal."""
+    """A pass; `entry` is the journal's state to resume from."""
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan = plan
@@ -63,9 +63,9 @@ class Pass:
         self.documents_tokenized = 0
         self.documents_reused = 0
         self.totals = np.zeros(len(OUTCOMES), np.int64)
-        # The last row takes the records that could not be read: they have bucket -1.
+        # The last row is for records that could not be read: their bucket is -1.
         self.outcomes = np.zeros((plan.settings.num_shards + 1, len(OUTCOMES)), np.int64)
-        # For each shard: records that were split, and their parts after the first.
+        # Per shard: records that were split, and their parts after the first.
         self.splits = np.zeros((plan.settings.num_shards + 1, 2), np.int64)
         if entry is not None:
             self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
@@ -98,7 +98,7 @@ class Pass:
         journal.is_written = entry is not None
 
     def read(self, pool: Map, progress: Progress | None) -> None:
-        """Read the source to its end, or to the budget's."""
+        """Read the source to its end, or until the budget is used."""
         started = time.monotonic()
         total_bytes = self.plan.split.source.size_bytes() if progress is not None else None
         if not self.counts.is_complete:
@@ -120,11 +120,11 @@ class Pass:
             self.columns.require_all()
 
     def _find_known(self, pool: Map) -> None:
-        """Write the tables of the documents that are in the split already."""
+        """Write the tables of the documents that the split already has."""
         plan = self.plan
         tables = self.journal.directory / KNOWN_NAME
         tables.mkdir(parents=True, exist_ok=True)
-        for path in tables.iterdir():  # of an interrupted run
+        for path in tables.iterdir():  # left by an interrupted run
             path.unlink()
         shards = []
         if plan.settings.reuse:
@@ -137,14 +137,14 @@ class Pass:
             join_tables(tables, shards, list(pool(write_table, shards)))
 
     def seal(self, pool: Map) -> None:
-        """Finish the files and make them durable, in the pool."""
+        """Finish the files and fsync them, in the pool."""
         paths = {bucket: writer.close() for bucket, writer in self.writers.items()}
         self._checksums = dict(zip(paths, pool(_seal, paths.values())))
         jobs = self.columns.jobs(self.plan.rel, paths)
         self._columns_info = dict(zip(paths, pool(seal_columns, jobs)))
 
     def commit(self) -> None:
-        """Swap in the sealed shards, one after the other."""
+        """Move the sealed shards to their final paths, one by one."""
         self.lines.suspend()
         for bucket, checksums in self._checksums.items():
             old_dir = self.plan.old_dir / shard_dir_name(bucket)
@@ -154,7 +154,7 @@ class Pass:
             writer.commit(checksums, self.plan.fingerprints, self._source_info(bucket), old_dir)
 
     def entry(self) -> dict[str, Any]:
-        """The state, for the journal."""
+        """The state to record in the journal."""
         return {
             **self.plan.identity(),
             "counts_all": self.plan.budget is not None,
@@ -188,11 +188,11 @@ class Pass:
         )
 
     def _num_records(self) -> int:
-        """Records that were read so far."""
+        """Number of records read so far."""
         return int(self.totals.sum()) - self.counts.num_further_parts
 
     def _num_documents(self) -> dict[int, int]:
-        """How many documents each shard has so far."""
+        """Number of documents of each shard so far."""
         return {b: sum(n for _, n, _ in writer.state) for b, writer in self.writers.items()}
 
     def _blocks(self) -> Iterator[Block]:
@@ -212,7 +212,7 @@ class Pass:
             ends = counts.total_tokens + np.cumsum(columns.num_tokens)
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
             counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
-            if stop:  # a record is taken with all its parts: a pass ends between two records
+            if stop:  # a pass ends between two records, so a record keeps all its parts
                 stop = int(np.searchsorted(columns.rows, columns.rows[stop - 1], side="right"))
         if stop:
             self.columns.see(block.kept, block.end.row)
@@ -247,12 +247,12 @@ class Pass:
                 f"{num_bad} of {num_records} records cannot be read",
                 where="; ".join(self.counts.bad_examples),
                 expected=f"at most {settings.max_bad_share:.3%}".replace("%", " %"),
-                do='mend the records, or set on_error = "skip" or max_bad_share for this source',
+                do='fix the records, or set on_error = "skip" or max_bad_share for this source',
                 code="E-SOURCE-RECORD",
             )
 
     def flush(self) -> list[int]:
-        """Hand all files to the system; return duplicate descriptors of them."""
+        """Flush all files to the operating system; return duplicate descriptors of them."""
         self.appender.append_all()
         files = [file for writer in self.writers.values() for file in writer.flush()]
         return files + self.columns.flush() + self.lines.flush()

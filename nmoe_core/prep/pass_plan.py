@@ -1,4 +1,4 @@
-"""Inputs and outputs of a pass, and whether it can resume an earlier one."""
+"""Inputs and outputs of a pass, and the test whether it can resume an earlier one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from nmoe_core.sources.records import Rows, Split
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:
-    """Inputs and outputs of a pass; `known_stop` is the row at which an earlier budget ended."""
+    """Inputs and outputs of a pass; `known_stop` is the row at which an earlier budget was used
+    up."""
 
     split: Split
     settings: PrepSettings
@@ -20,7 +21,7 @@ class PassPlan:
     split_dir: Path
     """Directory in which shards are made."""
     old_dir: Path
-    """Directory of the existing version's shards; often the same."""
+    """Directory of the existing version; often the same as `directory`."""
     wanted: tuple[int, ...]
     fingerprints: Fingerprints
     known_stop: int | None = None
@@ -33,21 +34,21 @@ class PassPlan:
 
     @property
     def rel(self) -> str:
-        """Path of the split below the data root, which ids of documents begin with."""
+        """Path of the split relative to the data root; document ids start with it."""
         return f"{self.old_dir.parent.name}/{self.old_dir.name}"
 
     @property
     def is_of_all_shards(self) -> bool:
-        """Whether every shard of the split is made."""
+        """Whether the pass makes every shard of the split."""
         return len(self.wanted) == self.settings.num_shards
 
     @property
     def budget(self) -> int | None:
-        """Tokens that end the pass."""
+        """Number of tokens after which the pass ends."""
         return self.settings.max_tokens if self.known_stop is None else None
 
     def identity(self) -> dict[str, Any]:
-        """Values that must be equal for a pass to resume another one."""
+        """Values that must be equal for one pass to resume another."""
         return {
             "fingerprints": self.fingerprints,
             "settings": self.settings.identity(),
@@ -55,7 +56,7 @@ class PassPlan:
         }
 
     def can_go_on_from(self, entry: dict[str, Any]) -> bool:
-        """Whether a pass of this plan can take up the state of a journal."""
+        """Whether a pass of this plan can continue from the state of a journal."""
         then = entry["settings"].get("max_tokens")
         now = self.settings.max_tokens
         if is_larger_budget(then, now) and not entry["is_complete"]:
@@ -67,7 +68,7 @@ class PassPlan:
 
 
 def _under_budget(entry: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """The identity of a journal under another budget."""
+    """The identity in a journal, with its budget replaced."""
     settings = entry["settings"] | {"max_tokens": max_tokens}
     fingerprints = entry["fingerprints"] | {"settings": sha256_json(settings)}
     return {"settings": settings, "fingerprints": fingerprints}

@@ -1,9 +1,8 @@
-"""The kept columns of a pass: appended beside the shards, and written as one Parquet file per shard
-at the end.
+"""Passthrough columns of a pass: buffered on disk, then written as one Parquet file per shard.
 
-A column's type is known when the source is read to its end, so until then the rows of a shard are
-Arrow streams in `.prep/columns/shard_NNNN.arrows`, one after the other. The journal keeps the
-length of each file, the types so far, and the columns that no record has had yet.
+The type of a column is known only at the end of the source. Until then, the rows of a shard are
+consecutive Arrow streams in `.prep/columns/shard_NNNN.arrows`. The journal records the length of
+each file, the types so far, and the columns that no record has had yet.
 """
 
 import base64
@@ -27,21 +26,21 @@ _WARN_ROWS = 10_000
 
 
 class ShardColumns(NamedTuple):
-    """Inputs of a worker that writes the file of a shard."""
+    """Inputs for a worker that writes the Parquet file of a shard."""
 
     staged: Path
-    """Arrow streams of its rows."""
+    """File with Arrow streams of the shard's rows."""
     directory: Path
-    """Directory of the shard's files; the new file goes there."""
+    """Directory of the shard, in which the new file is written."""
     rel: str
-    """Path of the shard below the data root."""
+    """Path of the shard relative to the data root."""
     stems: tuple[str, ...]
     types: bytes
 
 
 class KeptColumns(StagedFiles):
-    """The kept columns of a pass over `buckets`, perhaps none; files are below `directory`, and
-    `state` is the state of an earlier pass to resume.
+    """The passthrough columns (possibly none) of a pass over the shards `buckets`. Files are below
+    `directory`; `state` is the state of an earlier pass to resume.
 
     Raises:
         FormatError: A file is shorter than its state says (E-PREP-JOURNAL).
@@ -63,7 +62,7 @@ class KeptColumns(StagedFiles):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state for the journal."""
+        """The state to record in the journal."""
         types = None if self.types is None else self.types.serialize().to_pybytes()
         return {
             "sizes": {str(bucket): size for bucket, size in self.sizes.items()},
@@ -72,14 +71,14 @@ class KeptColumns(StagedFiles):
         }
 
     def see(self, kept: Kept | None, num_rows: int) -> None:
-        """Take up the types of a block; `num_rows` are those read so far."""
+        """Merge the types of a block; `num_rows` is the number of rows read so far."""
         if kept is None:
             return
         self.types = common_types(self.types, kept.types, self.source.reading.source)
         self.absent &= kept.absent
         if self.absent and num_rows >= _WARN_ROWS and not self._is_warned:
             self._is_warned = True
-            _LOG.warning("%s; the pass will be refused if no later record has it", self._absence())
+            _LOG.warning("%s; the pass will fail if no later record has it", self._absence())
 
     def add(self, bucket: int, kept: Kept | None, first: int, last: int) -> None:
         """Append rows `first` to `last` of a block to a shard."""
@@ -93,20 +92,20 @@ class KeptColumns(StagedFiles):
         self.append(bucket, memoryview(sink.getvalue()))
 
     def require_all(self) -> None:
-        """Refuse columns that no record has had (E-SOURCE-FIELD)."""
+        """Refuse columns that no record had (E-SOURCE-FIELD)."""
         if self.absent:
             raise SourceError(
-                "no record has a column that is to be kept",
+                "no record has a requested column",
                 where=self.source.reading.source,
                 found=", ".join(self.source.field_names()),
                 expected=", ".join(sorted(self.absent)),
-                do="correct columns of [attributes], or give this source its own",
+                do="correct the columns of [attributes], or set columns for this source",
                 code="E-SOURCE-FIELD",
             )
 
     def jobs(self, rel: str, shards: Mapping[int, list[Path]]) -> Iterator[ShardColumns]:
-        """The work of sealing: `rel` is the split below the data root, `shards` the paths of the
-        files of each shard."""
+        """The jobs that write the Parquet files. `rel` is the path of the split relative to the
+        data root, `shards` the file paths of each shard."""
         self.suspend()
         if not self.sizes:
             return
@@ -119,11 +118,11 @@ class KeptColumns(StagedFiles):
 
     def _absence(self) -> str:
         names = ", ".join(sorted(self.absent))
-        return f"{self.source.reading.source}: no record so far has column {names}"
+        return f"{self.source.reading.source}: no record has column {names} so far"
 
 
 def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
-    """Make the Parquet file of a shard; return its entry for the manifest."""
+    """Write the Parquet file of a shard; return its entry for the manifest."""
     import pyarrow as pa
 
     from nmoe_core.shards.attribute_file import Documents
@@ -142,7 +141,7 @@ def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
 
 
 def _final(names: tuple[str, ...], types: Any) -> Any:
-    """The types of all columns in their order; null for one without a value."""
+    """The types of all columns, in order; null for a column without values."""
     import pyarrow as pa
 
     known = {} if types is None else {field.name: field.type for field in types}
@@ -150,8 +149,8 @@ def _final(names: tuple[str, ...], types: Any) -> Any:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """The rows of streams that follow each other in a file, about a block's at a time: a piece
-    costs as much time as many rows."""
+    """The rows of the consecutive streams in a file, about one block at a time, because each batch
+    has a fixed cost."""
     import pyarrow as pa
 
     held = []

@@ -4,8 +4,9 @@
     config = PrepConfig(output_dir="/data/fineweb_edu/train", dataset_name="fineweb_edu")
     manifest = ParallelPrepPipeline(source, config).run()
 
-It does the same as `nmoe prep`: same bytes for any number of workers, resumable after any kill, and
-a second run does nothing. `run` opens the source; input that cannot be read is one NmoeError.
+It does the same as `nmoe prep`: the bytes are the same for any number of workers, a killed run can
+be resumed, and a second run does nothing. `run` opens the source and raises one NmoeError if input
+cannot be read.
 """
 
 from collections.abc import Sequence
@@ -32,25 +33,25 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSource:
-    """A dataset of the hub, or a local directory of the same shape."""
+    """A dataset on the Hugging Face hub, or a local directory with the same layout."""
 
     dataset: str
-    """Hub id, or path of a directory."""
+    """Hub id, or path of a local directory."""
     split: str = "train"
-    """A split or a slice of one: `train`, `train[:1%]`, `train[100:200]`."""
+    """A split, or a slice of a split: `train`, `train[:1%]`, `train[100:200]`."""
     subset: str | None = None
     streaming: bool = True
-    """False keeps the files of the hub in its cache, so that a later pass does not download them
+    """If False, downloaded files stay in the hub cache, so a later pass does not download them
     again."""
     data_files: str | Sequence[str] | None = None
-    """Files of the repository, globs."""
+    """Globs of files in the repository."""
     revision: str | None = None
-    """Commit, branch or tag; it is resolved to a commit once and that is read."""
+    """Commit, branch or tag; a branch or tag is resolved to a commit once."""
     text_field: str = "text"
     id_field: str | None = None
-    """If None, rows are numbered."""
+    """Field of the document ids; if None, ids are row numbers."""
     follow_links: bool = False
-    """Also read targets of symbolic links outside a local directory."""
+    """Follow symbolic links that lead out of a local directory."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -63,7 +64,7 @@ class HuggingFaceSource:
 
 @dataclass(frozen=True, slots=True)
 class _FileSource:
-    """Files on this machine or in a store."""
+    """Files on this machine or in a remote store."""
 
     paths: Paths
     """Paths, globs or URLs (`/in/*.jsonl.zst`, `s3://bucket/{a,b}/**/*.parquet`)."""
@@ -72,7 +73,7 @@ class _FileSource:
     split: str = "train"
     """`train`, or a slice of all rows such as `train[:1%]`."""
     follow_links: bool = False
-    """Also read targets of symbolic links outside the directories of `paths`."""
+    """Follow symbolic links that lead out of the directories of `paths`."""
 
     def table(self) -> dict[str, Any]:
         """The keys of a mixture's source table."""
@@ -88,7 +89,7 @@ class _FileSource:
 
 
 class JSONLSource(_FileSource):
-    """JSON lines, plain, `.gz` or `.zst`; without `id_field`, a field `id` is taken if there."""
+    """JSON lines, plain, `.gz` or `.zst`; without `id_field`, a field `id` is used if present."""
 
     __slots__ = ()
 
@@ -111,27 +112,27 @@ _KINDS |= {"parquet": ParquetSource, "arrow": ArrowSource}
 
 
 def create_source(kind: str, **fields: Any) -> HuggingFaceSource | _FileSource:
-    """A source by its kind, `huggingface`, `jsonl`, `parquet` or `arrow`, and its fields. Raises
+    """Create a source of kind `huggingface`, `jsonl`, `parquet` or `arrow` from its fields. Raises
     ConfigError if the kind is unknown."""
     if kind not in _KINDS:
-        raise ConfigError("no such kind of source", found=repr(kind), expected=", ".join(_KINDS))
+        raise ConfigError("unknown kind of source", found=repr(kind), expected=", ".join(_KINDS))
     return _KINDS[kind](**fields)
 
 
 class PrepConfig(PrepSettings):
-    """Settings of the shards (see `PrepSettings`), their directory, and the workers. Raises
-    ConfigError: an unknown key, or a value that its key cannot have."""
+    """Settings of the shards (see `PrepSettings`), the output directory, and the workers. Raises
+    ConfigError if a key is unknown or a value is invalid."""
 
     output_dir: str | PathLike[str]
-    """The split's directory, which will hold `manifest.json`."""
+    """Directory of the split, in which `manifest.json` is written."""
     dataset_name: str
     """Source name: letters, digits and underscores."""
     num_workers: int = Field(default=1, ge=1)
-    """Processes; the bytes do not depend on it."""
+    """Number of processes; the output is the same for any number."""
     force: bool = False
-    """Make shards again that are there."""
+    """Make existing shards again."""
 
-    if not TYPE_CHECKING:  # for a type checker, the arguments are the fields
+    if not TYPE_CHECKING:  # a type checker sees the fields as arguments
 
         def __init__(self, **values: Any) -> None:
             with refusing(type(self), "PrepConfig"):
@@ -141,8 +142,8 @@ class PrepConfig(PrepSettings):
 class ParallelPrepPipeline:
     """Reads a source, tokenises it in `num_workers` processes and commits shards and manifest.
 
-    `progress` is called after every block. Raises ConfigError if a key of the source does not fit
-    its kind.
+    `progress` is called after every block. Raises ConfigError if the source has a key that its kind
+    does not support.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class ParallelPrepPipeline:
 
     def run(self) -> Manifest:
         """Make the missing shards; return the committed manifest. Raises NmoeError if the source
-        cannot be read, the output belongs to another run, or a record is bad; the output is then
+        cannot be read, the output belongs to another run, or a record is bad. The output is then
         complete or absent."""
         changes = {
             "name": self.spec.id,

@@ -1,4 +1,4 @@
-"""Progress of a pass: its numbers, one line of them, and a bar on a terminal."""
+"""Progress of a pass: its figures, a line of text, and a progress bar on a terminal."""
 
 import sys
 import time
@@ -15,19 +15,20 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True, slots=True)
 class PrepProgress:
-    """State of a pass after a block; an earlier run's work is counted in all but `seconds`."""
+    """State of a pass after a block; all counts except `seconds` include the work of earlier
+    runs."""
 
     documents: int
     tokens: int
     size_bytes: int
-    """Size of the source as stored."""
+    """Bytes of the source that have been read, as stored."""
     total_bytes: int | None
-    """None if it is not known beforehand."""
+    """Size of the source in bytes; None if it is not known in advance."""
     seconds: float
     resumed_bytes: int = 0
     """Part of `size_bytes` that an earlier run read."""
     max_tokens: int | None = None
-    """Budget that may end the pass sooner."""
+    """Token budget, which may end the pass before the end of the source."""
 
     @property
     def rate(self) -> float:
@@ -36,14 +37,14 @@ class PrepProgress:
 
     @property
     def share(self) -> float | None:
-        """Part of the pass that is done, 0 to 1, by source bytes or by the budget."""
+        """Finished share of the pass, 0 to 1, by source bytes or by budget."""
         shares = [self.size_bytes / self.total_bytes] if self.total_bytes else []
         shares += [self.tokens / self.max_tokens] if self.max_tokens else []
         return min(1.0, max(shares)) if shares else None
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that are left at this rate."""
+        """Remaining seconds at the current rate."""
         if not self.share or self.rate <= 0:
             return None
         return self.size_bytes * (1 / self.share - 1) / self.rate
@@ -67,7 +68,7 @@ Progress = Callable[[PrepProgress], None]
 
 @contextmanager
 def progress_printer(name: str) -> Iterator[Progress]:
-    """A callback that shows progress on standard error: lines, or a bar if it is a terminal."""
+    """A callback that shows progress on standard error: a bar on a terminal, else lines."""
     out = sys.stderr
     is_bar = sys.stderr.isatty()
     last = time.monotonic()

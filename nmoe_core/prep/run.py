@@ -1,8 +1,8 @@
-"""Prep: one pass over a source fills its token shards, with the same bytes for any worker count.
+"""Prep: one pass over a source writes its token shards, with the same bytes for any worker count.
 
 Blocks are read in order, tokenised by a bounded ordered pool, and appended by one writer, so order
-and bytes do not depend on workers. Shards are committed whole at the end of the pass. A journal
-keeps the position of a pass: the next run resumes a pass that ended in any way, and repeats at most
+and bytes do not depend on the number of workers. Shards are committed at the end of the pass. A
+journal records the position of a pass: the next run resumes an interrupted pass and repeats at most
 a few seconds of work. Memory: about `2 * workers` blocks of 2 MiB.
 """
 
@@ -65,14 +65,14 @@ from nmoe_core.text.tokenizer import load_tokenizer
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
 Existing = Literal["grow", "update", "remake"]
-# Errors that may not occur in the next run: the work so far is kept for it.
+# Errors that a retry may not meet again, so the work so far is kept.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
-_INEXACT = ("E-TOKENIZER-DRIFT",)  # an engine differs from its reference
+_INEXACT = ("E-TOKENIZER-DRIFT",)  # a fast engine differs from the reference tokenizer
 _NAMED_FILES = 5
-# A worker reads about as much before it may spend time on a comparison with the reference.
+# A worker reads about this much before the comparison with the reference is worth its time.
 SAMPLED_BYTES = 10**9
-_DIGESTS_NAME = "digests.json"  # of the source's files, beside the journal
+_DIGESTS_NAME = "digests.json"  # digests of the source's files, beside the journal
 
 
 def prep_shards(
@@ -83,37 +83,40 @@ def prep_shards(
     existing: Existing = "update",
     progress: Progress | None = None,
 ) -> PrepReport:
-    """Make the requested shards of a split, each with its manifest; current ones stay as they are.
+    """Make the requested shards of a split, each with its manifest; up-to-date shards are not
+    changed.
 
     Args:
         split: Rows to read.
-        settings: Settings that decide the bytes.
+        settings: Settings that determine the bytes.
         split_dir: `{data_root}/{source}/{split}`.
-        buckets: Shards to make; all when None.
-        existing: Treatment of shards, complete or not, made from other inputs: `grow` accepts a
-            changed source and a larger budget and refuses other settings, `update` accepts all;
-            `remake` starts over and makes current ones again too. If all shards of a split with a
-            manifest are made, the split is replaced in one step.
+        buckets: Shards to make; None for all.
+        existing: What to do with existing shards (complete or not) of other inputs: `grow` accepts
+            a changed source or a larger budget and refuses other settings; `update` accepts every
+            change; `remake` starts over, even for up-to-date shards. If all shards of a split with
+            a manifest are made, the split is replaced atomically.
         progress: Called after every block.
 
     Raises:
-        SourceError: Too many records cannot be read (E-SOURCE-RECORD), or the split has no
-            document (E-SOURCE-EMPTY). The source changed while it was read (E-SOURCE-CHANGED).
+        SourceError: Too many records cannot be read (E-SOURCE-RECORD), the split has no document
+            (E-SOURCE-EMPTY), or the source changed while it was read (E-SOURCE-CHANGED).
         FormatError: Shards of other settings exist and `existing` is `grow` (E-PREP-CHANGED).
-        ConfigError: More shards than this machine may have open files.
+        ConfigError: There are more shards than this process may open files.
         LockedError: Another process is writing this split.
     """
-    split_dir = split_dir.resolve()  # a link stays: its target is replaced
+    split_dir = split_dir.resolve()  # if it is a link, its target is replaced
     for directory in (split_dir, directory_beside(split_dir)):
         recall_digests(directory / STAGING_NAME / _DIGESTS_NAME)
-    with ThreadPoolExecutor(1) as beside:  # reading the source takes as long as the tokenizer
+    with ThreadPoolExecutor(
+        1
+    ) as beside:  # both take long: opening the source, and loading the tokenizer
         revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
         fingerprints = shard_fingerprints(revision.result(), settings, fmt)
     asked = sorted(set(range(settings.num_shards) if buckets is None else buckets))
     if strange := set(asked) - set(range(settings.num_shards)):
         expected = f"0 to {settings.num_shards - 1}"
-        raise ConfigError("no such shard", found=min(strange), expected=expected)
+        raise ConfigError("shard number out of range", found=min(strange), expected=expected)
     dirs = {bucket: split_dir / shard_dir_name(bucket) for bucket in asked}
     clear_beside(split_dir)
     if existing == "grow":
@@ -126,18 +129,18 @@ def prep_shards(
         staging = Journal(split_dir)
         left = staging.directory, directory_beside(split_dir), *half_kept(split_dir)
         if len(asked) == settings.num_shards and any(path.exists() for path in left):
-            with output_lock(split_dir):  # of a run that ended late, or was of other inputs
+            with output_lock(split_dir):  # left by an earlier run
                 staging.remove()
                 retire_beside(split_dir)
                 for path in half_kept(split_dir):
                     shutil.rmtree(path)
         return PrepReport(skipped=current)
-    created_at()  # refuses a bad SOURCE_DATE_EPOCH before the pass, not after it
+    created_at()  # refuses an invalid SOURCE_DATE_EPOCH before the pass, not after it
     _allow_open_files(8 * len(wanted))
     plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
         plan = replace(plan, known_stop=_recorded_stop(plan))
-    # A committed split stays readable: its new version is made beside it and swapped in.
+    # A committed split stays readable: its new version is made beside it, then exchanged.
     if plan.is_of_all_shards and (split_dir / MANIFEST_NAME).exists():
         plan = replace(plan, split_dir=directory_beside(split_dir))
     try:
@@ -145,7 +148,7 @@ def prep_shards(
     except TokenizerError as error:
         if error.code not in _INEXACT or settings.engine == "reference":
             raise
-        # The engine may have differed on texts before the sampled one.
+        # The engine may also have differed on texts before the sampled one.
         _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
         exact = settings.model_copy(update={"engine": "reference", "reuse": False})
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
@@ -154,7 +157,7 @@ def prep_shards(
 
 
 def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """Fingerprints of every shard that a pass over this revision of a source makes."""
+    """Fingerprints of the shards that a pass over this revision of a source makes."""
     return {
         "source": revision,
         "settings": sha256_json(settings.identity()),
@@ -164,7 +167,8 @@ def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) 
 
 
 def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
-    """Run a pass, in the split's own directory or beside it, and put its shards in place."""
+    """Run a pass, in the split's directory or beside it, and move its shards to their final
+    paths."""
     journal = Journal(plan.split_dir)
     split_dir = plan.old_dir
     is_swapped = plan.split_dir != split_dir
@@ -178,7 +182,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
     if plan.settings.columns:
         import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
-    # Workers start before the lock is taken, which would be theirs too, and outlive this process.
+    # Workers start before the lock is taken: they would inherit it and may outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:
             if is_swapped:
@@ -201,7 +205,8 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
 
 
 def _is_long(plan: PassPlan) -> bool:
-    """Whether each worker would load the reference for its samples, in the middle of its work."""
+    """Whether the pass is long enough that each worker will load the reference tokenizer to compare
+    samples."""
     size_bytes = plan.split.source.size_bytes()
     return size_bytes is not None and size_bytes >= SAMPLED_BYTES * plan.settings.compute.workers
 
@@ -209,10 +214,10 @@ def _is_long(plan: PassPlan) -> bool:
 def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, Any], bool]:
     """Combine the shard manifests of a split; return the manifest and whether it changed.
 
-    Shards of an earlier run with more shards are removed, since no manifest names them now.
+    Shards of an earlier run with more shards are removed: the new manifest does not list them.
     """
     split_dir = split_dir.resolve()
-    with output_lock(split_dir):  # which removes the files of a writer that was killed here
+    with output_lock(split_dir):  # also removes the files of a killed writer
         committed = _commit_manifest(settings, shard_format(settings), split_dir)
         for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
             number = shard_dir.name.removeprefix("shard_")
@@ -240,7 +245,7 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
     work = None
     entry = journal.read()
     if entry is not None and plan.can_go_on_from(entry):
-        with suppress(FormatError):  # the disk lost files of the journal: only work is lost by that
+        with suppress(FormatError):  # if the disk lost files of the journal, start over
             work = Pass(plan, journal, entry)
     if work is None:
         journal.remove()
@@ -255,7 +260,7 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
             raise SourceError(
                 "source has no document",
                 where=plan.settings.name,
-                found=f"{num_records} records, none kept",
+                found=f"{num_records} records, 0 documents",
                 do="check the bounds of the slice (split)"
                 if is_slice
                 else "check text_field, the paths and min_doc_tokens",
@@ -270,12 +275,12 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
                     where=plan.settings.name,
                     found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
                     expected=None if source.changed else plan.fingerprints["source"],
-                    do="run prep again when it is at rest",
+                    do="run prep again once the source has stopped changing",
                     code="E-SOURCE-CHANGED",
                 )
         if journal.is_written:
             journal.commit(work.entry, work.flush)
-        # No published manifest may name bytes that are being replaced.
+        # A published manifest must not list files that are being replaced.
         (plan.split_dir / MANIFEST_NAME).unlink(missing_ok=True)
         fsync_dir(plan.split_dir)
         work.commit()
@@ -290,8 +295,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:
-    """The row at which the last whole pass stopped; a partial pass under a budget must stop there
-    too."""
+    """The row at which the last complete pass stopped; a pass over some of the shards with a budget
+    must stop there too."""
     for bucket in range(plan.settings.num_shards):
         path = plan.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
         if recorded(path) == plan.fingerprints:
@@ -300,7 +305,7 @@ def _recorded_stop(plan: PassPlan) -> int | None:
 
 
 def _allow_open_files(num_files: int) -> None:
-    """Raise this process's limit of open files to the number that the shards need."""
+    """Raise this process's limit of open files to what the shards need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = num_files + 256
     if soft >= needed or soft == resource.RLIM_INFINITY:
@@ -315,8 +320,8 @@ def _allow_open_files(num_files: int) -> None:
 
 
 def _remove_empty(new_dirs: list[Path]) -> None:
-    """Remove directories that a run made and left empty, innermost first."""
-    with suppress(OSError):  # a directory with something in it stays
+    """Remove empty directories that a run created, innermost first."""
+    with suppress(OSError):  # a directory that is not empty stays
         for directory in new_dirs:
             (directory / LOCK_NAME).unlink(missing_ok=True)
             directory.rmdir()

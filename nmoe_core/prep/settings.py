@@ -1,4 +1,4 @@
-"""Settings that decide the bytes of a split's shards, and the summary of a pass."""
+"""Settings that determine the bytes of a split's shards, and the summary of a pass."""
 
 import unicodedata
 from collections import Counter
@@ -20,7 +20,7 @@ from nmoe_core.text.normalise import NORMALIZER
 from nmoe_core.text.tokenizer import load_tokenizer
 
 PREP_CODE = "prep/1"
-_OWN = Vocabulary()  # the tokenizer's
+_OWN = Vocabulary()  # the tokenizer's own vocabulary
 _IN_THE_BYTES = (
     *("name", "version", "tokenizer", "num_shards", "tokens_per_shard", "min_doc_tokens"),
     *("max_doc_tokens", "long_documents", "max_tokens", "on_error", "reading_digest"),
@@ -28,32 +28,33 @@ _IN_THE_BYTES = (
 
 
 class PrepSettings(ShardKeys):
-    """Everything besides the source that decides the bytes of its shards; and how they are made."""
+    """All settings, besides the source, that determine the bytes of shards; and the worker pool."""
 
     name: str = ""
     """Source name: letters, digits and underscores."""
     tokenizer: str = DEFAULT_TOKENIZER
     max_tokens: int | None = Field(default=None, ge=1)
-    """Total, EOS tokens included; prep stops after the record that reaches it. None: all."""
+    """Maximum total tokens, including EOS; prep stops after the record that reaches it. None: no
+    limit."""
     on_error: OnError = "fail"
     max_bad_share: float = 0.001
-    """Part of the records that `fail` leaves out and counts before it fails."""
+    """Share of bad records above which `fail` stops; up to it they are left out and counted."""
     reading_digest: str = ""
-    """Reading settings of the source's table."""
+    """Reading settings of the source."""
     vocab_size: int | None = None
-    """Refused unless it is the tokenizer's; so is `eos_token_id`."""
+    """Must be the tokenizer's, if it is set; so must `eos_token_id`."""
     eos_token_id: int | None = None
     columns: tuple[str, ...] = ()
-    """Fields of the source that are kept beside the documents."""
+    """Fields of the source to store with the documents."""
     needs_columns: bool = True
-    """Whether a column that no record has is refused; else it is null."""
+    """Whether a column that no record has is an error; if not, it is null."""
     vocabulary: Vocabulary = _OWN
-    """Name, size and EOS for manifests, if they differ from the tokenizer's own."""
+    """Name, size and EOS to write to manifests, if they differ from the tokenizer's."""
     compute: ComputeTable = HERE
-    """The pool that tokenises blocks; the bytes do not depend on it."""
+    """The worker pool; the bytes do not depend on it."""
 
     def identity(self) -> dict[str, Any]:
-        """Values that the bytes depend on: settings, normaliser, Unicode tables."""
+        """Values that the bytes depend on: settings, normaliser version, Unicode tables."""
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
         values = {key: getattr(self, key) for key in _IN_THE_BYTES}
         kept = {"columns": list(self.columns)} if self.columns else {}
@@ -61,23 +62,24 @@ class PrepSettings(ShardKeys):
 
     @property
     def chosen(self) -> TokenizerSettings:
-        """Its tokenizer."""
+        """Settings of the tokenizer."""
         return TokenizerSettings(self.tokenizer, self.engine, self.eos_token, self.bos_token)
 
 
 @dataclass(slots=True)
 class PrepReport:
-    """Summary of one pass. Counts include those of an interrupted run that this one continued."""
+    """Summary of one pass. Counts include the work of an interrupted run that this run
+    continued."""
 
     num_documents: int = 0
     num_tokens: int = 0
     num_text_bytes: int = 0
     documents_tokenized: int = 0
-    """By this run."""
+    """Documents tokenised by this run."""
     documents_reused: int = 0
-    """Documents whose tokens this run took over."""
+    """Documents whose tokens this run reused."""
     num_replaced: int = 0
-    """Records with bytes that were replaced."""
+    """Records in which invalid bytes were replaced."""
     outcomes: Counter[str] = field(default_factory=Counter)
     bad_examples: list[str] = field(default_factory=list)
     """`file:line: reason` of the first records that could not be read."""
@@ -86,14 +88,14 @@ class PrepReport:
 
 
 def is_larger_budget(then: int | None, now: int | None) -> bool:
-    """Whether a budget of tokens, None for all, holds more than another."""
+    """Whether the token budget `now` is larger than `then`; None means no limit."""
     return then is not None and (now is None or now > then)
 
 
 def shard_format(settings: PrepSettings) -> ShardFormat:
-    """Tokenizer facts of a source's manifests. Raises TokenizerError if the configured vocabulary
-    size or EOS id is not the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the requested
-    integers (E-TOKENIZER-DTYPE)."""
+    """Tokenizer facts for a source's manifests. Raises TokenizerError if the configured vocabulary
+    size or EOS id differs from the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the
+    configured integer type (E-TOKENIZER-DTYPE)."""
     own = settings.vocabulary
     tokenizer = load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
@@ -101,7 +103,7 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
         actual = getattr(tokenizer, name)
         if asked is not None and asked != actual:
             raise TokenizerError(
-                f"{name} is not that of {settings.tokenizer}",
+                f"{name} differs from tokenizer {settings.tokenizer}",
                 found=asked,
                 expected=actual,
                 code="E-TOKENIZER-DRIFT",
@@ -109,7 +111,7 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
     vocab_size = own.vocab_size or tokenizer.vocab_size
     if vocab_size < tokenizer.vocab_size:
         raise TokenizerError(
-            f"vocab_size is below that of {tokenizer.name}",
+            f"vocab_size is smaller than the vocabulary of {tokenizer.name}",
             found=vocab_size,
             expected=f"at least {tokenizer.vocab_size}",
             code="E-TOKENIZER-DRIFT",
@@ -137,8 +139,8 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
 
 def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
-    """Fingerprints of the settings that decide a text's ids; for a tiktoken encoding with its own
-    EOS, only the tokenizer's fingerprint."""
+    """Fingerprints of the settings that determine a text's ids; for a tiktoken encoding with its
+    default EOS, only the tokenizer's fingerprint."""
     found = {"tokenizer": fmt.tokenizer_fingerprint}
     if settings.chosen.is_file or settings.eos_token != "auto":
         found["eos_token_id"] = str(fmt.eos_token_id)

@@ -1,9 +1,9 @@
-"""Text of a trainer's run, tokenised once into a cache: the plug-in that `loader` finds.
+"""Tokenises the text of a trainer's run once into a cache: the plug-in that `loader` discovers.
 
-Text goes the way of all text: a source reads it, prep normalises and tokenises it, in order and in
-this process. A directory of the cache is named by the digest of the text and of the tokenizer, so
-changed text gets another directory. The directory appears whole or not at all; one process makes it
-and the others on this machine wait. Prepare more than a few gigabytes with `nmoe prep` instead.
+Prep normalises and tokenises the text in order, in this process. The name of a cache directory
+contains the digest of the text and of the tokenizer, so changed text gets a new directory. A
+directory is complete or absent; one process makes it while the others on this machine wait. For
+more than a few gigabytes, use `nmoe prep` instead.
 """
 
 import os
@@ -35,9 +35,9 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """The directory of a source's shards; see `loader.plan.text_sources.tokenised`.
 
     Raises:
-        ConfigError: The settings do not go together.
-        SourceError: Text is missing, cannot be read, or changed meanwhile.
-        TokenizerError: The tokenizer is not known, cannot be read, or differs from the settings.
+        ConfigError: The settings contradict each other.
+        SourceError: Text is missing, cannot be read, or changed during the pass.
+        TokenizerError: The tokenizer is unknown, cannot be read, or differs from the settings.
     """
     cache = Path(run.required("cache_dir", name))
     splits = {"train": _open(source, name, source.urls)}
@@ -52,7 +52,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / ".lock"), replacing(digests):
-        for left in cache.glob(f".{safe}-{'[0-9a-f]' * 16}"):  # of text that changed meanwhile
+        for left in cache.glob(f".{safe}-{'[0-9a-f]' * 16}"):  # left from text that has changed
             if left != _aside(target):
                 shutil.rmtree(left)
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
@@ -62,7 +62,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
 
 
 def _aside(target: Path) -> Path:
-    """Directory in which shards are made before they are moved to their place."""
+    """Directory in which shards are made before they are moved to `target`."""
     return target.with_name(f".{target.name}")
 
 
@@ -73,7 +73,7 @@ def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> Non
             prep_shards(split, settings, aside / name)
             write_manifest(settings, aside / name)
             staged = Journal(aside / name).directory
-            if staged.exists():  # the disk refused to remove it; no later run would
+            if staged.exists():  # it could not be removed, and later runs would not try again
                 shutil.rmtree(staged)
     except NmoeError:
         shutil.rmtree(aside, ignore_errors=True)
@@ -102,17 +102,19 @@ def _open(source: TextSource, name: str, urls: Sequence[str]) -> Split:
     if source.repo:
         if source.revision and Path(source.repo).is_dir():
             found = repr(source.revision)
-            raise ConfigError("a directory has no revision", where=source.spec, found=found)
+            raise ConfigError(
+                "revision is set for a local directory", where=source.spec, found=found
+            )
         spec |= {"hf_dataset": source.repo, "hf_subset": source.config or None}
         spec |= {"hf_split": source.split, "hf_revision": source.revision or None}
     else:
         kinds = sorted({_kind(url) for url in urls})
         if len(kinds) > 1:
             raise ConfigError(
-                "files of several kinds in one source",
+                "one source has files of several kinds",
                 where=f"source {name!r}",
                 found=" and ".join(kinds),
-                do="make one source of each kind",
+                do="make one source per kind",
             )
         on_error = "replace" if kinds == ["files"] else "fail"
         spec |= {"kind": kinds[0], "paths": tuple(urls), "on_error": on_error}

@@ -1,7 +1,7 @@
-"""The worker's part of prep: one raw block in, token ids grouped by shard out.
+"""The worker's part of prep: turns one raw block into token ids, grouped by shard.
 
-A block is tokenised in one call. The answer is one run of bytes per shard and a few numbers per
-document, so that the writer does no work per document.
+A block is tokenised in one call. The result is one array of tokens per block, sorted by shard, and
+a few numbers per document as arrays, so the writer does no work per document.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _BATCH_CHARS = 4 * 2**20
 
 @dataclass(slots=True)
 class Columns:
-    """One entry per document, in order; a record that gives no document has one too."""
+    """One entry per document, in order; a record without a document has an entry too."""
 
     rows: np.ndarray
     """int64: row number of the record."""
@@ -42,21 +42,21 @@ class Columns:
     num_tokens: np.ndarray
     """int64: tokens with BOS and EOS; 0 unless kept or truncated."""
     id_bytes: np.ndarray
-    """int64: bytes of its line of ids; 0 unless it is stored here."""
+    """int64: bytes of its line in the ids file; 0 unless it is stored in a requested shard."""
     are_replaced: np.ndarray
-    """bool: whether bytes of the record were replaced."""
+    """bool: whether invalid bytes of the record were replaced."""
     numbers: np.ndarray
-    """int64: number of the known document that is copied whole, else -1."""
+    """int64: number of the known document to copy, else -1."""
     parts: np.ndarray
-    """int32: number of the part of its record, from 1; 0: the record is whole."""
+    """int32: number of the part of its record, from 1; 0 if the record is not split."""
 
     def take(self, chosen: np.ndarray) -> "Columns":
-        """Some of the entries."""
+        """The chosen entries."""
         return Columns(*(getattr(self, one.name)[chosen] for one in fields(Columns)))
 
     @classmethod
     def joined(cls, columns: Sequence["Columns"]) -> "Columns":
-        """The entries of all, by row."""
+        """The entries of all `columns`, sorted by row."""
         order = np.argsort(np.concatenate([one.rows for one in columns]), kind="stable")
         names = [one.name for one in fields(Columns)]
         every = (np.concatenate([getattr(one, name) for one in columns]) for name in names)
@@ -72,56 +72,57 @@ class TokenizedBlock:
     size_bytes: int
     columns: Columns
     tokens: np.ndarray
-    """Ids of the stored documents with their BOS and EOS, in the integer type of the shards, by
-    shard, in order within each; without documents that are copied whole."""
+    """Token ids of the new documents with BOS and EOS, in the integer type of shards, sorted by
+    shard and in order within each."""
     ids: bytes
-    """Their lines of ids in the same order."""
+    """Their lines of the ids file, in the same order."""
     lines: np.ndarray
-    """LINE_ROW: their rows in the same order."""
+    """LINE_ROW: their rows, in the same order."""
     num_tokenized: int
     num_known: int
     """Number of documents whose tokens were reused."""
     num_text_bytes: int
     bad: list[str]
     kept: Kept | None = None
-    """Kept columns of the stored documents, in the same order."""
+    """Passthrough columns of the stored documents, in the same order."""
 
 
 @dataclass(slots=True)
 class _Stored:
-    """Documents for the asked-for shards, an entry each."""
+    """Documents of the requested shards, one entry each."""
 
     buckets: list[int] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
-    """Their numbers among the records; -1 for parts."""
+    """Index of each document's record; -1 for parts."""
     text_bytes: list[int] = field(default_factory=list)
     tokens: list[memoryview] = field(default_factory=list)
-    """Their ids without BOS and EOS, in the integers of the shards."""
+    """Their token ids without BOS and EOS, in the integer type of shards."""
     lines: list[bytes] = field(default_factory=list)
-    """Their lines of ids."""
+    """Their lines of the ids file."""
     columns: list[Columns] = field(default_factory=list)
-    """Columns of all documents that were tokenised."""
+    """Columns of all tokenised documents."""
     failed: dict[int, str] = field(default_factory=dict)
-    """By record, why its text has no ids."""
+    """Reason why a text could not be encoded, by record."""
     num_text_bytes: int = 0
     num_known: int = 0
 
 
 class BlockTokenizer(NamedTuple):
-    """State that a worker opens once."""
+    """State that a worker creates once."""
 
     tokenizer: Tokenizer
     encoder: Encoder
     settings: PrepSettings
     rows: Rows
     buckets: frozenset[int]
-    """Shards that are made."""
+    """Shards that the pass makes."""
     count_all: bool
-    """Whether a token budget needs the lengths of documents of other shards."""
+    """Whether documents of other shards are tokenised too, because a token budget needs their
+    lengths."""
     integers: np.dtype
     """Integer type of the tokens in shard files."""
     known: KnownDocuments | None
-    """Documents that the split already holds."""
+    """Documents that the split already has."""
 
 
 def open_tokenizer(
@@ -131,7 +132,7 @@ def open_tokenizer(
     count_all: bool,
     known: KnownDocuments | None,
 ) -> BlockTokenizer:
-    """Load the tokenizer of a worker."""
+    """Create the state of a worker."""
     tokenizer = load_tokenizer(settings.chosen)
     integers = shard_format(settings).integers
     encoder = Encoder(tokenizer, settings, integers, known)
@@ -145,7 +146,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     length.
 
     Raises:
-        FormatError: Tokens that no shard may hold (E-SHARD-DOCUMENT).
+        FormatError: The tokenizer returned ids that a shard must not contain (E-SHARD-DOCUMENT).
         SourceError: The block cannot be read.
     """
     read = read_block(block, worker.rows, worker.known)
@@ -174,7 +175,8 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     columns = Columns.joined(stored.columns)
     kept = read.kept
     if kept is not None:
-        places = np.unique(columns.rows, return_inverse=True)[1]  # of the records
+        # Index of the record of each entry.
+        places = np.unique(columns.rows, return_inverse=True)[1]
         held = np.flatnonzero(columns.id_bytes)
         held = held[np.argsort(columns.buckets[held], kind="stable")]
         kept = kept.take(places[held].tolist())
@@ -196,7 +198,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
 
 
 def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
-    """Columns of the documents that are copied whole."""
+    """Columns of the known documents that are copied whole."""
     is_asked = np.isin(match.buckets, list(worker.buckets))
     is_counted = is_asked | worker.count_all
     return Columns(
@@ -214,11 +216,11 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
 def _by_shard(
     worker: BlockTokenizer, stored: _Stored, keys: np.ndarray
 ) -> tuple[np.ndarray, bytes, np.ndarray]:
-    """The parts of the documents, shard by shard: tokens with BOS and EOS, lines of ids, and rows
-    of lines with keys from `keys`, the keys of the records."""
+    """Data of the documents, sorted by shard: tokens with BOS and EOS, lines of the ids file, and
+    LINE_ROW rows, whose keys are taken from the records' `keys`."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
-    # A line says too little of a part: a known line is copied as one document.
+    # Parts get key 0: a known line is copied as one document, which a part is not.
     keys = np.concatenate([keys, np.zeros((1, 2), keys.dtype)])
     rows["key"] = keys[[stored.records[i] for i in order]]
     rows["text_bytes"] = [stored.text_bytes[i] for i in order]
@@ -229,7 +231,7 @@ def _by_shard(
     eos, bos = (b"" if end is None else np.array([end], integers).tobytes() for end in ends)
     payload = b"".join([part for one in ids for part in (bos, one, eos)])
     tokens = np.frombuffer(payload, integers)
-    # Two tests of a whole block cost less than one of every document.
+    # Two checks of the whole block are cheaper than one check per document.
     num_eos = int(np.count_nonzero(tokens == tokenizer.eos_token_id))
     if num_eos != len(order) or (num_eos and int(tokens.max()) >= tokenizer.vocab_size):
         raise FormatError(
@@ -241,7 +243,7 @@ def _by_shard(
 
 
 def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
-    """Columns before tokenising; KEPT means "to be tokenised"."""
+    """Columns before tokenisation; KEPT means "to be tokenised"."""
     num_shards = worker.settings.num_shards
     count = len(records.rows)
     buckets = np.full(count, -1, np.int32)
@@ -260,8 +262,7 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
 
 
 def _take_batch(texts: list[str]) -> list[str]:
-    """Take texts off the front, as many as one call tokenises; a long text is a batch of its
-    own."""
+    """Remove a batch of texts from the front of the list; a long text is a batch of its own."""
     ends = np.cumsum([len(text) for text in texts])
     fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
     batch = texts[:fitting]
@@ -277,8 +278,8 @@ def _tokenize(
     records: np.ndarray,
     stored: _Stored,
 ) -> None:
-    """Tokenise one batch into documents; `columns` are the columns of its `records`. `texts` is
-    emptied, so that long texts are not held twice."""
+    """Tokenise one batch into documents; `columns` are the columns of its `records`. Empties
+    `texts`, so that long texts are not held in memory twice."""
     normal, encoded = normalize_batch(texts)
     texts.clear()
     stored.num_text_bytes += sum(map(len, encoded))
@@ -304,7 +305,7 @@ def _tokenize(
 
 
 def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns) -> None:
-    """Fill in the columns of tokenised documents, except their lines of ids."""
+    """Fill in the columns of tokenised documents, except the sizes of their lines."""
     count = len(documents)
     lengths = np.fromiter((len(one.ids) for one in documents), np.int64, count)
     is_failed = np.fromiter((bool(one.failure) for one in documents), np.bool_, count)
@@ -313,13 +314,13 @@ def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns
     least = worker.settings.min_doc_tokens
     most = worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
-    # A part never counts as a short document: all of a long document is kept.
+    # A part is never filtered as too short: all of a long document is kept.
     outcomes[(lengths < least) & (columns.parts == 0)] = FILTERED
     outcomes[is_empty] = EMPTY
     outcomes[is_failed] = BAD
     columns.outcomes[:] = outcomes
     columns.buckets[is_failed] = -1
-    columns.are_replaced &= columns.parts <= 1  # a record counts once
+    columns.are_replaced &= columns.parts <= 1  # count a record once
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
     is_kept = outcomes <= TRUNCATED
     columns.num_tokens[:] = (np.minimum(lengths, most) + num_ends) * is_kept

@@ -1,8 +1,8 @@
-"""Earlier versions of a split: kept when it is replaced whole, listed, compared, restored.
+"""Earlier versions of a split: kept when it is replaced, then listed, compared or restored.
 
-They are beside it, in `.train.versions/ID`, each a whole tree that any reader can use: manifest and
-shards, as links to the files of that version. Files that two versions share are on the disk once.
-An id is the start of the manifest's content hash.
+Each is a complete tree beside the split, in `.train.versions/ID`, that any reader can use. Its
+manifest and shards are hard links, so files that two versions share are stored once. An id is the
+start of the manifest's content hash.
 """
 
 import os
@@ -25,7 +25,7 @@ _Pairs = Counter[tuple[str, str]]
 
 
 class Version(NamedTuple):
-    """A version of a split; `is_current` for the one that readers of the split see."""
+    """A version of a split; `is_current` if readers of the split see this one."""
 
     id: str
     manifest: Manifest
@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For people."""
+        """Facts to show to the user."""
         return {
             "version": self.id,
             "current": self.is_current,
@@ -53,12 +53,13 @@ def list_versions(split_dir: Path) -> list[Version]:
 
 
 def find_version(split_dir: Path, version_id: str) -> Version:
-    """The version whose id has this start. Raises ConfigError if there is none, or several."""
+    """The version whose id starts with `version_id`. Raises ConfigError if none or several
+    match."""
     versions = list_versions(split_dir)
     found = [version for version in versions if version_id and version.id.startswith(version_id)]
     if len(found) != 1:
         raise ConfigError(
-            "several versions have ids that start so" if found else "split has no such version",
+            "several versions match" if found else "no version matches",
             where=split_dir,
             found=version_id,
             expected=", ".join(version.id for version in versions),
@@ -67,12 +68,12 @@ def find_version(split_dir: Path, version_id: str) -> Version:
 
 
 def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None = None) -> None:
-    """Keep the current version of a split, and beside it the newest others, `most` in all. If the
-    new version has the same content it is the current one, and takes over its time of making. The
-    caller holds the lock of the split."""
+    """Keep the current version of a split and the newest earlier ones, at most `most` in total. If
+    the new version has the same content, it gets the manifest of the current one, with its creation
+    time. The caller holds the lock of the split."""
     try:
         current = _version(split_dir, is_current=True)
-    except FormatError:  # no reader could take it
+    except FormatError:  # readers would refuse it too
         return
     if new_dir is not None and _version(new_dir, is_current=False).id == current.id:
         write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
@@ -86,11 +87,10 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         _link_version(split_dir, staged)
         os.replace(staged, kept / current.id)
         fsync_dir(kept)
-    # The clock may have gone back since another version was made: this one is the last, regardless
-    # of its time.
+    # The clock may have gone back: the current version is the newest regardless of its time.
     last_first = sorted(_kept(split_dir), key=lambda path: path.name != current.id)
     for path in last_first[most:] if most is not None else ():
-        old = path.with_name(f".{path.name}{TMP_MARK}old")  # a part of a version is none
+        old = path.with_name(f".{path.name}{TMP_MARK}old")  # a half-removed version is not listed
         os.replace(path, old)
         shutil.rmtree(old)
     if kept.exists() and not any(kept.iterdir()):
@@ -98,18 +98,19 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
 
 
 def half_kept(split_dir: Path) -> list[Path]:
-    """Remains of versions after a run ended while it kept or removed one."""
+    """Remains of runs that were killed while they kept or removed a version."""
     return list(_versions_dir(split_dir).glob(f".*{TMP_MARK}*"))
 
 
 def restore_version(split_dir: Path, version_id: str) -> Version:
-    """Make a kept version the current one, in one step, and keep the one that was; a pass that was
-    ended before it replaced the split is dropped. Raises as `find_version`, and LockedError."""
+    """Make a kept version the current one, atomically, and keep the previous one. An interrupted
+    pass that would have replaced the split is dropped. Raises as `find_version`, and
+    LockedError."""
     split_dir = split_dir.resolve()
     with output_lock(split_dir):
         version = find_version(split_dir, version_id)
         if version.is_current:
-            retire_beside(split_dir)  # left by a replacement that was stopped after its one step
+            retire_beside(split_dir)  # left by a replacement that was killed after the exchange
         else:
             keep_version(split_dir)
             retire_beside(split_dir)  # files that prep did not make may be in it
@@ -119,10 +120,9 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
 
 
 def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:
-    """Number of documents that were added, removed, changed (another text under the same id) and
-    kept.
+    """Number of documents added, removed, changed (same id, different text) and unchanged.
 
-    Memory holds the ids of one shard, or of all shards if their number differs.
+    Memory: the ids of one shard, or of all shards if the versions have different shards.
     """
     counts: Counter[str] = Counter(added=0, removed=0, changed=0, unchanged=0)
     for before, after in _pairs(old, new):
@@ -138,8 +138,7 @@ def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:
 
 
 def share_of_mixture(split_dir: Path, num_tokens: int) -> float:
-    """Share of the tokens of all sources in this split's data root, if the split has
-    `num_tokens`."""
+    """This split's share of the tokens of all sources in its data root, if it has `num_tokens`."""
     others = split_dir.parent.parent.glob(f"[!.]*/{split_dir.name}/{MANIFEST_NAME}")
     mine = split_dir / MANIFEST_NAME
     total = sum(load_manifest(path).total_tokens for path in others if path != mine)
@@ -147,7 +146,7 @@ def share_of_mixture(split_dir: Path, num_tokens: int) -> float:
 
 
 def _pairs(old: Manifest, new: Manifest) -> Iterator[tuple[_Pairs, _Pairs]]:
-    """Ingest ids and text digests of both, by shard where ids have the same shards."""
+    """Ingest ids and text digests of both versions; shard by shard if both have the same shards."""
     names = [{path.name for path in shard_dirs(one.path.parent)} for one in (old, new)]
     if names[0] != names[1]:
         yield Counter(ingest_ids(old)), Counter(ingest_ids(new))

@@ -1,1 +1,1 @@
-"""Loops over the bytes of texts and the hashes of their words, compiled by numba."""
+"""Loops over bytes of texts and hashes of words, compiled by numba."""

@@ -1,9 +1,9 @@
 """Membership of 64-bit hashes in a sorted set of hashes.
 
-A Bloom filter that looks at one word of memory per hash says no to most. The high bits of a hash
-choose the word, its low 18 bits choose three bits of it. With 16 bits per hash, about one in a
-hundred others passes by chance. For these, a table with the start of each run of hashes with equal
-high bits says where to look: one more access instead of the twenty of a binary search.
+A Bloom filter that reads one word of memory per hash rejects most. The high bits of a hash choose
+the word, and its low 18 bits choose three bits of it. With 16 bits per hash, about 1 % of foreign
+hashes pass by chance. To check the ones that pass, a table has the start of each run of hashes with
+equal high bits: one more access, instead of about twenty for a binary search.
 """
 
 from typing import NamedTuple
@@ -20,20 +20,20 @@ _LOW = np.uint64(63)
 
 
 def bloom(hashes: np.ndarray) -> tuple[np.ndarray, np.uint64]:
-    """The words of the filter, uint64, and the shift that gives a hash its word."""
+    """The words of the filter, uint64, and the shift from a hash to the index of its word."""
     shift = np.uint64(64 - max(4, (len(hashes) // _HASHES_PER_WORD).bit_length()))
     return _filled(hashes, shift), shift
 
 
 class Parts(NamedTuple):
-    """A sorted set of hashes, with the range of the hashes that have equal high bits."""
+    """A sorted set of hashes, partitioned by their high bits."""
 
     hashes: np.ndarray
     """uint64 `[num_hashes]`, ascending."""
     begins: np.ndarray
     """int64 `[num_parts + 1]`: part `i` is `begins[i]` to `begins[i + 1]`."""
     shift: np.uint64
-    """Gives a hash its part."""
+    """Shift from a hash to the number of its part."""
 
 
 def parts(hashes: np.ndarray) -> Parts:
@@ -46,7 +46,7 @@ def parts(hashes: np.ndarray) -> Parts:
 
 @njit(cache=True, inline="always")
 def place(value, hashes, begins, shift):
-    """The first position of a hash in `Parts`, or -1."""
+    """The index of the first equal hash in `Parts`, or -1."""
     part = value >> shift
     at = begins[part]
     end = begins[part + _ONE]
@@ -57,7 +57,7 @@ def place(value, hashes, begins, shift):
 
 @njit(cache=True, inline="always")
 def bits(value):
-    """The bits of its word that are set if a hash is in the filter."""
+    """The bits that a hash sets in its word of the filter."""
     return _ONE << (value & _LOW) | _ONE << (value >> _SIX & _LOW) | _ONE << (value >> _12 & _LOW)
 
 

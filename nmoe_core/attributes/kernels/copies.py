@@ -1,4 +1,4 @@
-"""Finds documents that share keys, and decides which of these are copies of which."""
+"""Finds documents that share keys, and decides which of them are copies."""
 
 import numpy as np
 from numba import njit
@@ -6,7 +6,7 @@ from numba import njit
 from nmoe_core.attributes.kernels.bloom import bits
 from nmoe_core.attributes.minhash import NUM_HASHES
 
-EXACT = NUM_HASHES + 1  # "bytes that are equal" if the texts are equal
+EXACT = NUM_HASHES + 1  # number of equal bytes that stands for equal texts
 _THREE = np.uint64(3)
 _SEVEN = np.uint64(7)
 
@@ -28,7 +28,7 @@ def mark(bands, exact, once, twice, shift):
 
 @njit(cache=True)
 def marked(bands, exact, twice, shift):
-    """Keys whose bit is set in `twice`, and the row of each."""
+    """The keys whose bit is set in `twice`, and the row of each."""
     keys = [np.uint64(0) for _ in range(0)]
     rows = [0 for _ in range(0)]
     for i in range(len(exact)):
@@ -43,13 +43,14 @@ def marked(bands, exact, twice, shift):
 
 @njit(cache=True)
 def decide(rows, groups, limits, is_settled, results):
-    """The kept candidate that each one copies, or -1, and the number of equal bytes; the kept one
-    that contains it, or -1, and how much of it. The most similar one counts, and the first of
-    equally similar ones. `kept` holds the candidates of each bucket from its first slot on. Settled
-    ones are kept without a comparison. Buckets with few kept candidates come first, and at most
-    `max_visits` kept ones are compared: many similar ones that are all kept would otherwise take
-    quadratic time. A copy shares the keys of its common text with one other, and these buckets are
-    small.
+    """For each candidate: the kept candidate that it copies, or -1, and the number of equal bytes;
+    the kept candidate that contains it, or -1, and its contained share.
+
+    The most similar candidate is chosen, on a tie the first. `kept` has the kept candidates of each
+    bucket, from the bucket's first slot on. Settled candidates are kept without a comparison.
+    Buckets with few kept candidates are visited first, and at most `max_visits` candidates are
+    compared: many similar documents that are all kept would otherwise take quadratic time. A true
+    copy shares keys with few documents, so it is found in these small buckets.
     """
     sketches, digests, lengths = rows
     least_equal, least_containment, max_visits = limits
@@ -94,7 +95,7 @@ def decide(rows, groups, limits, is_settled, results):
 
 @njit(cache=True, inline="always")
 def _same(first, second):
-    """How many values are equal."""
+    """Number of equal values."""
     count = 0
     for k in range(len(first)):
         count += first[k] == second[k]
@@ -103,7 +104,8 @@ def _same(first, second):
 
 @njit(cache=True)
 def _containment(equal, length, other_length):
-    """Estimated share of a text's shingles that another has, by `minhash.jaccard` and lengths."""
+    """Estimated share of a text's shingles that another text has, from `minhash.jaccard` and
+    lengths."""
     similarity = max(0.0, (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256))
     shared = similarity / (1 + similarity) * (length + other_length)
     return min(1.0, shared / max(1, length))
@@ -116,7 +118,7 @@ def sharing(bands, exact, wanted, passes, shift):
     for i in range(len(exact)):
         its_bits = bits(exact[i])
         may_share = passes[exact[i] >> shift] & its_bits == its_bits
-        for band in range(bands.shape[1]):  # all of them: to stop early takes longer
+        for band in range(bands.shape[1]):  # no early exit: it would be slower
             its_bits = bits(bands[i, band])
             may_share |= passes[bands[i, band] >> shift] & its_bits == its_bits
         if may_share and _is_wanted(bands, exact, i, wanted, passes, shift):

@@ -1,7 +1,7 @@
-"""How much of a document is repeated: lines, paragraphs, n-grams, as Gopher counts them.
+"""Measures repetition in a document: lines, paragraphs and n-grams, as Gopher counts them.
 
-Kernels over hashes of elements and their lengths in characters. The set of a document is a hash
-table whose slots carry the number of the set, so that no table is ever cleared.
+The kernels take hashes of elements and their lengths in characters. All sets share one hash table
+whose slots carry the number of their set, so that the table is never cleared.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ _SHIFT = np.uint64(29)
 
 @njit(cache=True)
 def new_set(size):
-    """A table for up to `size` elements: hash, mark, count and first place of each slot."""
+    """A table for up to `size` elements: hash, set number, count and first index per slot."""
     slots = 16
     while slots < 2 * size:
         slots *= 2
@@ -30,7 +30,7 @@ def new_set(size):
 
 @njit(cache=True, inline="always")
 def slot_of(table, element, mask):
-    """The slot of an element in the current set, and whether it was there before."""
+    """The slot of an element in the current set, and whether the set had it already."""
     hashes, marks, _, _, current = table
     place = np.int64((element ^ (element >> _SHIFT)) & np.uint64(mask))
     while marks[place] == current[0] and hashes[place] != element:
@@ -43,7 +43,7 @@ def slot_of(table, element, mask):
 
 @njit(cache=True, inline="always")
 def begin(table, size):
-    """Begin a new set of up to `size` elements; returns the mask of its slots."""
+    """Start a new set of up to `size` elements; return the bit mask of its slots."""
     table[4][0] += 1
     slots = 16
     while slots < 2 * size:
@@ -53,7 +53,7 @@ def begin(table, size):
 
 @njit(cache=True)
 def repeated(table, elements, lengths):
-    """How many elements occurred before, and their characters."""
+    """Number of elements that occurred before, and their characters."""
     mask = begin(table, len(elements))
     count = 0
     chars = 0
@@ -67,11 +67,11 @@ def repeated(table, elements, lengths):
 
 @njit(cache=True)
 def ngram_chars(table, elements, ends):
-    """Characters of the most frequent 2- to 4-gram times its count, and of repeated 5- to 10-grams.
+    """Characters covered by the most frequent 2-, 3- and 4-gram, and by repeated 5- to 10-grams.
 
-    `ends` holds the characters before each word and after the last: int64 `[num_words + 1]`. The
-    first of equally frequent n-grams counts, with its spaces; each word of repeated n-grams counts
-    once.
+    `ends` has the number of characters before each word and after the last: int64 `[num_words +
+    1]`. On a tie, the first most frequent n-gram is taken; its spaces count. Each word of repeated
+    n-grams counts once.
     """
     found = np.zeros(len(NGRAMS), np.int64)
     window = elements.copy()

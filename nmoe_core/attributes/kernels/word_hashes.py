@@ -1,10 +1,10 @@
-"""Words of texts as 64-bit hashes, which near duplicates and contamination compare.
+"""Splits texts into words and hashes them to 64 bits, for near duplicates and contamination.
 
 A word is a run of letters, marks, digits and `_`; every character of a script without spaces (CJK,
 kana, Thai, Lao, Khmer, Burmese, Javanese, ...) and of Hangul is a word of its own. Case,
-punctuation and spacing do not count. Lower case and classes of code points are a table in this
-package (Unicode 15.1), so that a hash never depends on Python's version. About 150 MB/s on one
-core.
+punctuation and spacing are ignored. Lower case and character classes come from a table in this
+package (Unicode 15.1), so hashes do not depend on the version of Python. Speed: about 150 MB/s on
+one core.
 """
 
 from functools import cache
@@ -39,7 +39,8 @@ class Words(NamedTuple):
 def words(texts: pa.Array) -> Words:
     """Hash the words of each text."""
     payload, offsets = utf8(texts)
-    hashes = np.empty(len(payload), np.uint64)  # as many as words at most; untouched pages are free
+    # A word has at least one byte; pages that stay untouched take no memory.
+    hashes = np.empty(len(payload), np.uint64)
     bounds = np.zeros(len(offsets), np.int64)
     _hash_words(payload, offsets, code_points(), hashes, bounds)
     return Words(hashes[: bounds[-1]], bounds)
@@ -56,7 +57,7 @@ def utf8(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def code_points() -> np.ndarray:
-    """Lower case of each code point in the low 21 bits, its class above them: uint32."""
+    """uint32 per code point: lower case in the low 21 bits, character class above them."""
     with np.load(Path(__file__).with_name("unicode.npz")) as table:
         lower = np.arange(len(table["shift"])) + table["shift"]
         bits = table["bits"].astype(np.uint32)
@@ -65,7 +66,7 @@ def code_points() -> np.ndarray:
 
 @njit(cache=True, inline="always")
 def decode(payload, i):
-    """The code point at a byte, and the byte after it; the bytes are valid UTF-8."""
+    """The code point at byte `i`, and the index of the byte after it; `payload` is valid UTF-8."""
     first = np.uint32(payload[i])
     if first < 0x80:
         return first, i + 1
@@ -81,7 +82,7 @@ def decode(payload, i):
 
 @njit(cache=True, inline="always")
 def mix(h):
-    """All bits of a uint64 depend on all (MurmurHash3's last step)."""
+    """Mix the bits of a uint64 (finaliser of MurmurHash3)."""
     h = (h ^ (h >> _HALF)) * _MIX_1
     h = (h ^ (h >> _HALF)) * _MIX_2
     return h ^ (h >> _HALF)

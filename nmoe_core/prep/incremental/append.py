@@ -1,7 +1,7 @@
-"""Appends the documents of blocks to shards: new ones, and known ones out of old files.
+"""Appends the documents of blocks to shards: new ones, and known ones from old files.
 
-Consecutive documents of an old file are copied at once, even if they belong to several blocks. New
-documents wait for the documents of the next blocks: a write to a shard costs as much time as many
+Consecutive documents of an old file are copied together, even across blocks. New documents are
+buffered until several blocks have some, because one write to a shard takes as long as encoding many
 documents.
 """
 
@@ -28,7 +28,8 @@ class _Waiting(NamedTuple):
 
 
 class Appender:
-    """The shards of a pass, `writers` by number, and the kept columns beside them."""
+    """Appends to the shards of a pass (`writers`, by shard number) and to their passthrough
+    columns."""
 
     def __init__(
         self,
@@ -46,9 +47,9 @@ class Appender:
         self._new_bytes = 0
         there = [file for writer in writers.values() for file in writer.state]
         self.num_documents = sum(num_documents for _, num_documents, _ in there)
-        """Documents in the shards, including waiting ones."""
+        """Documents in the shards, including buffered ones."""
         self.num_tokens = sum(num_tokens for num_tokens, _, _ in there)
-        """Their tokens."""
+        """Tokens of these documents."""
 
     def add(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records of a block."""
@@ -65,8 +66,7 @@ class Appender:
             [0, *np.cumsum(sizes).tolist()]
             for sizes in (num_tokens, is_new, num_tokens * is_new, id_bytes * is_new)
         )
-        # A run is of one shard; its documents are all new, or they follow each other in one old
-        # file.
+        # A run belongs to one shard. Its documents are all new, or consecutive in one old file.
         offsets = np.where(is_new, np.iinfo(np.int64).min, numbers - np.arange(len(numbers)))
         is_first = np.diff(buckets, prepend=-1).astype(np.bool_)
         is_first[1:] |= offsets[1:] != offsets[:-1]
@@ -96,13 +96,13 @@ class Appender:
             self._append_new()
 
     def append_all(self) -> None:
-        """Append the documents that wait."""
+        """Append the buffered documents."""
         for bucket in list(self._waiting):
             self._copy(bucket)
         self._append_new()
 
     def _wait(self, bucket: int, more: _Waiting) -> None:
-        """Copy documents later, together with the documents that follow them."""
+        """Delay a copy, so that the documents that follow in the old file are copied with it."""
         before = self._waiting.get(bucket)
         if before is not None and before.number + before.num_documents == more.number:
             num_documents = before.num_documents + more.num_documents
@@ -123,7 +123,7 @@ class Appender:
 
     def _append_new_of(self, bucket: int) -> None:
         runs = self._new.pop(bucket, [])
-        if len(runs) == 1:  # perhaps a long document, which is not copied
+        if len(runs) == 1:  # no copy: it may be one long document
             self._append(bucket, runs[0])
         elif runs:
             tokens, num_tokens, ids, id_bytes, lines = zip(*runs)

@@ -1,8 +1,8 @@
-"""Existing output: refused if it was made by other settings, or replaced in one step.
+"""Existing output: refused if it was made with other settings, or replaced atomically.
 
 The new version of a split is made in a hidden directory beside the old one, manifest included. Then
-the two directories change places, so that a kill at any moment leaves either the whole old version
-or the whole new one under the split's name. The next run removes the files left beside it.
+the two directories are exchanged, so a kill at any moment leaves either the complete old version or
+the complete new one under the split's name. The next run removes the other directory.
 """
 
 import errno
@@ -36,8 +36,8 @@ _OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
 def refuse_changed(
     shard_dirs: Iterable[Path], fingerprints: Fingerprints, settings: dict[str, Any]
 ) -> None:
-    """Refuse shards of other settings, and directories that prep did not fill (E-PREP-CHANGED). A
-    source that changed and a larger budget are no other settings: the shards grow."""
+    """Refuse shards made with other settings, and directories not made by prep (E-PREP-CHANGED). A
+    changed source or a larger budget is allowed: the shards are extended."""
     wanted = _by_name({"fingerprints": fingerprints, "settings": settings})
     for shard_dir in shard_dirs:
         there = recorded(shard_dir / MANIFEST_NAME)
@@ -49,12 +49,12 @@ def refuse_changed(
         if there is not None:
             then = _made_from(shard_dir, there)
             now = wanted
-            if "settings" in then:  # older manifests have only their digest
+            if "settings" in then:  # older manifests record only a digest of the settings
                 then = there
                 now = fingerprints
             if (key := _other_setting(then, now, "source", "reading_digest")) is None:
                 continue
-            what = f"shard was made from another {key}"
+            what = f"shard was made with another {key}"
             found = _said(key, then.get(key))
             expected = _said(key, now.get(key))
         raise FormatError(
@@ -62,7 +62,7 @@ def refuse_changed(
             where=shard_dir,
             found=found,
             expected=expected,
-            do="use --force to replace it, or another output directory",
+            do="use --force to replace it, or choose another output directory",
             code="E-PREP-CHANGED",
         )
 
@@ -76,7 +76,8 @@ def _made_from(shard_dir: Path, fingerprints: Fingerprints) -> dict[str, Any]:
 
 
 def _other_setting(then: dict[str, Any], now: dict[str, Any], *may_differ: str) -> str | None:
-    """The first key that differs and may not: a source may change, and a budget may grow."""
+    """The first key whose value differs without permission: `may_differ` are permitted, and so is a
+    larger budget."""
     then = {key: value for key, value in then.items() if key not in may_differ}
     now = {key: value for key, value in now.items() if key not in may_differ}
     key = "max_tokens"
@@ -90,25 +91,25 @@ def _said(key: str, value: Any) -> Any:
 
 
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    """Refuse to resume a pass of other inputs (E-PREP-CHANGED), except one with a smaller
-    budget."""
+    """Refuse to resume a pass that had other inputs (E-PREP-CHANGED); a larger budget is
+    allowed."""
     if (entry := journal.read()) is None:
         return
     there = _by_name(entry)
     wanted = _by_name(identity)
     if key := _other_setting(there, wanted):
         raise FormatError(
-            f"a half-done output was made from another {key}",
+            f"unfinished output was made with another {key}",
             where=journal.directory,
             found=_said(key, there.get(key)),
             expected=_said(key, wanted.get(key)),
-            do="go on with the inputs it was begun with, or use --force to start over",
+            do="continue with the original inputs, or use --force to start over",
             code="E-PREP-CHANGED",
         )
 
 
 def _by_name(identity: dict[str, Any]) -> dict[str, Any]:
-    """Digests and settings by their own names, without the digest of the settings."""
+    """Digests and settings by name, without the digest of all settings."""
     settings = identity.get("settings", {})
     digests = identity.get("fingerprints", {})
     named = {**digests, **settings, **digests, "rows": identity.get("rows")}
@@ -116,14 +117,14 @@ def _by_name(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def directory_beside(split_dir: Path) -> Path:
-    """Hidden directory for the new version of a split; no reader looks into it."""
+    """Hidden directory in which the new version of a split is made; readers ignore it."""
     return split_dir.with_name(f".{split_dir.name}.prep-new")
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Remove the version that a killed swap left, and finish a replacement that was half done. The
-    files of a pass that can be resumed are kept. Raises LockedError if another process makes the
-    new version."""
+    """Clean up after a killed replacement: remove the old version, or finish the replacement. Files
+    of a pass that can be resumed are kept. Raises LockedError if another process is making the new
+    version."""
     beside = directory_beside(split_dir)
     if beside.exists() and not (beside / STAGING_NAME).is_dir():
         with output_lock(split_dir):
@@ -131,26 +132,27 @@ def clear_beside(split_dir: Path) -> None:
 
 
 def swap_in(split_dir: Path) -> None:
-    """Replace the old version by the complete new one; the caller holds the lock.
+    """Replace the old version with the complete new one; the caller holds the lock.
 
-    If directories cannot change places, shards are replaced one after the other; the manifest is
-    removed meanwhile, so readers never see a mixture. After a kill the split cannot be read until
-    the next run, which continues the replacement.
+    If directories cannot be exchanged, shards are replaced one by one. The manifest is removed
+    during that time, so readers never see a mixture. After a kill the split cannot be read until
+    the next run continues the replacement.
     """
     beside = directory_beside(split_dir)
-    with output_lock(beside):  # its lock file is the one that others will find after the step
+    with output_lock(beside):  # after the exchange, other processes find this lock file
         if not exchange_dirs(beside, split_dir):
             (split_dir / MANIFEST_NAME).unlink(missing_ok=True)
             fsync_dir(split_dir)
         retire_beside(split_dir)
-        (split_dir / LOCK_NAME).unlink(missing_ok=True)  # ours, whichever of the two it is
+        (split_dir / LOCK_NAME).unlink(missing_ok=True)  # we hold its lock in either case
 
 
 def retire_beside(split_dir: Path) -> None:
-    """Remove the version that is not the split's; files that prep did not make move over to it.
+    """Remove the version that was replaced; files in it that prep did not make are moved to the
+    split.
 
-    A whole version beside a split without a manifest is left by a replacement that was cut short.
-    Its shards may be the only ones, so that replacement is ended first.
+    If the split has no manifest but the directory beside it has one, a replacement was interrupted.
+    Its shards may be the only copy, so the replacement is finished first.
     """
     beside = directory_beside(split_dir)
     if not beside.exists():
@@ -160,7 +162,7 @@ def retire_beside(split_dir: Path) -> None:
         for shard_dir in sorted(beside.glob("shard_*")):
             _replace_shard(shard_dir, split_dir / shard_dir.name)
         write_bytes(split_dir / MANIFEST_NAME, (beside / MANIFEST_NAME).read_bytes())
-    (beside / MANIFEST_NAME).unlink(missing_ok=True)  # from here on it is no whole version
+    (beside / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete from here on
     for entry in sorted(beside.iterdir()):
         is_shard = SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
         is_there = os.path.lexists(split_dir / entry.name)
@@ -171,7 +173,7 @@ def retire_beside(split_dir: Path) -> None:
 
 
 def _replace_shard(staged: Path, final: Path) -> None:
-    """Put a shard in its place, as a copy if the split is on another file system."""
+    """Move a shard to its final path, or copy it if that is on another file system."""
     try:
         replace_dir(staged, final)
     except OSError as error:

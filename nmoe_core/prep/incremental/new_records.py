@@ -1,6 +1,7 @@
-"""The records of a block to tokenise: the records that no shard of the split already holds.
+"""Selects the records of a block to tokenise: the ones that the split does not have yet.
 
-A JSON line without kept columns is known by its bytes, unparsed; another record by id and raw text.
+A JSON line without passthrough columns is recognised by its bytes, unparsed; other records by id
+and raw text.
 """
 
 from typing import NamedTuple
@@ -20,10 +21,10 @@ class BlockRecords(NamedTuple):
 
     records: RecordColumns
     keys: np.ndarray
-    """uint64 `[records, 2]`: keys of their lines; zero if the line does not identify the
+    """uint64 `[records, 2]`: key of each record's line; 0 if the line does not identify the
     document."""
     kept: Kept | None = None
-    """Kept columns of all records of the block, including records that are copied whole."""
+    """Passthrough columns of all records of the block, including records that are copied whole."""
     match: LineMatch | None = None
     """Documents of the block that are copied whole."""
 
@@ -32,7 +33,7 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
     """The records of a block that belong to the split and are not known."""
     if not rows.overlaps(block.start.row, block.end.row):
         return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
-    has_columns = bool(block.reading.kept)  # which are taken from parsed records
+    has_columns = bool(block.reading.kept)  # column values need parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known)
     records = list(block.records())
@@ -70,12 +71,13 @@ def _read_lines(
     keys = keys[np.array(records.rows, np.int64) - block.start.row]
     places = (records.ids[i] for i in records.placed)
     keys[records.placed] = placed_keys(keys[records.placed], places)
-    keys[records.replaced] = 0  # such a record is counted, a known line is not
+    keys[records.replaced] = 0  # known lines are not counted, records with replaced bytes must be
     return BlockRecords(records, keys, match=match)
 
 
 def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> LineMatch:
-    """The known lines of a block, first those whose documents have ids of their own."""
+    """The known lines of a block: first lines with an id field, then lines identified by
+    position."""
     own = known.find_lines(keys)
     others = np.delete(np.arange(len(keys)), own.lines)
     placed = known.find_lines(placed_keys(keys[others], block.places(others.tolist())))
@@ -84,12 +86,13 @@ def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> 
 
 
 def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
-    """A key of each record, made of its id and raw text; 0 for replaced and for long texts."""
+    """A key per record, made of its id and raw text; 0 for long texts and texts with replaced
+    bytes."""
     keys = np.zeros((len(records), 2), np.uint64)
     chosen = [
         (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))
         for i, record in enumerate(records)
-        # A replaced record has to be counted, and a long text must not be copied once more.
+        # A record with replaced bytes must be counted, and a long text must not be copied again.
         if isinstance(record, Record) and not record.is_replaced and len(record.text) <= BLOCK_BYTES
     ]
     keys[[i for i, _ in chosen]] = line_keys(payload for _, payload in chosen)

@@ -1,8 +1,8 @@
-"""Documents that a split already holds, found by their line or by the SHA-256 of their text.
+"""Finds documents that a split already has, by their line or by the SHA-256 of their text.
 
 A pass over a source that grew or changed reuses their tokens and tokenises only new text. A known
-line is not even parsed: its document is copied whole. The tables (`tables`) are mapped by all
-processes.
+line is not even parsed: its document is copied whole. All processes memory-map the same tables (see
+`tables`).
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ class LineMatch(NamedTuple):
     lines: np.ndarray
     """int64: number of the line."""
     numbers: np.ndarray
-    """int64: number of the document; consecutive ones follow each other in one file."""
+    """int64: number of the document; consecutive numbers are adjacent in one file."""
     buckets: np.ndarray
     num_tokens: np.ndarray
     id_bytes: np.ndarray
@@ -35,7 +35,7 @@ class LineMatch(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive documents, as they are written to a shard file."""
+    """Consecutive documents, in the form in which a shard file stores them."""
 
     tokens: np.ndarray
     num_tokens: np.ndarray
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 class KnownDocuments:
-    """The tables of a split; a process opens them when it first looks for something."""
+    """The tables of a split; a process opens them on the first lookup."""
 
     def __init__(self, tables: Path) -> None:
         self._directory = tables
@@ -57,7 +57,7 @@ class KnownDocuments:
         return bool(self._files) and self._by_line.shape[1] > 0
 
     def find_texts(self, sha256s: Sequence[str]) -> dict[int, np.ndarray]:
-        """Tokens, without BOS and EOS, of the texts that are known, by their place."""
+        """Tokens of the known texts, without BOS and EOS, by index."""
         if not self._files or not sha256s:
             return {}
         words = np.frombuffer(bytes.fromhex("".join(sha256s)), ">u8").reshape(-1, 4)
@@ -66,7 +66,7 @@ class KnownDocuments:
         return dict(zip(places.tolist(), (self._inner(*row) for row in rows)))
 
     def find_lines(self, keys: np.ndarray) -> LineMatch:
-        """The documents of those lines that are known; `keys` is uint64 `[lines, 2]`."""
+        """The documents of the known lines; `keys` is uint64 `[lines, 2]`."""
         lines, found = self._find(self._by_line, KEY, keys)
         text_bytes, *places, files = self._documents[6:, found].astype(np.int64)
         starts, ends, id_starts, id_ends = places
@@ -75,7 +75,7 @@ class KnownDocuments:
         return LineMatch(lines, found + files, buckets, *sizes)
 
     def run(self, number: int, count: int) -> Run:
-        """Documents that follow each other in a file, from a number on."""
+        """The `count` documents of a file that start at document `number`."""
         file = bisect_right(self._firsts, number) - 1
         documents = self._documents[:, number - file : number - file + count]
         starts, ends, id_starts, id_ends = documents[7:11].astype(np.int64)
@@ -94,7 +94,8 @@ class KnownDocuments:
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """The number of each file's first document; between two files a number is left out."""
+        """The number of each file's first document. One number is skipped between files, so that
+        the last document of a file and the first of the next are not consecutive."""
         return [0, *accumulate(file.num_documents + 1 for file in self._files)]
 
     @cached_property
@@ -112,7 +113,8 @@ class KnownDocuments:
     def _find(
         self, order: np.ndarray, rows: slice, words: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the words, uint64 `[N, rows]`, are in the table, and their columns there."""
+        """Indices of the `words`, uint64 `[N, rows]`, that are in the table, and their table
+        columns."""
         if order.shape[1] == 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         at = np.searchsorted(order[0], words[:, 0])
@@ -135,5 +137,5 @@ class KnownDocuments:
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name
-        is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # which cannot be mapped
+        is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # an empty array cannot be mapped
         return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))

@@ -1,9 +1,9 @@
-"""Tables of the documents that a split already holds, for a pass over a source that changed.
+"""Tables of the documents that a split already has, for a pass over a source that changed.
 
-They are in `.prep/known`, 112 bytes per document; making them takes 40 bytes of memory per
-document. A file whose checksum differs from its manifest is left out, and so are documents that may
-have been cut. Lines of a shard are in the table only if the settings are the ones that it was made
-with.
+They are in `.prep/known` and take 112 bytes per document; building them takes 40 bytes of memory
+per document. Files whose checksum differs from their manifest are left out, and so are documents
+that may have been cut. The lines of a shard are included only if it was made with the present
+settings.
 """
 
 import logging
@@ -27,8 +27,9 @@ DOCUMENTS = "documents.npy"
 BY_TEXT = "by_text.npy"
 BY_LINE = "by_line.npy"
 FILES = "files.json"
-# Rows of a table, uint64 `[12, documents]`: four words of the text's SHA-256, two of the line's
-# key, bytes of the text, first token and end, first byte and end of its line of ids, file.
+# Rows of a table, uint64 `[12, documents]`: four words of the text's SHA-256, two words of the
+# line's key, bytes of the text, start and end of its tokens, start and end of its line in the ids
+# file, number of the file.
 NUM_ROWS = 12
 TEXT = slice(0, 4)
 KEY = slice(4, 6)
@@ -41,7 +42,7 @@ class OldShard(NamedTuple):
     manifest: Manifest
     table: Path
     reading: str | None
-    """Digest of how records are read now; None: its lines would give other documents."""
+    """Digest of the reading settings; None if the shard's lines would give other documents now."""
 
 
 class OldFile(NamedTuple):
@@ -58,12 +59,12 @@ class OldFile(NamedTuple):
 def old_shards(
     split_dir: Path, tables: Path, settings: PrepSettings, fmt: ShardFormat, reading: Reading
 ) -> list[OldShard]:
-    """The shards of a split that were made by this code with this tokenizer."""
+    """The shards of a split that this version of the code made with this tokenizer."""
     found = []
     for directory in shard_dirs(split_dir):
         try:
             manifest = load_manifest(directory / MANIFEST_NAME)
-        except FormatError:  # no reader would take it
+        except FormatError:  # readers would refuse it too
             continue
         extra = manifest.extra
         made_by = extra.get("fingerprints", {}).get("code"), extra.get("tokenizer_fingerprint")
@@ -78,7 +79,7 @@ def old_shards(
 
 
 def _of_a_line(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that decide the document of a line, without how it is read."""
+    """Settings that determine the document of a line, except the reading settings."""
     return settings | {"max_tokens": None, "reading_digest": None}
 
 
@@ -105,7 +106,7 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     info = manifest.extra.get("source_info", {})
     if info.get("truncated_documents", 1) and table.shape[1]:
         lengths = table[8] - table[7]
-        table[:7, lengths == lengths.max()] = 0  # documents that were cut are the longest
+        table[:7, lengths == lengths.max()] = 0  # the longest ones may have been cut
     np.save(shard.table, table)
     return files
 
@@ -123,7 +124,7 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
     payload = np.fromfile(paths["ids"], np.uint8)
     ends = np.flatnonzero(payload == ord("\n")) + 1
     rows = np.zeros((NUM_ROWS, len(file.spans)), np.uint64)
-    # A line of ids ends with the 64 digits of the hash, a quotation mark, a brace and its LF.
+    # A line of the ids file ends with 64 digits of the hash, a quotation mark, a brace and LF.
     digests = payload[ends[:, None] + np.arange(-67, -3)].tobytes().decode()
     rows[TEXT] = np.frombuffer(bytes.fromhex(digests), ">u8").reshape(-1, 4).T
     rows[4:6] = lines["key"].T
@@ -156,7 +157,7 @@ def join_tables(
     joined[11] = np.repeat(np.arange(len(every)), [file.num_documents for file in every])
     for name, column in ((BY_TEXT, joined[0]), (BY_LINE, joined[4])):
         order = np.argsort(column, kind="stable")
-        # The key 0 finds no document.
+        # Key 0 means "no key": leave it out.
         order = order[np.searchsorted(column, 1, sorter=order) :]
         np.save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
     joined.flush()

@@ -306,7 +306,7 @@ def test_columns_that_differ_by_case_are_named_as_they_are(
     )
     schema = {field.name: field.type for field in table.schema}
     if kept is None:
-        with pytest.raises(ConfigError, match=r"differ by case only(?s:.)*tox, (own\.)?Tox"):
+        with pytest.raises(ConfigError, match=r"differ only by case(?s:.)*tox, (own\.)?Tox"):
             module.Where(expression, schema, "run.toml")
         return
     with module.Where(expression, schema, "run.toml") as where:

@@ -390,7 +390,7 @@ def test_a_rule_is_refused_where_it_was_written(
     [
         ("toxicity < 0.5", "no such column; found toxicity"),
         ("own.decision = 'keep'", "no such column; found own.decision"),
-        ("number", "a clause is no condition"),
+        ("number", "a clause is not a condition"),
     ],
 )
 def test_a_rule_of_columns_that_no_task_makes_is_refused_before_anything_is_paid_for(

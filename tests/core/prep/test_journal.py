@@ -150,7 +150,7 @@ def test_source_rewritten_with_its_old_times_is_seen(
     times = path.stat()
     web.edit(b"shard", b"chard")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with refused("E-PREP-CHANGED", "half-done output was made from another source"):
+    with refused("E-PREP-CHANGED", "unfinished output was made with another source"):
         web.shards(existing="grow")
 
 

@@ -286,7 +286,7 @@ def test_a_column_that_many_records_lack_is_named_once_before_the_source_ends(
     split = opened(tmp_path, kind="jsonl", paths=("a.jsonl",), columns=kept)
     with refused("E-SOURCE-FIELD"):
         prep_shards(split, PrepSettings(name="web", num_shards=2, columns=kept), tmp_path / "train")
-    assert caplog.text.count("web: no record so far has column url;") == num_warnings
+    assert caplog.text.count("web: no record has column url so far;") == num_warnings
 
 
 def test_a_run_keeps_the_columns_of_its_attributes_and_a_source_may_say_its_own(

@@ -283,4 +283,4 @@ def test_a_directory_with_a_revision_or_without_the_column_is_refused(
     data = {"id": str(tmp_path / "d")}
     assert "text" in refused_line(cfg | {"configs": {"t": data}})
     line = refused_line(cfg | {"configs": {"t": data | {"revision": "v2"}}})
-    assert "a directory has no revision; found 'v2'" in line
+    assert "revision is set for a local directory; found 'v2'" in line

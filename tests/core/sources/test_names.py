@@ -37,7 +37,7 @@ def test_one_name_for_two_inputs_in_two_stages_is_refused(
     text = flows.read_text().replace('["pretrain"]', '["pretrain", "mid"]')
     flows.write_text(text.replace('pretrain = "mix"', 'pretrain = "mix"\nmid = "late"'))
     line = refused_line(capsys, "prep-mixture", "--config", str(project.config))
-    assert "two mixtures read one source differently" in line
+    assert "two mixtures define the same source differently" in line
     assert not (tmp_path / "out").exists()
 
 

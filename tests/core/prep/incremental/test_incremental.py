@@ -316,7 +316,7 @@ def test_a_first_pass_that_was_ended_goes_on_under_a_larger_budget(
     web: Web, tmp_path: Path
 ) -> None:
     web.with_(max_tokens=20_000).interrupt()
-    with refused("E-PREP-CHANGED", "half-done output was made from another max_tokens"):
+    with refused("E-PREP-CHANGED", "unfinished output was made with another max_tokens"):
         web.with_(max_tokens=19_999).prep(existing="grow")
     assert web.prep(existing="grow").documents_tokenized < 220
     assert web.digest() == _fresh(web, tmp_path / "fresh")

@@ -251,7 +251,7 @@ def test_a_version_that_is_not_there_or_a_split_in_use_is_refused(
     grow(250)
     second, before = grow(300), _tree(web.out)
     for wrong in ("nothing", ""):
-        with refused("E-CONFIG", "no such version"):
+        with refused("E-CONFIG", "no version matches"):
             restore_version(web.out, wrong)
     with output_lock(web.out), refused("E-LOCKED"):
         restore_version(web.out, second)
