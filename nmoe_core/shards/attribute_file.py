@@ -1,9 +1,9 @@
-"""The file of an attribute: Parquet, one row per document of a shard, in the order of the shard.
+"""Attribute files: Parquet with one row per document of a shard, in the order of the shard.
 
-The first columns are `doc_id` and `text_sha256`; then come the attribute's own. The footer holds,
-as JSON under `nmoe`, its name, the fingerprints of its inputs, and the digest of its rows. The
-digest is of values and types, so it does not depend on the version of pyarrow, which every Parquet
-file contains. Memory: one row group of 65,536 rows.
+The first columns are `doc_id` and `text_sha256`, followed by the attribute's own columns. The
+footer has, as JSON under `nmoe`, the name, the fingerprints of the inputs, and the digest of the
+rows. The digest covers values and types, so it does not depend on the pyarrow version, which
+Parquet files contain. Memory: one row group of 65,536 rows.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ _KEY_FIELDS = (pa.field("doc_id", pa.string()), pa.field("text_sha256", pa.binar
 
 
 class Documents(NamedTuple):
-    """The documents of a shard, in its order."""
+    """The documents of a shard, in order."""
 
     doc_ids: Sequence[str] | pa.Array
     text_sha256: Sequence[str] | pa.Array
-    """Hex, or an array of 32 bytes each."""
+    """Hexadecimal, or an array of 32-byte values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Footer:
     name: str
     fingerprints: Fingerprints
     digest: str
-    """SHA-256 of types and values."""
+    """SHA-256 of the rows' types and values."""
     schema: pa.Schema
     num_rows: int
 
@@ -57,7 +57,7 @@ def write_attribute(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> str:
-    """Write the file in one step; return the digest of its rows.
+    """Write the file atomically; return the digest of its rows.
 
     Args:
         path: The file.
@@ -65,10 +65,10 @@ def write_attribute(
         fingerprints: Fingerprints of its inputs.
         documents: Documents of the shard.
         schema: Schema of the attribute's own columns.
-        batches: Their rows, in the order of the documents, in pieces of any size.
+        batches: Rows of these columns, in the order of the documents, in batches of any size.
 
     Raises:
-        FormatError: There are more or fewer rows than documents (E-ATTRIBUTE-ROWS).
+        FormatError: The number of rows differs from the number of documents (E-ATTRIBUTE-ROWS).
     """
     whole = pa.schema([*_KEY_FIELDS, *schema])
     digest = _started(whole)
@@ -104,14 +104,14 @@ def write_attribute(
 
 
 def read_footer(path: Path) -> Footer:
-    """The footer of a file. Raises FormatError: it is missing (E-ATTRIBUTE-MISSING), or no
-    attribute file (E-ATTRIBUTE-FORMAT)."""
+    """The footer of a file. Raises FormatError if the file is missing (E-ATTRIBUTE-MISSING) or not
+    an attribute file (E-ATTRIBUTE-FORMAT)."""
     with _opened(path) as file:
         return _footer(path, file)
 
 
 def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a file, all columns or the named ones. Raises as `read_footer`."""
+    """The rows of a file, with all columns or the named ones. Raises as `read_footer`."""
     return _read(path, lambda name: columns is None or name in columns)
 
 
@@ -125,7 +125,7 @@ def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
         names = [name for name in _footer(path, file).schema.names if is_wanted(name)]
         try:
             table = file.read(names, use_threads=False)
-            table.validate(full=True)  # text may hold any bytes
+            table.validate(full=True)  # also checks that texts are UTF-8
             return table
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _not_ours(path, one_line(error)) from None
@@ -136,7 +136,10 @@ def _opened(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except FileNotFoundError:
         raise FormatError(
-            "no attribute here", where=path, do="run `nmoe attributes`", code="E-ATTRIBUTE-MISSING"
+            "attribute file is missing",
+            where=path,
+            do="run `nmoe attributes`",
+            code="E-ATTRIBUTE-MISSING",
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _not_ours(path, one_line(error)) from None
@@ -149,12 +152,12 @@ def _footer(path: Path, file: pq.ParquetFile) -> Footer:
         footer = json_value((metadata.metadata or {})[_FOOTER])
         found = footer["name"], footer["fingerprints"], footer["digest"]
     except (KeyError, ValueError, TypeError):
-        raise _not_ours(path, "a Parquet file without the footer of an attribute") from None
+        raise _not_ours(path, "a Parquet file without an attribute footer") from None
     return Footer(*found, schema, metadata.num_rows)
 
 
 def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
-    """Rows with the columns that every attribute file has."""
+    """Rows with the key columns of attribute files added."""
     hashes = documents.text_sha256
     if not isinstance(hashes, pa.Array):
         hashes = pa.array(map(bytes.fromhex, hashes), pa.binary(32))
@@ -165,7 +168,7 @@ def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
 
 
 def numbers(table: pa.Table) -> dict[str, np.ndarray]:
-    """The columns of numbers, without nulls, as float64."""
+    """The numeric columns as float64, without nulls."""
     return {
         field.name: table.column(field.name).drop_null().to_numpy().astype(np.float64)
         for field in table.schema
@@ -174,13 +177,13 @@ def numbers(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def positions(values: pa.Array, among: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Position of the first occurrence of each value in `among`; null if there is none."""
+    """Index of the first occurrence of each value in `among`; null if it does not occur."""
     options = pc.SetLookupOptions(value_set=among)
     return pc.call_function("index_in", [values], options)
 
 
 def rows_digest(table: pa.Table) -> str:
-    """The digest that `write_attribute` gives the same rows."""
+    """The digest that `write_attribute` computes for the same rows."""
     digest = _started(table.schema)
     for first in range(0, table.num_rows, ROWS):
         for column in table.slice(first, ROWS).columns:
@@ -189,7 +192,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def find_footer(path: Path) -> Footer | None:
-    """As `read_footer`, but None for a missing or damaged file, so that it is made again."""
+    """As `read_footer`, but returns None if the file is missing or damaged."""
     try:
         return read_footer(path)
     except FormatError:
@@ -197,7 +200,7 @@ def find_footer(path: Path) -> Footer | None:
 
 
 def is_attribute_current(path: Path, fingerprints: Fingerprints) -> bool:
-    """Whether the file was made from exactly these fingerprints."""
+    """Whether the file was made from inputs with exactly these fingerprints."""
     footer = find_footer(path)
     return footer is not None and footer.fingerprints == fingerprints
 
@@ -219,7 +222,7 @@ def _started(schema: pa.Schema) -> Any:
 
 
 def _spelled(kind: pa.DataType) -> Any:
-    """A type without the names of a list's items, which Parquet changes."""
+    """The text of a type, without the names of list items, which Parquet changes."""
     if pa.types.is_struct(kind):
         return [(field.name, _spelled(field.type)) for field in kind]
     if pa.types.is_map(kind):
@@ -229,16 +232,16 @@ def _spelled(kind: pa.DataType) -> Any:
 
 def _not_ours(path: Path, found: str) -> FormatError:
     return FormatError(
-        "not the file of an attribute",
+        "not an attribute file",
         where=path,
         found=found,
-        do="remove it, and make the attribute again",
+        do="delete it, then make the attribute again",
         code="E-ATTRIBUTE-FORMAT",
     )
 
 
 def _row_groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in pieces of `ROWS`, the last one smaller; none if there are no rows."""
+    """The rows in groups of `ROWS`; the last group may be smaller."""
     held = schema.empty_table()
     for batch in batches:
         held = pa.concat_tables([held, pa.Table.from_batches([batch], schema)])
@@ -250,7 +253,7 @@ def _row_groups(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def _update(digest: Any, array: pa.Array) -> None:
-    """Add an array's validity, and its values that are not null as bytes, level by level."""
+    """Add an array's validity bits and the bytes of its non-null values, level by level."""
     kind = array.type
     digest.update(_bits(array.is_valid()))
     array = array.drop_null()
@@ -273,14 +276,14 @@ def _bits(array: pa.Array) -> bytes:
 
 
 def _bytes(array: pa.Array) -> bytes:
-    """The bytes of an array of numbers, times, texts or byte strings without nulls; texts and byte
-    strings come with their lengths."""
+    """The bytes of an array of numbers, times, texts or byte strings without nulls, including the
+    lengths of texts and byte strings."""
     if pa.types.is_null(array.type):
         return b""
     try:
         width = array.type.bit_width // 8
         data = array.buffers()[1]
-    except ValueError:  # of any length
+    except ValueError:  # values of variable length
         array = array.cast(pa.large_binary())
         _, places, data = array.buffers()
         ends = np.frombuffer(places, np.int64)[array.offset :][: len(array) + 1]

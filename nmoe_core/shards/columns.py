@@ -1,4 +1,4 @@
-"""The passthrough columns of committed shards: `columns.parquet` beside the files of each."""
+"""The passthrough columns of committed shards: `columns.parquet` in each shard's directory."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _EXAMPLE_CHARS = 40
 
 
 def column_facts(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Name, type, number of missing values and an example of each column of these files."""
+    """Name, type, number of missing values and an example value of each column of these files."""
     tables = [read_attribute(path).drop_columns(list(KEYS)) for path in paths]
     if not tables:
         return []
@@ -48,7 +48,7 @@ def write_columns(
 
 
 def copy_columns(paths: Sequence[Path], out: Path) -> None:
-    """Write the rows of all files, one after the other, as one file."""
+    """Concatenate the rows of all files into one file."""
     with (
         atomic_file(out) as file,
         pq.ParquetWriter(

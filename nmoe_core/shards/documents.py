@@ -1,9 +1,9 @@
-"""The only reader of a shard's documents: ids, token spans, mapped tokens, lineage, text.
+"""The one reader of a shard's documents: ids, token spans, memory-mapped tokens, lineage, text.
 
 `shard_files` opens whole files, `document_ids` reads only indexes, `DocumentReader` reads single
-documents by id. Every span is checked against its manifest or its EOS before anything uses it, so
-the tasks after prep work on whole documents or refuse. Tokens are mapped, not read: memory does not
-grow with the shard.
+documents by id. Every span is checked against its manifest or its EOS before use, so the tasks
+after prep either work on complete documents or raise an error. Tokens are memory-mapped, so memory
+does not grow with the shard.
 """
 
 from collections.abc import Iterator
@@ -29,25 +29,25 @@ class ShardFile:
     """One `.npy` file of a manifest with the spans of its documents."""
 
     source: str
-    """First directory of `rel`."""
+    """Name of the source, which is the first directory of `rel`."""
     rel: str
-    """POSIX path relative to the data root."""
+    """Path relative to the data root, in POSIX form."""
     tokens: np.ndarray
-    """uint32 or uint16 `[num_tokens]`, mapped read-only."""
+    """uint32 or uint16 `[num_tokens]`, memory-mapped read-only."""
     spans: np.ndarray
-    """int64 `[num_documents, 2]`: start and end of each document, its EOS inside."""
+    """int64 `[num_documents, 2]`: start and end of each document, including its EOS."""
     ids_path: Path | None
-    """The `.ids.jsonl` beside it; None in trees of other tools."""
+    """The `.ids.jsonl` file beside it; None in trees of other tools."""
 
     def doc_ids(self) -> Iterator[str]:
         """Document ids in index order."""
         for start, end in self.spans.tolist():
-            yield f"{self.source}//{self.rel}#s={start}:e={end}"  # as DocId, at a third of the time
+            yield f"{self.source}//{self.rel}#s={start}:e={end}"  # as DocId, 3 times as fast
 
     def ids(self) -> list[tuple[str, str]]:
         """Ingest id and text hash of each document, in index order.
 
-        Trees of other tools have neither: the ingest id is then the document id, the hash "".
+        Trees of other tools have neither: then the ingest id is the document id and the hash is "".
         Raises FormatError if the ids file is missing or its rows do not match the documents
         (E-SHARD-IDS).
         """
@@ -61,37 +61,38 @@ class ShardFile:
             yield doc_id, self.tokens[slice(*span)], ids
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each document, EOS included: int64 `[num_documents]`."""
+        """Tokens of each document, including EOS: int64 `[num_documents]`."""
         return self.spans[:, 1] - self.spans[:, 0]
 
 
 def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
-    """Open all files of a manifest in document order: files by path, as docid slices have them.
+    """Open all files of a manifest in document order: sorted by path, as in docid slices.
 
-    `tree_root` is the directory that document ids are relative to; it holds the manifest, of one
-    shard directory or of a whole split. Raises FormatError if a file, index or count differs from
-    the manifest (E-SHARD-..., E-INDEX-...), or a document does not end with the manifest's EOS
-    token (E-SHARD-EOS).
+    `tree_root` is the directory that document ids are relative to. The manifest is of one shard or
+    of a whole split. Raises FormatError if a file, index or count differs from the manifest
+    (E-SHARD-..., E-INDEX-...), or a document does not end with the manifest's EOS token
+    (E-SHARD-EOS).
     """
     return [open_entry(tree_root, manifest, entry) for entry in _in_order(manifest)]
 
 
 def require_undamaged(manifest: Manifest) -> None:
-    """Refuse files that are not the bytes of their manifest, before anything is made from them.
+    """Refuse files that differ from their manifest's checksums, before other files are made from
+    them.
 
-    Reads each file once in a process while it is untouched. Raises FormatError
-    (E-SHARD-CHECKSUM), which names the partition to make again.
+    Each process reads a file once, unless it changes. Raises FormatError, which names the partition
+    to make again (E-SHARD-CHECKSUM).
     """
     for entry in manifest.shards:
         named = named_files(entry_row(entry))
         for name, checksum in named.items():
             path = manifest.path.parent / name
             if checksum is None or not path.is_file():
-                continue  # a missing file is refused when it is opened
+                continue  # a missing file is an error when it is opened
             found = local_digest(path)
             if found != checksum:
                 raise FormatError(
-                    "the shard is damaged, so nothing is made from it",
+                    "the shard is damaged",
                     where=path,
                     found=f"sha256 {found}",
                     expected=checksum,
@@ -101,7 +102,7 @@ def require_undamaged(manifest: Manifest) -> None:
 
 
 def _rebuild(path: Path) -> str:
-    """The command that makes the shard of a file again: `.../{source}/{split}/shard_NNNN/...`."""
+    """The command that makes the shard of a file `.../{source}/{split}/shard_NNNN/...` again."""
     *_, tree, source, split, shard = path.parent.parts
     number = shard.removeprefix("shard_")
     if tree == "curated":
@@ -112,12 +113,12 @@ def _rebuild(path: Path) -> str:
 
 
 def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardFile:
-    """Open one file of a manifest; raises as `shard_files` does."""
+    """Open one file of a manifest. Raises as `shard_files`."""
     npy = manifest.shard_path(entry)
     tokens = open_shard(npy, manifest.dtype)
     if len(tokens) != entry.num_tokens:
         raise FormatError(
-            "shard is not what the manifest says",
+            "shard differs from its manifest",
             where=npy,
             found=f"{len(tokens)} tokens",
             expected=f"{entry.num_tokens} tokens",
@@ -133,7 +134,7 @@ def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardF
 
 
 def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
-    """Start and end of each document of a file, from its index only: int64 `[num_documents, 2]`.
+    """Start and end of each document of a file, read from its index: int64 `[num_documents, 2]`.
     Raises FormatError if the index is missing or malformed, or differs from the manifest
     (E-INDEX-...)."""
     path = manifest.index_path(entry)
@@ -145,9 +146,8 @@ def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
 
 
 def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
-    """Ids of all documents of a manifest, in the order of `shard_files`; memory is one index.
-    Raises FormatError as `document_spans`, and if a name cannot be part of a document id
-    (E-DOCID)."""
+    """Ids of all documents of a manifest, in the order of `shard_files`. Memory: one index. Raises
+    FormatError as `document_spans`, and if a name cannot be part of a document id (E-DOCID)."""
     for entry in _in_order(manifest):
         rel = manifest.shard_path(entry).relative_to(tree_root).as_posix()
         source = rel.split("/")[0]
@@ -157,8 +157,8 @@ def document_ids(tree_root: Path, manifest: Manifest) -> Iterator[DocId]:
 
 
 def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Ingest id and text hash of each document, in the order of `shard_files`; trees of other tools
-    have none. Raises FormatError if an ids file is missing, malformed or of other documents
+    """Ingest id and text hash of each document, in the order of `shard_files`; empty for trees of
+    other tools. Raises FormatError if an ids file is missing, malformed, or has other documents
     (E-SHARD-IDS)."""
     for entry in _in_order(manifest):
         name = entry.extra.get("ids_path")
@@ -167,9 +167,9 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
-    """Ingest ids of some documents of a shard, by ascending number in the order of `shard_files`;
-    no other line is parsed. Raises FormatError if a lineage file is missing or malformed, or has
-    other rows than documents (E-SHARD-IDS)."""
+    """Ingest ids of some documents of a shard, given by ascending number in the order of
+    `shard_files`; other lines are not parsed. Raises FormatError if an ids file is missing or
+    malformed, or its rows do not match the documents (E-SHARD-IDS)."""
     found = list[str]()
     first = 0
     for entry in _in_order(manifest):
@@ -182,18 +182,18 @@ def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
 
 
 class DocumentReader:
-    """Reads the tokens of documents by id under one data root; keeps the last shard mapped."""
+    """Reads the tokens of documents by id below one data root; keeps the last shard open."""
 
     def __init__(self, data_root: Path) -> None:
         self.data_root = data_root
         self._open: tuple[str, np.ndarray] | None = None
 
     def tokens(self, doc_id: str | DocId, eos_token_id: int | None = None) -> np.ndarray:
-        """Token ids of a document: uint32 `[length]`, a view if the shard stores that type.
+        """Token ids of a document: uint32 `[length]`; a view if the shard has this type.
 
-        If `eos_token_id` is given, a span must end with it, and it is left out. Raises FormatError
-        if the id is malformed (E-DOCID), leads outside the data root (E-PATH-ESCAPE), or its span
-        is not a document of the shard (E-DOCID).
+        If `eos_token_id` is given, the span must end with it, and it is left out. Raises
+        FormatError if the id is malformed or its span is not a document of the shard (E-DOCID), or
+        it leads out of the data root (E-PATH-ESCAPE).
         """
         parsed = parse_doc_id(doc_id) if isinstance(doc_id, str) else doc_id
         if self._open is None or self._open[0] != parsed.rel:
@@ -201,7 +201,7 @@ class DocumentReader:
         shard = self._open[1]
         if parsed.end > len(shard):
             raise FormatError(
-                "document ends past its shard",
+                "document ends after the end of its shard",
                 where=str(parsed),
                 found=f"end {parsed.end}",
                 expected=f"at most {len(shard)}",
@@ -225,14 +225,14 @@ class Decoder(Protocol):
 
 
 class Text(NamedTuple):
-    """The beginning of a document as text, and whether there is more of it."""
+    """The beginning of a document as text, and whether the document continues."""
 
     text: str
     is_truncated: bool
 
 
 def beginning(tokens: np.ndarray, decoder: Decoder, max_tokens: int) -> Text:
-    """The text of at most `max_tokens` tokens; a character that the cut splits is left out."""
+    """The text of the first `max_tokens` tokens; a character that the cut splits is left out."""
     is_truncated = len(tokens) > max_tokens
     text = decoder.decode(tokens[:max_tokens])
     return Text(text.rstrip("\ufffd") if is_truncated else text, is_truncated)

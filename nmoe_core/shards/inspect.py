@@ -1,9 +1,10 @@
-"""Looks into shards for defects of tokenisation: `nmoe inspect`.
+"""Finds tokenisation defects in shards: `nmoe inspect`.
 
-Counts tokens, EOS and doubled EOS file by file, and on request the token distribution and a seeded
-sample of tokens with the text around them. Works with a manifest, or on a bare directory, where
-indexes beside the files give the document counts. A file that cannot be read is an issue of that
-file. Chunked: memory does not grow with the shard, except for one counter per vocabulary id.
+It counts tokens, EOS and doubled EOS per file, and on request the token distribution and a seeded
+sample of tokens in context. The input is a manifest, or a directory without one, in which index
+files give the document counts. A file that cannot be read is reported as an issue of that file.
+Files are read in chunks, so memory does not grow with the shard, except for one counter per
+vocabulary id.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,11 @@ _MAX_POSITIONS = 3
 
 @dataclass(slots=True)
 class ShardInspection:
-    """Findings in one `.npy` file; of positions, the first three."""
+    """Findings in one `.npy` file, with the first three positions of each kind."""
 
     path: Path
     num_documents: int | None
-    """None if neither manifest nor index gives it."""
+    """Number of documents; None if neither a manifest nor an index has it."""
     num_tokens: int = 0
     num_eos: int = 0
     num_double_eos: int = 0
@@ -43,7 +44,7 @@ class ShardInspection:
     unreadable: FormatError | None = None
 
     def issues(self) -> list[str]:
-        """Problems in words; empty when all is well."""
+        """Descriptions of the problems; empty if the file is correct."""
         if self.unreadable is not None:
             return [f"[{self.unreadable.code}] {self.unreadable}"]
         found = []
@@ -58,7 +59,7 @@ class ShardInspection:
         return found
 
     def row(self) -> dict[str, Any]:
-        """Its names and counts."""
+        """Names and counts of the file."""
         return {
             "directory": self.path.parent.name,
             "file": self.path.name,
@@ -71,28 +72,28 @@ class ShardInspection:
 
 
 def files_of_manifest(manifest: Manifest) -> list[ShardInspection]:
-    """The files a manifest lists, to be looked into."""
+    """The files that a manifest lists, to be inspected."""
     return [ShardInspection(manifest.shard_path(s), s.num_documents) for s in manifest.shards]
 
 
 def files_of_directory(directory: Path) -> list[ShardInspection]:
-    """All `.npy` files below a directory; hidden ones, which may be half made, are left out. Raises
-    FormatError: there is none (E-SHARD-MISSING)."""
+    """All `.npy` files below a directory, except hidden ones, which may be incomplete. Raises
+    FormatError if there are none (E-SHARD-MISSING)."""
     files = sorted(
         path
         for path in directory.rglob("*.npy")
         if not any(part.startswith(".") for part in path.relative_to(directory).parts)
     )
     if not files:
-        raise FormatError("no .npy file below it", where=directory, code="E-SHARD-MISSING")
+        raise FormatError("the directory has no .npy file", where=directory, code="E-SHARD-MISSING")
     indexes = [path.with_suffix(".idx") for path in files]
     counts = [IndexReader(index).num_docs if index.is_file() else None for index in indexes]
     return list(map(ShardInspection, files, counts))
 
 
 def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
-    """Inspect the shard files of a manifest, which is named by its file or directory. Raises
-    FormatError: it is missing or not readable."""
+    """Inspect the shard files of a manifest, given by its file or directory. Raises FormatError if
+    it is missing or cannot be read."""
     path = Path(manifest)
     named = load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
     for file in (files := files_of_manifest(named)):
@@ -103,7 +104,7 @@ def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
 def inspect_file(
     seen: ShardInspection, eos_token_id: int, vocab_size: int, counts: np.ndarray | None = None
 ) -> None:
-    """Look into one file; its token counts are added to `counts`, int64 `[vocab_size]`."""
+    """Inspect one file; adds its token counts to `counts`, int64 `[vocab_size]`."""
     try:
         tokens = open_shard(seen.path)
     except FormatError as error:
@@ -115,7 +116,7 @@ def inspect_file(
         chunk = tokens[start : start + CHUNK_TOKENS]
         is_eos = chunk == eos_token_id
         seen.num_eos += int(is_eos.sum())
-        # The pair that straddles two chunks belongs to the later one.
+        # A pair across two chunks is counted with the later chunk.
         before = np.concatenate([[last_is_eos], is_eos[:-1]])
         seen.num_double_eos += _note(seen.double_eos, is_eos & before, start)
         last_is_eos = bool(is_eos[-1])
@@ -127,7 +128,7 @@ def inspect_file(
 
 
 def token_statistics(counts: np.ndarray) -> dict[str, Any]:
-    """Used share of a vocabulary, and its most frequent tokens."""
+    """Share of the vocabulary that is used, and its most frequent tokens."""
     used = int((counts > 0).sum())
     top = np.argsort(-counts, kind="stable")[:10]
     return {
@@ -139,19 +140,19 @@ def token_statistics(counts: np.ndarray) -> dict[str, Any]:
 
 
 def open_tokenizer(own: str | None, asked: str | None) -> Tokenizer:
-    """The tokenizer that reads shards: the requested one, else `own`, which their manifest names.
-    Raises TokenizerError if a tokenizer's file is requested or needed and it is not the shards'
-    (E-TOKENIZER-OTHER); or as `load_tokenizer`."""
+    """The tokenizer to decode shards: the requested one, else `own`, which their manifest names.
+    Raises TokenizerError if a tokenizer file is requested or needed and differs from the shards'
+    tokenizer (E-TOKENIZER-OTHER), or as `load_tokenizer`."""
     name = asked or own or DEFAULT_TOKENIZER
     tokenizer = load_tokenizer(TokenizerSettings(name, needs_eos=False))
     is_of_file = any((n or "").startswith("tokenizer-") for n in (own, tokenizer.name))
     if own is not None and is_of_file and tokenizer.name != own:
         raise TokenizerError(
-            "the shards are of another tokenizer",
+            "the shards were made with another tokenizer",
             where=name,
             found=tokenizer.name,
             expected=own,
-            do="name the file that they were made with (--tokenizer)",
+            do="pass the file of their tokenizer (--tokenizer)",
             code="E-TOKENIZER-OTHER",
         )
     return tokenizer
@@ -160,9 +161,9 @@ def open_tokenizer(own: str | None, asked: str | None) -> Tokenizer:
 def sample_tokens(
     files: Sequence[ShardInspection], tokenizer: Tokenizer, vocab_size: int, count: int, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """A seeded sample of the tokens of each file, with their text and the text around them.
+    """A seeded sample of tokens of each file, with their text and the surrounding text.
 
-    Positions are the same in all files of one length; tokens outside the vocabulary have no text.
+    Files of equal length have the same positions; tokens outside the vocabulary have no text.
     """
     found: dict[str, list[dict[str, Any]]] = {}
 
@@ -186,7 +187,7 @@ def sample_tokens(
 
 
 def _note(positions: list[int], found: np.ndarray, start: int) -> int:
-    """Remember the first few places of a chunk where `found`; return how many there are."""
+    """Add the first few positions at which `found` is true; return the number of all."""
     places = np.flatnonzero(found)
     positions += (start + places[: _MAX_POSITIONS - len(positions)]).tolist()
     return len(places)

@@ -1,10 +1,10 @@
-"""The keys of the records that the documents of a shard were made from: `.lines` in its directory.
+"""Keys of the records from which the documents of a shard were made: `.lines` in its directory.
 
-A pass over a source that grew reuses a document whose record it knows. A known JSON line need not
-be parsed: its key is its XXH3-128, which includes its place if the place is the document's id. The
-key of any other record is made of its id and raw text. The file saves work and is not part of the
-shard: no manifest names it, but it names the way records were read, and the files of its shard by
-their checksums. Without it, all text is read and normalised.
+A pass over a source that grew reuses the documents of known records. A known JSON line need not be
+parsed: its key is its XXH3-128 hash, which includes the line's position if that is the document's
+id. The key of any other record is made of its id and raw text. The file only saves work and is not
+part of the shard: manifests do not list it. It records the digest of the reading settings and the
+checksums of the shard's files. Without it, all text is read and normalised again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from nmoe_core.shards.shard_file import StagedFiles
 
 LINES_NAME = ".lines"
 LINE_ROW = np.dtype([("key", "<u8", 2), ("text_bytes", "<u8")])
-"""A document's row; the key is zero if its line does not identify it."""
+"""Row of a document; the key is zero if the line does not identify the document."""
 
 
 def line_keys(lines: Iterable[bytes]) -> np.ndarray:
@@ -29,13 +29,13 @@ def line_keys(lines: Iterable[bytes]) -> np.ndarray:
 
 
 def placed_keys(keys: np.ndarray, places: Iterable[str]) -> np.ndarray:
-    """The keys of lines whose documents have their places as ids: uint64 `[lines, 2]`."""
+    """The keys of lines whose documents have their positions as ids: uint64 `[lines, 2]`."""
     return keys ^ line_keys(place.encode() for place in places)
 
 
 def read_lines(manifest: Manifest, reading: str) -> np.ndarray | None:
-    """The rows of a shard, LINE_ROW `[documents]`; None without them, or if its files or the digest
-    of how records are read changed."""
+    """The rows of a shard, LINE_ROW `[documents]`; None if the file is missing, or the shard's
+    files or the digest of the reading settings changed."""
     path = manifest.path.parent / LINES_NAME
     if not path.is_file():
         return None
@@ -54,14 +54,14 @@ def _mark(digests: Sequence[str]) -> bytes:
 
 
 class StagedLines(StagedFiles):
-    """The rows of a pass over `num_documents`, the documents in each shard so far."""
+    """The rows that a pass writes; `num_documents` are the documents of each shard so far."""
 
     def __init__(self, directory: Path, num_documents: dict[int, int]) -> None:
         sizes = {bucket: n * LINE_ROW.itemsize for bucket, n in num_documents.items()}
         super().__init__(directory, ".lines", sizes)
 
     def sealed(self, bucket: int, digests: Sequence[str]) -> Iterator[bytes]:
-        """The file of a shard; `digests` are of how records were read, and of its token, index and
-        ids files."""
+        """The content of a shard's file; `digests` are the digest of the reading settings and the
+        checksums of its token, index and ids files."""
         yield _mark(digests)
         yield self.path(bucket).read_bytes()

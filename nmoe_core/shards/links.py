@@ -1,7 +1,7 @@
-"""Hard links: equal files of two versions of a shard are one file, with its time, on the disk once.
+"""Hard links: files that are equal in two versions of a shard are stored once.
 
-Committed files are never written again, so a link is as good as a copy. If a file system has no
-links, files are copied.
+Committed files are never modified, so a link is as safe as a copy. If the file system does not
+support hard links, files are copied.
 """
 
 import errno
@@ -22,10 +22,10 @@ Row = dict[str, Any]
 
 
 def keep_equal_files(staged: Path, old_dir: Path | None, rows: Sequence[Row]) -> str | None:
-    """Put the files of an earlier version of a shard in the place of equal ones, which are made
-    already; return its time of making if all of its files are equal.
+    """Replace new files with the equal files of an earlier version; return the creation time of
+    that version if all its files are equal.
 
-    `rows` are those objects of the new manifest that name files.
+    `rows` are the objects of the new manifest that name files.
     """
     try:
         old = load_manifest(old_dir / MANIFEST_NAME) if old_dir else None
@@ -44,7 +44,7 @@ def keep_equal_files(staged: Path, old_dir: Path | None, rows: Sequence[Row]) ->
 
 
 def link_or_copy(path: Path, to: Path) -> None:
-    """A link to a committed file, or a durable copy with its times."""
+    """Make a hard link to a committed file, or a durable copy with its times."""
     try:
         os.link(path, to)
     except OSError as error:
@@ -56,7 +56,7 @@ def link_or_copy(path: Path, to: Path) -> None:
 
 
 def link_tree(directory: Path, to: Path) -> None:
-    """Link the files of a directory tree into a new directory."""
+    """Make hard links to the files of a directory tree in a new directory."""
     to.mkdir()
     for path in sorted(directory.iterdir()):
         (link_tree if path.is_dir() else link_or_copy)(path, to / path.name)
@@ -64,7 +64,7 @@ def link_tree(directory: Path, to: Path) -> None:
 
 
 def _files(rows: Sequence[Row]) -> dict[str, str | None]:
-    """The SHA-256 of each file that rows name, by its name."""
+    """The SHA-256 of each file that `rows` name, by file name."""
     return {name: digest for row in rows for name, digest in named_files(row).items()}
 
 

@@ -1,8 +1,8 @@
-"""Builds and combines `manifest.json`: one in each `shard_NNNN/`, one over all of a split.
+"""Builds and combines `manifest.json`: one per `shard_NNNN/`, and one for the whole split.
 
-The published fields come first; ours are additions. `content_hash` covers everything except
-`created_at` and the hashes, so two runs over the same input have the same hash; `file_hash` covers
-`created_at` too.
+The fields of the published format come first, then our additional fields. `content_hash` covers
+everything except `created_at` and the hashes, so two runs over the same input have the same hash;
+`file_hash` also covers `created_at`.
 """
 
 import os
@@ -37,7 +37,7 @@ _FILE_KEYS = ("path", "index_path", "ids_path")
 
 @dataclass(frozen=True, slots=True)
 class ShardFormat:
-    """Token facts that every manifest of a source states."""
+    """Facts about tokens that every manifest of a source has."""
 
     dataset: str
     version: str
@@ -46,13 +46,13 @@ class ShardFormat:
     eos_token_id: int
     tokenizer_fingerprint: str
     bos_token_id: int | None = None
-    """Token that starts each document; None if documents start with their text."""
+    """Token that starts each document; None if documents have no BOS."""
     dtype: str = "uint32"
-    """Integers of the shard files: `uint32` or `uint16`."""
+    """Integer type of shard files: `uint32` or `uint16`."""
 
     @property
     def integers(self) -> np.dtype:
-        """Integer type of the tokens in a file."""
+        """Integer type of shard files, as a numpy type."""
         return np.dtype(self.dtype).newbyteorder("<")
 
 
@@ -63,7 +63,7 @@ def build_manifest(
     source_info: dict[str, Any],
     made_at: str | None = None,
 ) -> dict[str, Any]:
-    """The manifest of `entries`, made now or at a time, ready to be written as JSON."""
+    """The manifest of `entries` as a JSON object; `made_at` is the creation time (default: now)."""
     manifest: dict[str, Any] = {
         "dataset": fmt.dataset,
         "version": fmt.version,
@@ -90,9 +90,9 @@ def build_manifest(
 def combine_shards(
     split_dir: Path, fmt: ShardFormat, num_buckets: int, source_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """The manifest over all buckets of a split, from the committed shard manifests. Raises
-    FormatError: a shard has no manifest (E-MANIFEST-MISSING), or shards were made from different
-    inputs (E-MANIFEST-MIXED)."""
+    """The manifest of a split, combined from the manifests of its shards. Raises FormatError if a
+    shard has no manifest (E-MANIFEST-MISSING), or shards were made from different inputs
+    (E-MANIFEST-MIXED)."""
     paths = [split_dir / shard_dir_name(bucket) / MANIFEST_NAME for bucket in range(num_buckets)]
     parts = [load_manifest(path) for path in paths]
     fingerprints = parts[0].extra.get("fingerprints", {})
@@ -112,20 +112,20 @@ def combine_shards(
 
 
 def shard_dirs(directory: Path) -> list[Path]:
-    """The shards in a directory that have a manifest, by number."""
+    """The shards in a directory that have a manifest, sorted by number."""
     found = (path.parent for path in directory.glob(f"shard_*/{MANIFEST_NAME}"))
     return sorted(path for path in found if SHARD_DIR.fullmatch(path.name))
 
 
 def source_infos(split_dir: Path) -> list[dict[str, Any]]:
-    """The `source_info` of each shard of a split that has a manifest, by number."""
+    """The `source_info` of each shard of a split that has a manifest, sorted by number."""
     manifests = [load_manifest(shard / MANIFEST_NAME) for shard in shard_dirs(split_dir)]
     return [manifest.extra.get("source_info", {}) for manifest in manifests]
 
 
 def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
-    """Documents of a split that prep left out: empty and short ones, with their share of all that
-    it read; how many it cut, and how many records it split; empty if its shards do not say it."""
+    """Counts of documents that prep left out (empty or short, with their share of all read
+    documents), cut or split; empty if the shards do not record it."""
     infos = source_infos(split_dir)
     if not infos or not all("filtered_documents" in info for info in infos):
         return {}
@@ -139,10 +139,10 @@ def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
 
 
 def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Write a manifest unless the committed one already has its content hash."""
+    """Write a manifest, unless the committed one has the same content hash."""
     try:
         unchanged = load_manifest(path).extra.get("content_hash") == manifest["content_hash"]
-    except FormatError:  # none there, or one that no reader would take
+    except FormatError:  # missing, or readers would refuse it
         unchanged = False
     if not unchanged:
         write_json(path, manifest)
@@ -150,11 +150,11 @@ def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any
 
 
 def documents_digest(manifest: Manifest) -> str:
-    """SHA-256 of a manifest's documents: the checksums of its files and their vocabulary.
+    """SHA-256 of a manifest's documents: of the checksums of its files and their vocabulary.
 
-    The one digest by which later tasks detect that their input changed. Unlike `content_digest` it
-    does not cover the inputs of the shards: prep writes every manifest of a source again when one
-    record was edited, yet the bytes of only one shard differ.
+    Later tasks detect changed input only by this digest. Unlike `content_digest`, it does not cover
+    the inputs of the shards: if one record is edited, prep writes every manifest of the source
+    again, but the bytes of only one shard differ.
     """
     keys = ("path", "num_tokens", "num_documents", "checksum", "index_checksum", "ids_checksum")
     files = [{key: entry_row(entry).get(key) for key in keys} for entry in manifest.shards]
@@ -165,8 +165,8 @@ def documents_digest(manifest: Manifest) -> str:
 
 
 def column_files(manifest: Manifest) -> dict[Path, str]:
-    """The kept columns of a shard's manifest, or of all shards of a split's manifest, in its order,
-    each with the digest of its rows; empty if none were kept."""
+    """The files of passthrough columns of a shard's manifest, or of all shards of a split's
+    manifest, in order, each with the digest of its rows; empty if there are none."""
     root = manifest.path.parent
     below = dict.fromkeys(PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards)
     found = {}
@@ -181,9 +181,9 @@ def column_files(manifest: Manifest) -> dict[Path, str]:
 
 
 def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
-    """Whether a shard was made from these inputs and its files are there in full length.
+    """Whether a shard was made from these inputs and its files exist with their full length.
 
-    Damage that keeps the length is for `verify --checksums`, which reads every byte, to find.
+    Damage that does not change the length is found by `verify --checksums`, which reads every byte.
     """
     path = shard_dir / MANIFEST_NAME
     if recorded(path) != fingerprints:
@@ -210,7 +210,8 @@ def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
 
 
 def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
-    """An entry as its own manifest writes it; or, with `directory`, as the manifest above does."""
+    """The JSON object of an entry in its own manifest or, with `directory`, in the split's
+    manifest."""
     row: dict[str, Any] = {
         "path": entry.path,
         "index_path": entry.index_path,
@@ -225,26 +226,27 @@ def entry_row(entry: ShardEntry, directory: str = "") -> dict[str, Any]:
 
 
 def named_files(row: dict[str, Any]) -> dict[str, str | None]:
-    """Relative paths of the files that an entry names by a key `path` or `*_path`, each with its
-    `checksum` or `*_checksum`, or None."""
+    """Relative paths of the files that an entry names (`path` or `*_path`), each with its checksum
+    (`checksum` or `*_checksum`) or None."""
     keys = [key for key in row if key == "path" or key.endswith("_path")]
     return {row[k]: row.get(f"{k.removesuffix('path')}checksum") or None for k in keys if row[k]}
 
 
 def files_beside(manifest: Manifest) -> dict[str, str | None]:
-    """The same for the files beside the shards of a manifest: kept columns, lineage."""
+    """As `named_files`, for the files beside the shards of a manifest: passthrough columns,
+    lineage."""
     info = manifest.extra.get("source_info")
     named = named_files(info) if isinstance(info, dict) else {}
     return {name: checksum for name, checksum in named.items() if checksum is not None}
 
 
 def created_at(made_at: str | None = None) -> str:
-    """Time of making, by default now, ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible
+    """Creation time (default: now), ISO 8601 UTC; `SOURCE_DATE_EPOCH` fixes it for reproducible
     trees."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if not epoch and made_at is not None:
         return made_at
     epoch = epoch or str(int(time.time()))
     if not epoch.isdecimal() or len(epoch) > 11:
-        raise ConfigError("SOURCE_DATE_EPOCH is not a time", found=epoch, expected="seconds")
+        raise ConfigError("SOURCE_DATE_EPOCH is not a valid time", found=epoch, expected="seconds")
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(epoch)))

@@ -1,7 +1,7 @@
-"""One `.npy` file being written, with its index and its ids: appended to, then given its headers.
+"""Writes one `.npy` file with its index and ids: appends first, and writes the headers at the end.
 
-Memory grows neither with the tokens nor with the documents. Another process can resume from a
-`state`: it cuts longer files back to it. A lost index is made again from the shard alone.
+Memory does not grow with tokens or documents. Another process can resume from a `state`, to which
+it truncates the files. A lost index can be rebuilt from the shard alone.
 """
 
 import os
@@ -28,14 +28,14 @@ from nmoe_core.config.tree import shard_dir_name
 from nmoe_core.shards.verify import CHUNK_TOKENS
 
 NPY_HEADER_BYTES = 128
-# Tools that look for `*.npy` in a tree must not find one that is being written.
+# Tools that search a tree for `*.npy` must not find an unfinished file.
 _PART = ".part"
 FileState = tuple[int, int, int]
 _U4 = np.dtype("<u4")
 
 
 def npy_header(num_tokens: int, integers: np.dtype = _U4) -> bytes:
-    """NPY v1.0 header of a 1-D array; always 128 bytes, the same as numpy writes."""
+    """NPY v1.0 header of a 1-D array: always 128 bytes, as numpy writes it."""
     text = f"{{'descr': '{integers.str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
     body = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
@@ -48,7 +48,7 @@ def id_line(ingest_id: str, text_sha256: str) -> bytes:
 
 
 def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[bytes]:
-    """`id_line` of documents; it looks at all ids at once for characters that JSON escapes."""
+    """As `id_line` for many documents; checks all ids together for characters that JSON escapes."""
     together = "".join(ingest_ids)
     is_plain = together.isascii() and together.isprintable()
     rows = zip(ingest_ids, text_sha256s, strict=True)
@@ -59,7 +59,7 @@ def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[byt
 
 def seal_file(path: Path) -> str:
     """Make a file durable; return its SHA-256."""
-    digest = sha256_file(path)  # while the system writes it out
+    digest = sha256_file(path)  # hash while the system writes the file to disk
     with open(path, "rb") as file:
         failpoint("fsync")
         os.fsync(file.fileno())
@@ -67,8 +67,8 @@ def seal_file(path: Path) -> str:
 
 
 class OpenShardFile:
-    """The `.npy` file being written, with its index and ids; taken up at an earlier `state`. Raises
-    FormatError: a file is shorter than `state` says (E-PREP-JOURNAL)."""
+    """An unfinished `.npy` file with its index and ids, resumed from `state`. Raises FormatError if
+    a file is shorter than in `state` (E-PREP-JOURNAL)."""
 
     def __init__(
         self, directory: Path, stem: str, state: FileState = (0, 0, 0), integers: np.dtype = _U4
@@ -81,7 +81,7 @@ class OpenShardFile:
             INDEX_HEADER.size + 16 * self.num_documents,
             self.ids_bytes,
         )
-        if self.npy.exists():  # its writer was ended between publishing and the swap
+        if self.npy.exists():  # its writer was killed between `publish` and the commit
             self.npy.rename(self._part)
         for path, size_bytes in zip(self.paths(), sizes):
             if self.num_documents:
@@ -98,7 +98,7 @@ class OpenShardFile:
         return self.npy.with_name(self.npy.name + _PART)
 
     def paths(self) -> tuple[Path, Path, Path]:
-        """Token file under its working name, index, ids."""
+        """Paths of the token file (with its working name), the index and the ids."""
         return self._part, self.npy.with_suffix(".idx"), self.npy.with_suffix(".ids.jsonl")
 
     def append(self, tokens: np.ndarray, num_tokens: np.ndarray, ids: bytes | memoryview) -> None:
@@ -129,7 +129,7 @@ class OpenShardFile:
         self.close()
 
     def publish(self, checksum: str, index_checksum: str, ids_checksum: str) -> dict[str, Any]:
-        """Give the token file its name; return the manifest entry."""
+        """Rename the token file to its final name; return the manifest entry."""
         os.replace(self._part, self.npy)
         _, index, ids = self.paths()
         return {
@@ -153,7 +153,7 @@ def require_size(path: Path, size_bytes: int) -> None:
     found = path.stat().st_size if path.exists() else 0
     if found < size_bytes:
         raise FormatError(
-            "a half-written file is shorter than its journal says",
+            "an unfinished file is shorter than its journal says",
             where=path,
             found=f"{found} bytes",
             expected=f"{size_bytes} bytes",
@@ -163,7 +163,7 @@ def require_size(path: Path, size_bytes: int) -> None:
 
 
 def open_at(path: Path, size_bytes: int) -> IO[bytes]:
-    """The file, cut to a size or made, and ready to be appended to."""
+    """Open a file for appending; creates it, or truncates it to `size_bytes`."""
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115  (closed by close)
     file.truncate(size_bytes)
     file.seek(size_bytes)
@@ -171,8 +171,9 @@ def open_at(path: Path, size_bytes: int) -> IO[bytes]:
 
 
 class StagedFiles:
-    """The files that a pass appends to, one per shard: `shard_NNNN{suffix}` in `directory`, cut to
-    `sizes`, which grow with them. Raises FormatError if a file is shorter (E-PREP-JOURNAL)."""
+    """The files that a pass appends to, one per shard: `shard_NNNN{suffix}` in `directory`. They
+    are first truncated to `sizes`, which is then updated. Raises FormatError if a file is shorter
+    (E-PREP-JOURNAL)."""
 
     def __init__(self, directory: Path, suffix: str, sizes: dict[int, int]) -> None:
         self.directory = directory
@@ -189,14 +190,14 @@ class StagedFiles:
         return self.directory / f"{shard_dir_name(bucket)}{self._suffix}"
 
     def append(self, bucket: int, payload: bytes | memoryview) -> None:
-        """Add bytes to the file of a shard."""
+        """Append bytes to the file of a shard."""
         file = self._files[bucket]
         with named_errors(file.name):
             failpoint("write")
             self.sizes[bucket] += file.write(payload)
 
     def flush(self) -> list[int]:
-        """Hand all files to the system; return duplicate descriptors of them."""
+        """Flush all files to the operating system; return duplicate descriptors of them."""
         files = [file for file in self._files.values() if not file.closed]
         for file in files:
             with named_errors(file.name):
@@ -215,9 +216,9 @@ def index_header(num_documents: int) -> bytes:
 
 
 def index_rows(start: int, num_tokens: np.ndarray) -> bytes:
-    """Index rows of documents that follow each other from token `start`.
+    """Index rows of consecutive documents, the first of which starts at token `start`.
 
-    `num_tokens` is int64 `[documents]`: tokens of each, its EOS included.
+    `num_tokens` is int64 `[documents]`: tokens of each document, including EOS.
     """
     rows = np.empty((len(num_tokens), 2), "<u8")
     rows[:, 1] = num_tokens.cumsum() + start
@@ -227,14 +228,14 @@ def index_rows(start: int, num_tokens: np.ndarray) -> bytes:
 
 
 class IndexWriter:
-    """Collects document spans and writes an `.idx` file."""
+    """Collects document spans, then writes an `.idx` file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._ends = array("Q")
 
     def add_document(self, start: int, end: int) -> None:
-        """Append a span; it must be non-empty and start at the end of the last one."""
+        """Append a span; it must be non-empty and start at the end of the previous span."""
         last = self._ends[-1] if self._ends else 0
         if start != last or end <= start:
             raise FormatError(
@@ -256,10 +257,11 @@ class IndexWriter:
 def regenerate_index(
     shard: Path, eos_token_id: int, *, allow_tail: bool = False
 ) -> tuple[Path, int]:
-    """Rebuild the index beside a shard from its EOS tokens; return its path and its documents.
+    """Rebuild the index of a shard file from its EOS tokens; return the path and number of
+    documents.
 
-    `allow_tail` makes a document of tokens after the last EOS instead of refusing them. Raises
-    FormatError: not a shard, or tokens follow the last EOS (E-SHARD-TAIL).
+    With `allow_tail`, tokens after the last EOS become a document. Raises FormatError if the file
+    is not a shard, or has tokens after the last EOS (E-SHARD-TAIL).
     """
     path = shard.with_suffix(".idx")
     tokens = open_shard(shard)
@@ -279,7 +281,7 @@ def regenerate_index(
                 where=shard,
                 found=f"{num_tail} tokens",
                 expected="a shard that ends with an EOS",
-                do="check --eos-token-id, or use --allow-tail to make a document of them",
+                do="check --eos-token-id, or use --allow-tail to make them a document",
                 code="E-SHARD-TAIL",
             )
         if num_tail:

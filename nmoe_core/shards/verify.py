@@ -1,8 +1,8 @@
 """Checks that a manifest's files match it: `nmoe verify`, and the blocking asset checks.
 
-The cheap tier reads headers, sizes and indexes, and the manifests of the shards of a split;
-`checksums` hashes every file that a manifest names; `deep` also reads every token. Every problem is
-found and listed, not only the first. Memory: one chunk of 2**24 tokens.
+By default it reads headers, sizes, indexes, and the manifests of the shards of a split. `checksums`
+also hashes every file that a manifest names, and `deep` also reads every token. All problems are
+reported, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,14 +23,14 @@ from nmoe_core.shards.manifest import entry_row, files_beside, named_files, shar
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
 _DIGESTED_BESIDE = ("lineage_path", "lineage_checksum"), ("columns_path", "columns_checksum")
-# Fields that all shards of a split have in common.
+# Fields that must be equal in all shards of a split.
 _SHARED = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "dtype")
 _SHARED += ("tokenizer_fingerprint", "fingerprints", "schema_version", "pipeline_version")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as the manifest says. `check` names the rule it breaks."""
+    """One difference from the manifest; `check` is the name of the violated rule."""
 
     check: str
     error: FormatError
@@ -43,7 +43,7 @@ AtHand = Callable[[Manifest, Iterable[str], bool], AbstractContextManager[None]]
 
 
 def on_this_machine(_manifest: Manifest, _names: Iterable[str], _is_whole: bool) -> Any:
-    """The files are there."""
+    """The default of `at_hand`: the files are on this machine already."""
     return nullcontext()
 
 
@@ -54,12 +54,12 @@ def verify_manifest(
     deep: bool = False,
     at_hand: AtHand = on_this_machine,
 ) -> list[Problem]:
-    """Every problem of a manifest's files; empty when all is well.
+    """All problems of a manifest's files; empty if there are none.
 
-    `checksums` hashes every file; `deep` does that too, and reads every token: one EOS at the end
-    of each document and nowhere else, and every id inside the vocabulary. `at_hand` brings
-    the files of a manifest to this machine while they are checked: whole, or (False) only their
-    size and first bytes.
+    `checksums` hashes every file. `deep` does too, and checks every token: EOS must be at the end
+    of each document and nowhere else, and every id inside the vocabulary. `at_hand` copies files of
+    a manifest to this machine while they are checked: completely or, with False, only their size
+    and first bytes.
     """
     problems = list(_unknown_files(manifest))
     is_whole = checksums or deep
@@ -84,18 +84,18 @@ def verify_manifest(
 
 
 def shard_manifests(manifest: Manifest) -> dict[str, bool]:
-    """Names of the manifests of a split's shards, and whether each must be there: trees of other
-    tools need not have any."""
+    """Names of the manifests of a split's shards, and whether each must exist: trees of other tools
+    may lack them."""
     below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
     ours: set[str] = set()
-    if "pipeline_version" in manifest.extra:  # which is sealed, so it is what prep wrote
+    if "pipeline_version" in manifest.extra:  # prep wrote this manifest, and its hash protects it
         num_buckets = manifest.extra.get("source_info", {}).get("num_buckets", 0)
         ours = {shard_dir_name(bucket) for bucket in range(num_buckets)}
     return {f"{name}/{MANIFEST_NAME}": name in ours for name in sorted(below | ours)}
 
 
 def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]:
-    """The manifests of a split's shards, and their contradictions to the split's manifest."""
+    """The manifests of a split's shards, and their differences from the split's manifest."""
     parts = []
     problems = []
     for name, is_required in shard_manifests(manifest).items():
@@ -112,7 +112,7 @@ def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]
 
 
 def _require_same(manifest: Manifest, part: Manifest, directory: str) -> None:
-    """Refuse a shard manifest that says something else than the manifest of its split."""
+    """Refuse a shard manifest that differs from the manifest of its split."""
     above = [e for e in manifest.shards if PurePosixPath(e.path).parent.as_posix() == directory]
     rows = [entry_row(entry, directory) for entry in part.shards]
     if rows != [entry_row(entry) for entry in above]:
@@ -125,7 +125,7 @@ def _require_same(manifest: Manifest, part: Manifest, directory: str) -> None:
 
 def _mixed(part: Manifest, key: str, found: object, expected: object) -> FormatError:
     return FormatError(
-        f"shard manifest does not agree with the manifest of its split: {key} differs",
+        f"shard manifest differs from the manifest of its split: {key}",
         where=part.path,
         found=found,
         expected=expected,
@@ -169,7 +169,7 @@ def _digests(
         found = sha256_file(path) if path.is_file() else "no file"
         if found != expected:
             error = FormatError(
-                "SHA-256 is not the recorded one",
+                "SHA-256 differs from the recorded one",
                 where=path,
                 found=found,
                 expected=expected,
@@ -201,12 +201,12 @@ def _unknown_files(manifest: Manifest) -> Iterator[Problem]:
     root = manifest.path.parent
     for path in sorted([*root.rglob("*.npy"), *root.rglob("*.idx")]):
         name = path.relative_to(root).as_posix()
-        # A hidden directory holds a pass that is not done; no reader looks there.
+        # A hidden directory belongs to an unfinished pass; readers ignore it.
         if name not in known and not any(part.startswith(".") for part in name.split("/")):
             error = FormatError(
                 "file is not in the manifest",
                 where=path,
-                do="delete it, or make the manifest again",
+                do="delete the file, or make the manifest again",
                 code="E-MANIFEST-UNKNOWN-FILE",
             )
             yield Problem("index", error)
@@ -222,7 +222,7 @@ def _differs(check: str, path: Path, found: object, expected: object) -> Problem
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Documents of a validation split that training has too."""
+    """Documents of a validation split that are also in the training split."""
 
     num_ids: int
     num_texts: int
@@ -230,7 +230,7 @@ class Leak:
 
 
 def find_leak(train: Manifest, valid: Manifest) -> Leak:
-    """Count validation documents whose id, or whose exact text, is in training as well."""
+    """Count validation documents whose id or exact text is also in the training split."""
     rows = list(ingest_ids(valid))
     ids = {ingest_id for ingest_id, _ in rows}
     texts = {text for _, text in rows}

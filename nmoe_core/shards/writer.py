@@ -1,8 +1,8 @@
 """Writes one shard directory: `.npy` token files, `.idx` boundaries, `.ids.jsonl` lineage.
 
-A file is rotated before the document that would pass `tokens_per_shard`; documents never span
-files. Exactly one EOS ends each document. The directory is made aside and swapped in whole, with
-its manifest. Another process can resume from a `state`.
+A new file is started before a document would exceed `tokens_per_shard`, so documents never span
+files. Each document ends with exactly one EOS. The directory is written beside the final one and
+then swapped in atomically, with its manifest. Another process can resume from a `state`.
 """
 
 import shutil
@@ -23,18 +23,18 @@ from nmoe_core.shards.shard_file import FileState, OpenShardFile, id_line, seal_
 
 
 class ShardWriter:
-    """Writes the files of one shard directory, then swaps it in with its manifest.
+    """Writes the files of one shard directory, then moves it to its final path with its manifest.
 
     Args:
         directory: Final directory, `.../shard_NNNN`.
         fmt: Source name, version and tokenizer facts.
         tokens_per_shard: Maximum tokens in one file.
-        staged: Directory in which the shard is made; a hidden directory beside the final one if
-            None.
-        state: The `state` of an earlier writer, whose files are in `staged`.
+        staged: Directory in which the shard is made; None for a hidden directory beside the final
+            one.
+        state: The `state` of an earlier writer whose files are in `staged`.
 
     Raises:
-        FormatError: A file in `staged` is shorter than `state` says (E-PREP-JOURNAL).
+        FormatError: A file in `staged` is shorter than in `state` (E-PREP-JOURNAL).
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class ShardWriter:
 
     @property
     def state(self) -> list[FileState]:
-        """Tokens, documents and bytes of ids in each file so far."""
+        """Number of tokens, documents and bytes of ids of each file so far."""
         files = [*self._full, self._file] if self._file is not None else self._full
         return [file.state for file in files]
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """Name and documents of each token file so far."""
+        """Name and number of documents of each token file so far."""
         files = [*self._full, self._file] if self._file is not None else self._full
         return [(file.npy.name, file.num_documents) for file in files]
 
@@ -74,16 +74,16 @@ class ShardWriter:
         return self._staged
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
-        """Append one document, uint32 `[length]`, and its EOS, which it may end with already.
+        """Append one document, uint32 `[length]`, and its EOS unless it ends with it already.
         Raises FormatError if EOS is inside the document, an id is outside the vocabulary, or the
-        document is longer than a file may be (E-SHARD-DOCUMENT)."""
+        document is longer than a file (E-SHARD-DOCUMENT)."""
         eos = self.fmt.eos_token_id
         if len(tokens) and tokens[-1] == eos:
             tokens = tokens[:-1]
         if len(tokens) and int(tokens.max()) >= self.fmt.vocab_size:
             raise self._refuse(ingest_id, f"token {tokens.max()}", f"below {self.fmt.vocab_size}")
         if np.any(tokens == eos):
-            raise self._refuse(ingest_id, "an EOS token inside the text", "none")
+            raise self._refuse(ingest_id, "an EOS token inside the text", "no EOS")
         row = np.empty(len(tokens) + 1, self.fmt.integers)
         row[:-1] = tokens
         row[-1] = eos
@@ -97,16 +97,16 @@ class ShardWriter:
         ids: bytes | memoryview,
         id_bytes: np.ndarray,
     ) -> None:
-        """Append documents that are whole already: checked ids, each with its EOS.
+        """Append complete documents: their ids are checked, and each ends with EOS.
 
         Args:
-            tokens: `[ids of all documents]`, contiguous, in the integers of the format.
+            tokens: Token ids of all documents, contiguous, in the integer type of the format.
             num_tokens: int64 `[documents]`.
-            ids: Their lines of the `.ids.jsonl` file.
+            ids: Lines of the documents in the `.ids.jsonl` file.
             id_bytes: int64 `[documents]`: bytes of each line.
 
         Raises:
-            FormatError: A document is longer than a file may be (E-SHARD-DOCUMENT).
+            FormatError: A document is longer than `tokens_per_shard` (E-SHARD-DOCUMENT).
         """
         if self._file and self._file.num_tokens + len(tokens) <= self.tokens_per_shard:
             self._file.append(tokens, num_tokens, ids)
@@ -136,7 +136,7 @@ class ShardWriter:
                 self._close_file()
 
     def add_file(self, name: str, chunks: Iterable[bytes]) -> str:
-        """Write one more file that is swapped in with the shard; return its SHA-256."""
+        """Write an additional file of the shard; return its SHA-256."""
         path = self._staged / name
         with open(path, "xb") as file:
             for chunk in chunks:
@@ -145,11 +145,12 @@ class ShardWriter:
         return seal_file(path)
 
     def flush(self) -> list[int]:
-        """Hand everything to the system; return duplicate descriptors of the open files."""
+        """Flush all files to the operating system; return duplicate descriptors of the open
+        files."""
         return self._file.flush() if self._file is not None else []
 
     def close(self) -> list[Path]:
-        """Finish the files; return their paths, to be sealed before `commit`."""
+        """Finish the files; return their paths, which must be sealed before `commit`."""
         self._close_file()
         return [path for file in self._full for path in file.paths()]
 
@@ -160,16 +161,16 @@ class ShardWriter:
         source_info: dict[str, Any],
         old_dir: Path | None = None,
     ) -> dict[str, Any]:
-        """Write the manifest and swap the directory in; return the manifest.
+        """Write the manifest and move the directory to its final path; return the manifest.
 
         `checksums` are the SHA-256 of the paths that `close` returned. Files that are equal in
-        `old_dir`, an earlier version of the shard, stay the same files.
+        `old_dir`, an earlier version of the shard, become hard links.
         """
         digests = iter(checksums)
         entries = [file.publish(*(next(digests) for _ in file.paths())) for file in self._full]
         made_at = keep_equal_files(self._staged, old_dir, [*entries, source_info])
         manifest = build_manifest(self.fmt, entries, fingerprints, source_info, made_at)
-        write_json(self._staged / MANIFEST_NAME, manifest)  # syncs the directory, renames included
+        write_json(self._staged / MANIFEST_NAME, manifest)  # also syncs the directory
         replace_dir(self._staged, self.directory)
         return manifest
 
@@ -178,12 +179,12 @@ class ShardWriter:
         return self.commit([seal_file(path) for path in self.close()], fingerprints, source_info)
 
     def discard(self) -> None:
-        """Drop everything written; the directory that was there before stays."""
+        """Delete everything written; an earlier version of the shard stays."""
         self.suspend()
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def suspend(self) -> None:
-        """Close the files and keep them for a writer that takes them up."""
+        """Close the files and keep them for a writer that resumes."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,9 +1,10 @@
-"""Source kinds `parquet` and `arrow`: rows of files, on this machine or in a store.
+"""Source kinds `parquet` and `arrow`: rows of local or remote files.
 
-Only text, id and kept columns are decoded, a row group or a record batch at a time, so memory does
-not follow the size of a file. Arrow files are IPC files and streams (the format of `datasets`
-caches and of Feather); a local one is memory-mapped. A run resumes at a row group or batch, without
-reading earlier ones. A file that cannot be read to its end is an error that names it.
+Only text, id and passthrough columns are decoded, one row group or record batch at a time, so
+memory does not depend on the size of a file. Arrow files are IPC files and streams (the format of
+`datasets` caches and of Feather); local ones are memory-mapped. A run resumes at a row group or
+batch, without reading earlier ones. A file that cannot be read to its end is an error that names
+it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,13 +32,13 @@ from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
-_MANY_BATCHES = 1000  # that a row group is not read by if a look at its dictionary can say more
-_MAX_GROWTH = 1000  # bytes of rows for each of their file; gzip reaches as much
+_MANY_BATCHES = 1000  # above this number, read the dictionary to learn how many rows fit a batch
+_MAX_GROWTH = 1000  # maximum ratio of decoded bytes to file bytes; gzip reaches about as much
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class _ColumnsSource(FileSource[ColumnsBlock]):
-    """Files of rows; a text column may hold text or bytes. Raises SourceError if pyarrow is not
+    """Files of rows; the text column may have text or bytes. Raises SourceError if pyarrow is not
     installed (E-SOURCE-EXTRA)."""
 
     format: ClassVar[str]
@@ -60,36 +61,36 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
             next(self._groups(file, 0), None)
 
     def file_samples(self, file: SourceFile) -> Iterator[Sample]:
-        """Its first rows."""
+        """The first rows of a file."""
         with self._errors(file):
             for batch in islice(self._first_batches(file), 1):
                 yield from batch_samples(batch)
 
     def num_rows(self) -> int:
-        """Number of rows; decodes none of them."""
+        """Number of rows, without decoding them."""
         return sum(group.num_rows for file in self.files for group in self._groups(file, 0))
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
-        """`Position.offset` counts row groups or record batches, `line` the rows of the file."""
+        """`Position.offset` counts row groups or record batches, `line` counts rows of the file."""
         place = Place(file.where, f"{self.reading.source}/{file.name}")
         most = _MAX_GROWTH * file.size_bytes() + 4 * self.reading.max_record_bytes
         for block in column_blocks(self.reading, place, self._groups(file, start.offset), start):
             most -= block.columns.nbytes
             if most < 0:
                 raise SourceError(
-                    f"rows are over {_MAX_GROWTH} times as large as their file",
+                    f"decoded rows are more than {_MAX_GROWTH} times as large as their file",
                     where=f"{file.where}: row {block.start.line}",
-                    do="leave the file out with `exclude`, or write it without a dictionary",
+                    do="leave the file out with `exclude`, or write it again without a dictionary",
                     code="E-SOURCE-RECORD",
                 )
             yield block
 
     def _groups(self, file: SourceFile, first: int) -> Iterator[Group]:
-        """The groups of a file from number `first` on."""
+        """The groups of a file, from group `first` on."""
         raise NotImplementedError
 
     def _first_batches(self, file: SourceFile) -> Iterator[Any]:
-        """Record batches of all columns, of which the first has rows."""
+        """Record batches with all columns; the first one has rows."""
         raise NotImplementedError
 
     def _pieces(self, file: SourceFile, lines: range, batches: Iterable[Any]) -> Iterator[Any]:
@@ -97,16 +98,16 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         with self._errors(file):
             for batch in batches:
                 for columns in cut_batch(batch, self.reading):
-                    if columns.nbytes > self.reading.max_record_bytes:  # of one row, then
+                    if columns.nbytes > self.reading.max_record_bytes:  # it has only one row, then
                         raise self.reading.too_long(f"{file.where}: row {line}")
                     line += len(columns)
                     yield columns
         if line != lines.stop:
-            raise self._torn(file, f"a row group ends at row {line}, not {lines.stop}")
+            raise self._torn(file, f"a row group ends at row {line} instead of {lines.stop}")
 
     @contextmanager
     def _errors(self, file: SourceFile) -> Iterator[None]:
-        """Turn pyarrow's errors about a file's bytes into one SourceError (E-SOURCE-TORN)."""
+        """Convert pyarrow's errors about the content of a file to SourceError (E-SOURCE-TORN)."""
         from pyarrow.lib import ArrowException
 
         try:
@@ -116,7 +117,7 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
 
     def _torn(self, file: SourceFile, cause: str) -> SourceError:
         return SourceError(
-            f"not a whole {self.format} file: {cause}",
+            f"incomplete or damaged {self.format} file: {cause}",
             where=file.where,
             do="restore the file, or leave it out with `exclude`",
             code="E-SOURCE-TORN",
@@ -158,15 +159,16 @@ class ParquetSource(_ColumnsSource):
             yield from pq.ParquetFile(stream).iter_batches(SAMPLED_RECORDS, use_threads=False)
 
     def _batches(self, parquet: Any, probe: Any, number: int) -> Iterator[Any]:
-        """The batches of a row group. So many rows are read at a time as cannot pass the limit of
-        one record together, since all of them may name one value that is stored once."""
+        """The batches of a row group. The number of rows per batch is limited such that they fit
+        the limit of one record together, because all rows may refer to one value that is stored
+        once."""
         group = parquet.metadata.row_group(number)
         limit = self.reading.max_record_bytes
         which = {"row_groups": [number], "columns": self.reading.columns, "use_threads": False}
         rows = _batch_rows(group)
         longest = group.total_byte_size
         if group.num_rows * longest > _MANY_BATCHES * limit:
-            with suppress(OSError):  # texts that begin with the text before have no dictionary
+            with suppress(OSError):  # delta-encoded texts have no dictionary
                 for row in probe.iter_batches(1, **which):
                     longest = longest_shared(row, self.reading.columns) or longest
                     break
@@ -175,16 +177,17 @@ class ParquetSource(_ColumnsSource):
 
 
 def _batch_rows(group: Any) -> int:
-    """Rows of a row group that make a few blocks if texts are most of the row.
+    """Number of rows of a row group that make a few blocks, if texts are most of a row.
 
-    The size is the row group's: asking a damaged footer for one column's aborts the process.
+    Uses the size of the row group: reading the size of one column from a damaged footer aborts the
+    process.
     """
     rows = 4 * BLOCK_BYTES * group.num_rows // max(group.total_byte_size, 1)
     return max(1, min(rows, MAX_BLOCK_ROWS))
 
 
 def _joined(batches: Iterable[Any], most_rows: int) -> Iterator[Any]:
-    """Small batches joined into ones that make a few blocks."""
+    """Small batches, joined into batches that make a few blocks each."""
     import pyarrow as pa
 
     held = []
@@ -221,13 +224,14 @@ class ArrowSource(_ColumnsSource):
         return (batch for batch, _ in self._batches(file, None) if len(batch))
 
     def _batches(self, file: SourceFile, names: Sequence[str] | None) -> Iterator[tuple[Any, int]]:
-        """Record batches of these columns, or of all, each with its share of the file's bytes."""
+        """Record batches of the named columns (None: all), each with its share of the file's
+        bytes."""
         import pyarrow as pa
 
         with _opened(file) as stream, self._errors(file):
             magic = stream.read(len(_FILE_MAGIC))
             if magic.startswith(_OLD_MAGIC):
-                raise self._torn(file, "it is Feather of version 1; write it as version 2")
+                raise self._torn(file, "the format is Feather version 1; convert it to version 2")
             is_file = magic == _FILE_MAGIC
             if not is_file:
                 _require_end(stream, file)
@@ -252,7 +256,8 @@ class ArrowSource(_ColumnsSource):
 
 
 def _require_end(stream: Any, file: SourceFile) -> None:
-    """Refuse a stream without its end marker: cut at a batch, it would read as a shorter one."""
+    """Refuse a stream without end marker: if it is cut between batches, it looks like a shorter
+    stream."""
     stream.seek(max(0, file.size_bytes() - len(_END_OF_STREAM)))
     if stream.read(len(_END_OF_STREAM)) != _END_OF_STREAM:
         raise SourceError(
@@ -273,7 +278,7 @@ def _opened(file: SourceFile) -> Iterator[Any]:
         return
     if not file.size_bytes():
         raise SourceError("file is empty", where=file.where, code="E-SOURCE-TORN")
-    with file.open():  # refuses a missing file in the words of every source
+    with file.open():  # raises the common error if the file is missing
         mapped = pa.memory_map(str(file.path))
     try:
         yield mapped

@@ -1,8 +1,8 @@
-"""Arrow columns as records: the common part of the parquet, arrow and huggingface kinds.
+"""Converts Arrow columns to records: the common part of the kinds parquet, arrow and huggingface.
 
-A block holds the text, id and kept columns of consecutive rows, about 2 MiB of them, as Arrow
-buffers, which pickle without being copied row by row; a worker decodes them. Texts are carried as
-bytes, so that bad UTF-8 is an error of the record and not of the file.
+A block has the text, id and passthrough columns of consecutive rows (about 2 MiB) as Arrow buffers,
+which can be pickled without copying rows; a worker decodes them. Texts are transferred as bytes, so
+that invalid UTF-8 is an error of the record, not of the file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,22 +36,23 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Consecutive rows that are stored together: a row group or a record batch."""
+    """Consecutive rows stored together: a row group or a record batch."""
 
     offset: int
-    """`Position.offset` of its rows."""
+    """`Position.offset` of the rows of the group."""
     end_offset: int
-    """`Position.offset` of the rows after it."""
+    """`Position.offset` of the rows after the group."""
     first_line: int
     num_rows: int
     size_bytes: int
     pieces: Iterable[Any]
-    """Its columns as `cut_batch` gives them."""
+    """The columns of the group, as `cut_batch` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsBlock(Block):
-    """Consecutive rows as a record batch: text, perhaps id, and those kept columns that it has."""
+    """Consecutive rows as a record batch: text, optionally id, and the passthrough columns that
+    exist."""
 
     place: Place
     columns: Any
@@ -67,7 +68,7 @@ class ColumnsBlock(Block):
         return f"{self.place.where}: row {self.start.line + row - self.start.row}"
 
     def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
-        """Rows of the kept columns."""
+        """Rows of the passthrough columns."""
         places = range(1 + (self.reading.id_field is not None), self.columns.num_columns)
         kept = arrow_columns(self.reading.kept, self.columns.select(list(places)))
         return kept.take([record.row - self.start.row for record in records])
@@ -75,7 +76,7 @@ class ColumnsBlock(Block):
     def _record(self, i: int, text: bytes | None, id_: Any) -> Record | BadRecord:
         row = self.start.row + i
         line = self.start.line + i
-        # An Arrow text may hold any bytes; only ids and texts that are UTF-8 are records.
+        # An Arrow text may have any bytes; a record needs a valid UTF-8 id and text.
         try:
             id_ = id_.decode() if isinstance(id_, bytes) else id_
             decoded, is_replaced = self.reading.decode(text or b"")
@@ -89,7 +90,7 @@ class ColumnsBlock(Block):
 def column_blocks(
     reading: Reading, place: Place, groups: Iterable[Group], start: Position
 ) -> Iterator[ColumnsBlock]:
-    """The blocks of a file from `start`, which is in the first group."""
+    """The blocks of a file from `start` on, which is in the first group."""
     rows_before = start.row - start.line
     for group in groups:
         line = group.first_line
@@ -106,8 +107,8 @@ def column_blocks(
 
 
 def check_fields(schema: Any, reading: Reading, where: str) -> None:
-    """Refuse a schema without the fields, or with ones that hold no text and no id. Raises
-    SourceError: E-SOURCE-FIELD, with the columns that are there."""
+    """Refuse a schema without the fields, or with fields of a wrong type. Raises SourceError with
+    the existing columns (E-SOURCE-FIELD)."""
     import pyarrow as pa
 
     for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
@@ -133,7 +134,7 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
 
 
 class Field(NamedTuple):
-    """Location of a field in a schema: a column, and the path into it if it is a struct."""
+    """Location of a field in a schema: a column, and the path inside it if it is a struct."""
 
     column: int
     path: list[str]
@@ -141,8 +142,8 @@ class Field(NamedTuple):
 
 
 def find_field(schema: Any, name: str) -> Field | None:
-    """The column of that name, else the field that the dots of the name lead to; None if there is
-    none, or more than one."""
+    """The column of this name, else the nested field with this dotted name; None if no field or
+    several fields match."""
     import pyarrow as pa
 
     if schema.names.count(name) == 1:
@@ -159,7 +160,7 @@ def find_field(schema: Any, name: str) -> Field | None:
 
 
 def field_names(schema: Any) -> list[str]:
-    """The columns of a schema, with the paths into its structs."""
+    """Names of the columns of a schema, and dotted names of the fields of structs."""
     import pyarrow as pa
 
     names = []
@@ -171,7 +172,7 @@ def field_names(schema: Any) -> list[str]:
 
 
 def batch_samples(batch: Any) -> list[Sample]:
-    """The first rows of a batch; a text that is not UTF-8 is none."""
+    """The first rows of a batch; a text that is not UTF-8 is None."""
     import pyarrow as pa
 
     batch = batch.slice(0, SAMPLED_RECORDS)
@@ -197,8 +198,9 @@ def _value_type(pa: Any, kind: Any) -> Any:
 
 
 def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
-    """The batch's columns in pieces of about 2 MiB: text and id as bytes, and the kept ones that it
-    has; offsets checked. Raises pyarrow.ArrowInvalid: buffers and offsets do not fit each other."""
+    """The batch's columns in pieces of about 2 MiB: text and id as bytes, and the passthrough
+    columns that exist. Checks offsets; raises pyarrow.ArrowInvalid if they do not fit the
+    buffers."""
     import pyarrow as pa
 
     arrays = []
@@ -218,14 +220,14 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
             while num_rows > 1 and part.slice(first, num_rows).nbytes > BLOCK_BYTES:
                 num_rows //= 2
             piece = part.slice(first, num_rows)
-            # A slice would go to a worker with the buffers of the whole batch.
+            # Pickling a slice would send the buffers of the whole batch to the worker.
             yield pa.ipc.read_record_batch(piece.serialize(), piece.schema)
             first += num_rows
 
 
 def longest_shared(row: Any, names: Sequence[str]) -> int | None:
-    """Bytes of the longest value in the dictionaries of columns, each read for one row. None if a
-    dictionary holds only the row's value, and so may be incomplete."""
+    """Bytes of the longest value in the dictionaries of the columns, of which one row was read.
+    None if a dictionary has only the row's value and so may be incomplete."""
     import pyarrow as pa
 
     longest = 0
@@ -241,7 +243,7 @@ def longest_shared(row: Any, names: Sequence[str]) -> int | None:
 
 
 def _values(pa: Any, array: Any, path: list[str]) -> Any:
-    """The values of a column, or of a field of the structs in it."""
+    """The values of a column, or of a field of its structs."""
     if path:
         array.validate(full=True)
     for key in path:
@@ -250,8 +252,8 @@ def _values(pa: Any, array: Any, path: list[str]) -> Any:
 
 
 def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
-    """The rows without dictionaries and views, as many at a time as take about 8 MiB then: a file
-    of a few bytes may name one long value in every row."""
+    """The rows without dictionaries and views, in pieces of about 8 MiB after expansion: every row
+    of a small file may refer to one long value."""
     sizes = np.zeros(len(columns), np.int64)
     for array in columns.columns:
         sizes += _shared_bytes(pa, array)
@@ -266,21 +268,21 @@ def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
 
 
 def _shared_bytes(pa: Any, array: Any) -> np.ndarray | int:
-    """Bytes of each row's value, where rows may share one: int64 `[rows]`, else 0."""
+    """Bytes of each row's value if rows may share values: int64 `[rows]`; else 0."""
     if array.type == pa.binary_view():
         return _lengths(pa, array)
     if not pa.types.is_dictionary(array.type):
         return 0
-    lengths = np.append(_lengths(pa, array.dictionary), 0)  # the last is the length of a null
+    lengths = np.append(_lengths(pa, array.dictionary), 0)  # of a null
     return lengths[array.indices.cast(pa.int64()).fill_null(-1)]
 
 
 def _lengths(pa: Any, array: Any) -> np.ndarray:
-    """Bytes of each value, at most: int64 `[values]`."""
+    """Upper bound of the bytes of each value: int64 `[values]`."""
     import pyarrow.compute as pc
 
     if array.type in (pa.binary_view(), pa.string_view()):
-        # A view begins with its length; for a null it may be anything.
+        # A view starts with its length; the view of a null may have any bytes.
         views = np.frombuffer(array.buffers()[1] or b"", np.int32).reshape(-1, 4)
         return np.maximum(views[array.offset : array.offset + len(array), 0], 0).astype(np.int64)
     if not _holds_text(pa, array.type) or pa.types.is_null(array.type):
@@ -302,8 +304,7 @@ def _as_bytes(pa: Any, array: Any) -> Any:
         return array
     if pa.types.is_string_view(kind):
         return array.cast(pa.binary_view())
-    # A cast from text to bytes does not validate UTF-8; a record whose text is not valid reports
-    # that itself.
+    # The cast from text to bytes does not validate UTF-8: each record reports its own invalid text.
     is_small = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)
     return array.cast(pa.binary() if is_small else pa.large_binary())
 

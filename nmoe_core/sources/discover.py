@@ -1,8 +1,8 @@
-"""The sources at a path: a directory, a file, or a hub dataset.
+"""Finds the sources at a path: a directory, a file, or a hub dataset.
 
-Every file below a directory is classified: it is trained on, held out because its name marks a
-validation or test split, or left out for a reason. Files of one kind below one directory are one
-source, and so are files beside each other whose names differ only in numbers.
+Every file below a directory is classified as training data, as held out (its name marks a
+validation or test split), or as left out, with a reason. Files of one kind below one directory form
+one source, and so do files in the same directory whose names differ only in numbers.
 """
 
 import json
@@ -32,38 +32,39 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import is_url, path_text
 
 Use = Split | Literal["left out"]
-OUTPUT = "out"  # the root of a new project's run
+OUTPUT = "out"  # root directory of the run of a new project
 PROJECT = "nmoe.toml"
-_SAVED = ("dataset_dict.json", "state.json")  # what `datasets` writes by save_to_disk
+_SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` of `datasets` writes
 NUMBER = re.compile(r"([\W_]*)\d[\d\W_]*(of[\d\W_]*)?$")
 _PACKAGES = ("node_modules", "__pycache__")
 _ABOUT = re.compile(r"(?i)(readme|licen[cs]e|copying|notice|citation|changelog|contributing)\b.*")
-_SAYS_ABOUT = "text about the data, which lies beside it"
-_MOST_AT_TOP = 16  # sources of files in the directory itself
+_SAYS_ABOUT = "a file about the data, beside the data"
+_MOST_AT_TOP = 16  # maximum number of sources made of files in the directory itself
 
 
 @dataclass(slots=True)
 class InputFile:
-    """A file that was seen, and its use."""
+    """A file and its use."""
 
     path: Path
     name: str
-    """Its path below the directory that was looked at."""
+    """Path relative to the searched directory."""
     size_bytes: int
     use: Use = "train"
     reason: str = ""
-    """Why it is not trained on."""
+    """Reason why it is not training data."""
     source: str | None = None
 
     def leave_out(self, reason: str) -> None:
-        """Neither train nor validate on it."""
+        """Use it neither for training nor for validation."""
         self.use = "left out"
         self.reason = encodable(" ".join(reason.split()))
 
 
 @dataclass(slots=True)
 class Inputs:
-    """The inputs at a path: files, and sources whose patterns and text field are still unknown."""
+    """The inputs at a path: files, and sources whose patterns and text field are not determined
+    yet."""
 
     specs: list[SourceSpec]
     files: list[InputFile]
@@ -76,10 +77,9 @@ def discover(
     known: Collection[Path] = (),
     taken: Collection[str] = (),
 ) -> Inputs:
-    """The sources at a path or URL, or of a hub id and perhaps a subset of it. Relative paths, of
-    the specs too, start at `base`. Files that are `known` belong to no new source, and no source
-    gets a name that is `taken`. Raises SourceError if there is nothing to read
-    (E-SOURCE-NOTFOUND)."""
+    """Find the sources at a path, a URL, or a hub id with an optional subset. Relative paths, also
+    in the specs, are relative to `base`. `known` files are not added to a new source, and `taken`
+    names are not used again. Raises SourceError if there is nothing to read (E-SOURCE-NOTFOUND)."""
     path = Path(os.path.abspath(base / named))
     if is_url(named):
         kind: Any = _kind(named)
@@ -94,7 +94,7 @@ def discover(
             name = new_id(named.rpartition("/")[2], "hub", taken)
             return Inputs([SourceSpec(id=name, hf_dataset=named, hf_subset=subset)], [])
         raise SourceError(
-            "no such directory or file, and no id of a hub dataset",
+            "not an existing directory or file, and not the id of a hub dataset",
             where=named,
             do="name a directory, a .jsonl or .parquet file, or owner/name",
             code="E-SOURCE-NOTFOUND",
@@ -107,12 +107,12 @@ def discover(
         specs = _grouped(new, path, base, taken)
     for file in files:
         if file.use in ("valid", "test"):
-            file.reason = f"its name says that it is of the {file.use} split"
+            file.reason = f"its name marks the {file.use} split"
     return Inputs(specs, files)
 
 
 def _seen(top: Path, output: Path) -> list[InputFile]:
-    """All files below a directory; files that no source can have are left out."""
+    """All files below a directory; files that no source can read are marked as left out."""
     files: list[InputFile] = []
     reasons = {os.fspath(top): ""}
     refused: list[OSError] = []
@@ -124,7 +124,7 @@ def _seen(top: Path, output: Path) -> list[InputFile]:
             if path.is_symlink():
                 names.append(name)
         for name in sorted(names):
-            with suppress(FileNotFoundError):  # it is gone meanwhile
+            with suppress(FileNotFoundError):  # it was deleted in the meantime
                 files.append(_seen_file(Path(directory, name), top, reasons[directory]))
     for error in refused:
         path = Path(os.fsdecode(error.filename))
@@ -149,11 +149,11 @@ def _seen_file(path: Path, top: Path, reason: str) -> InputFile:
 
 
 def _why_not_in(directory: Path, output: Path) -> str:
-    """The reason why no file below a directory is read."""
+    """The reason why all files below a directory are left out."""
     if directory.name.startswith("."):
         return f"below the hidden directory {path_text(Path(directory.name))}"
     if directory == output:
-        return "made by a run"
+        return "output of a run"
     if directory.name in _PACKAGES or os.path.isfile(directory / "pyvenv.cfg"):
         return "installed packages"
     return ""
@@ -163,7 +163,7 @@ def _why_not(path: Path, status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
         return "a symbolic link"
     if not stat.S_ISREG(status.st_mode):
-        return "no regular file"
+        return "not a regular file"
     if path.name == PROJECT:
         return "the configuration of the project"
     if path.name.startswith("."):
@@ -176,7 +176,7 @@ def _why_not(path: Path, status: os.stat_result) -> str:
 
 
 def _saved(top: Path, base: Path, files: Iterable[InputFile]) -> SourceSpec:
-    """A directory that `datasets` wrote; its splits are its directories."""
+    """The source of a directory that `save_to_disk` wrote; its splits are subdirectories."""
     splits: Any = ()
     with suppress(OSError, ValueError, AttributeError):
         splits = json.loads((top / _SAVED[0]).read_bytes()).get("splits", ())
@@ -197,7 +197,8 @@ def _saved(top: Path, base: Path, files: Iterable[InputFile]) -> SourceSpec:
 def _grouped(
     files: Iterable[InputFile], top: Path, base: Path, taken: Collection[str]
 ) -> list[SourceSpec]:
-    """The sources of files, which get their names. There is none without files to train on."""
+    """Group files into sources and set their names. A group without training files makes no
+    source."""
     groups: dict[tuple[bool, str, str], list[InputFile]] = defaultdict(list)
     for file in files:
         if file.use != "left out":
@@ -223,7 +224,10 @@ def _grouped(
 def _kind(name: str) -> str:
     if (kind := kind_of(name)) is None:
         raise SourceError(
-            "not a file of text", where=name, expected=EXPECTED, code="E-SOURCE-NOTFOUND"
+            "not a file that can be read as text",
+            where=name,
+            expected=EXPECTED,
+            code="E-SOURCE-NOTFOUND",
         )
     return kind
 
@@ -233,14 +237,14 @@ def _stem(name: str) -> str:
 
 
 def relative(path: Path, base: Path) -> str:
-    """The path relative to `base`, or the whole path of a file that is not below it."""
+    """The path relative to `base`, or the whole path if it is not below `base`."""
     path = Path(os.path.abspath(path))
     base = Path(os.path.abspath(base))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()
 
 
 def new_id(name: str, kind: str, taken: Collection[str]) -> str:
-    """The name of a source, of letters, digits and underscores, that none has."""
+    """An unused source name of letters, digits and underscores."""
     plain = as_id(name)
     for found in (plain, f"{plain}_{kind}"):
         if found not in taken:

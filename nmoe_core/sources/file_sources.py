@@ -1,7 +1,7 @@
-"""Sources of files: their names, revision and size; and the kind `files`, one document per file.
+"""Base class of sources made of files, and the kind `files` with one document per file.
 
-A kind says how one file is cut into blocks; here is what follows from there being several. A text
-file is plain or compressed (`.gz`, `.zst`, `.bz2`, `.xz`), and its path is its document's id.
+Each kind cuts one file into blocks; the base class handles lists of files. A text file is plain or
+compressed (`.gz`, `.zst`, `.bz2`, `.xz`), and its path is the id of its document.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,14 +29,14 @@ FileBlock = TypeVar("FileBlock", bound=Block)
 
 
 class FileSource(Source, Generic[FileBlock]):
-    """Files, in their final order, as documents."""
+    """A list of files, in final order, as documents."""
 
     def __init__(self, reading: Reading, files: Sequence[SourceFile]) -> None:
         self.reading = reading
         self.files = files
 
     def revision(self) -> str:
-        """SHA-256 over names and revisions of the files."""
+        """SHA-256 of the names and revisions of the files."""
         return sha256_json(self.compared([(file.name, file.revision()) for file in self.files]))
 
     def local_files(self) -> list[Path]:
@@ -44,12 +44,11 @@ class FileSource(Source, Generic[FileBlock]):
         return [file.path for file in self.files if isinstance(file.path, Path)]
 
     def size_bytes(self) -> int:
-        """Size of all files as stored."""
+        """Total size of the files as stored."""
         return sum(file.size_bytes() for file in self.files)
 
     def blocks(self, start: Position = START) -> Iterator[FileBlock]:
-        """Blocks of about 2 MiB; data before `start` are skipped as efficiently as the kind
-        allows."""
+        """Blocks of about 2 MiB; data before `start` are skipped as fast as the kind allows."""
         row = start.row
         for number in range(start.file, len(self.files)):
             after = start if number == start.file else Position(number, row=row)
@@ -58,16 +57,16 @@ class FileSource(Source, Generic[FileBlock]):
                 yield block
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[FileBlock]:
-        """Blocks of one file from `start` on, a position in it."""
+        """Blocks of one file, from the position `start` in it."""
         raise NotImplementedError
 
     def each_file(self) -> Iterator[tuple[SourceFile, Iterator[FileBlock]]]:
-        """Every file with its blocks, whose rows are counted from the file's first."""
+        """Every file with its blocks; rows are counted from the start of the file."""
         for number, file in enumerate(self.files):
             yield file, self._file_blocks(file, Position(number))
 
     def samples(self) -> Iterator[Sample]:
-        """Some of the first records of some files, the first and the last among them."""
+        """Some of the first records of some files, including the first and the last file."""
         step = max(1, len(self.files) // _SAMPLED_FILES)
         for file in dict.fromkeys([*self.files[::step], *self.files[-1:]]):
             yield from self.file_samples(file)
@@ -79,7 +78,7 @@ class FileSource(Source, Generic[FileBlock]):
 
 @dataclass(frozen=True, slots=True)
 class FilesBlock(Block):
-    """Consecutive files, read in the worker."""
+    """Consecutive files, which the worker reads."""
 
     files: tuple[SourceFile, ...]
 
@@ -107,14 +106,14 @@ class FilesBlock(Block):
 
 
 class FilesSource(FileSource[FilesBlock]):
-    """Text files as documents; the name of a file is the id of its document."""
+    """Text files as documents; the file name is the document id."""
 
     def num_rows(self) -> int:
         """Number of files."""
         return len(self.files)
 
     def samples(self) -> Iterator[Sample]:
-        """Nothing: a text file has no fields."""
+        """An empty list: text files have no fields."""
         return iter(())
 
     def blocks(self, start: Position = START) -> Iterator[FilesBlock]:

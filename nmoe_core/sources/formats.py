@@ -1,4 +1,4 @@
-"""Reads from the name of a file: its format, its compression, and the split that it belongs to."""
+"""Derives format, compression and split from the name of a file."""
 
 import re
 from pathlib import PurePath
@@ -25,7 +25,7 @@ TABLES = (".csv", ".tsv")
 Split = Literal["train", "valid", "test"]
 EXPECTED = f"{', '.join(KINDS)}, also {', '.join(COMPRESSED)}"
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
-# As the hub names splits; a word is on its own or beside digits and punctuation.
+# Split names as on the hub; in a file name they must be separated by digits or punctuation.
 _SPLITS: dict[str, Split] = {"train": "train", "training": "train"}
 _SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "valid")
 _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
@@ -33,37 +33,37 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The suffixes of the content and of its compression, as spelled: `.jsonl`, `.zst`. An
-    unsupported compression counts as the suffix of the content."""
+    """The suffixes of content and compression, as spelled: `.jsonl`, `.zst`. The suffix of an
+    unsupported compression is returned as the content suffix."""
     outer = PurePath(name).suffix
     outer = outer if outer.lower() in COMPRESSED else ""
     return PurePath(name.removesuffix(outer)).suffix, outer
 
 
 def kind_of(name: str) -> SourceKind | None:
-    """The kind of source that reads a file of this name; None if there is none."""
+    """The kind of source that reads a file of this name; None if no kind does."""
     return KINDS.get(suffixes(name)[0].lower())
 
 
 def why_unread(name: str) -> str:
-    """The reason why no kind of source reads a file of this name."""
+    """The reason why a file of this name cannot be read."""
     suffix, outer = (part.lower() for part in suffixes(name))
     if suffix in _ARCHIVES:
         return f"an archive ({suffix}{outer}): unpack it"
     if not suffix:
-        return "no suffix that names a format"
-    return f"{suffix} is not a format that is read"
+        return "the name has no suffix of a format"
+    return f"format {suffix} is not supported"
 
 
 def split_of(name: str) -> Split | None:
-    """`train`, `valid` or `test` if a word of the name, without its suffixes, names it; if several
-    do, the one farthest from training."""
+    """`train`, `valid` or `test` if a word of the name (without suffixes) says so; if several do,
+    `test` wins over `valid`, and `valid` over `train`."""
     words = {_SPLITS.get(word) for word in _WORD.findall(name.lower())}
     order: tuple[Split, ...] = ("test", "valid", "train")
     return next((split for split in order if split in words), None)
 
 
 def without_split(name: str) -> str:
-    """The name without the words of its split, and without punctuation then left at its ends."""
+    """The name without split words, and without punctuation that then remains at its ends."""
     left = _WORD.sub(lambda word: "" if word[0].lower() in _SPLITS else word[0], name)
     return left if left == name else left.strip("-_. ")

@@ -1,9 +1,9 @@
-"""Source kind `huggingface`: a `datasets` repository, or a local directory of the same shape.
+"""Source kind `huggingface`: a dataset on the hub, or a local directory with the same layout.
 
 A local directory written by `save_to_disk` is memory-mapped; any other local directory is streamed.
-A hub id is resolved to a commit once, and only that commit is read: its files are downloaded one by
-one as they are reached, and kept (`hub_files`). They are streamed if they are not plain files or if
-`hf_streaming` is set.
+A hub id is resolved to a commit once, and only that commit is read. Files are downloaded one by one
+when they are reached, and stay in the cache (`hub_files`). They are streamed instead if they are
+not plain files or `hf_streaming` is set.
 """
 
 import re
@@ -30,14 +30,14 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.sources.storage import path_text
 
 _BATCH_ROWS = 512
-_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes
+_SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` writes
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class DatasetsSource(Source):
-    """Rows of a split of a Hugging Face dataset as documents; local paths start at `base`. Raises
-    SourceError: the `hf` extra, the directory, the split or a field is missing, the hub does not
-    answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN)."""
+    """Rows of a split of a Hugging Face dataset as documents; local paths are relative to `base`.
+    Raises SourceError if the `hf` extra, the directory, the split or a field is missing, the hub
+    does not answer (E-SOURCE-NETWORK), or rows cannot be read (E-SOURCE-TORN)."""
 
     def __init__(self, spec: SourceSpec, base: Path, split: str = "train") -> None:
         self.spec = spec
@@ -53,7 +53,7 @@ class DatasetsSource(Source):
             )
 
     def revision(self) -> str:
-        """SHA-256 over a local directory's files, or the commit that the hub id resolves to."""
+        """SHA-256 of a local directory's files, or the commit to which the hub id resolves."""
         if self.directory is None:
             return sha256_json([self._commit, self.spec.hf_subset])
         files = self.local_files()
@@ -67,7 +67,7 @@ class DatasetsSource(Source):
         return sorted(p for p in self.directory.rglob("*") if p.is_file())
 
     def check(self) -> None:
-        """Open the split and check the fields on its first rows, without keeping its files."""
+        """Open the split and check the fields of its first rows, without caching its files."""
         next(self._blocks(START, self._streamed(0)), None)
 
     def samples(self) -> Iterator[Sample]:
@@ -77,7 +77,7 @@ class DatasetsSource(Source):
             yield from batch_samples(batch)
 
     def num_rows(self) -> int:
-        """Number of rows: from the dataset's information if present, else by one pass."""
+        """Number of rows: from the dataset's metadata if present, else by one pass."""
         if hasattr(self._rows, "__len__"):
             return len(self._rows)
         splits = self._rows.info.splits or {}
@@ -86,12 +86,13 @@ class DatasetsSource(Source):
         return super().num_rows()
 
     def provenance(self) -> dict[str, str]:
-        """Provenance for the manifest: the repository and the commit it resolved to."""
+        """Provenance for the manifest: the repository and the resolved commit."""
         facts = {"hf_dataset": self.dataset}
         return facts if self.directory is not None else {**facts, "hf_revision": self._commit}
 
     def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
-        """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the batch's row."""
+        """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the first row of the
+        batch."""
         tables = None
         if self.directory is None and not self.spec.hf_streaming:
             files = HubFiles(self.dataset, self._commit, self.split)
@@ -105,17 +106,17 @@ class DatasetsSource(Source):
         yield from column_blocks(self.reading, place, self._groups(start.offset, tables), start)
 
     def _streamed(self, row: int) -> Iterator[Any]:
-        """Tables from a row on, 512 rows each but the last."""
+        """Tables from a row on, with 512 rows each except the last."""
         rows = self._rows
         if row:
             saved = hasattr(rows, "__len__")
             if saved and row >= len(rows):
-                return  # `select` refuses an empty range behind the last row
+                return  # `select` refuses an empty range after the last row
             rows = rows.select(range(row, len(rows))) if saved else rows.skip(row)
         yield from rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
 
     def _groups(self, row: int, tables: Iterator[Any]) -> Iterator[Group]:
-        """Record batches of the columns of tables, which start at a row."""
+        """Record batches of the columns of tables; the first table starts at `row`."""
         while (table := self._next(tables, row)) is not None:
             check_fields(table.schema, self.reading, f"{self.dataset} ({self.reading.source})")
             fields = [find_field(table.schema, name) for name in self.reading.columns]
@@ -130,12 +131,14 @@ class DatasetsSource(Source):
         try:
             return next(tables, None)
         except _errors() as error:
-            raise self._error(f"cannot read on from row {row}", error, "E-SOURCE-TORN") from error
+            raise self._error(
+                f"cannot read row {row} and later rows", error, "E-SOURCE-TORN"
+            ) from error
 
     @cached_property
     def _commit(self) -> str:
         if _COMMIT.fullmatch(self.spec.hf_revision or ""):
-            return str(self.spec.hf_revision)  # needs no look-up
+            return str(self.spec.hf_revision)  # already a commit
         self._import()
         import huggingface_hub
 
@@ -146,7 +149,9 @@ class DatasetsSource(Source):
         except _errors() as error:
             raise self._error("cannot resolve the revision", error, "E-SOURCE-NOTFOUND") from error
         if sha is None:
-            raise SourceError("hub names no commit", where=self.dataset, code="E-SOURCE-NOTFOUND")
+            raise SourceError(
+                "the hub did not return a commit", where=self.dataset, code="E-SOURCE-NOTFOUND"
+            )
         return sha
 
     @cached_property
@@ -159,11 +164,11 @@ class DatasetsSource(Source):
                 refuse_foreign([one["filename"] for one in saved.cache_files], directory, self.spec)
                 return saved
             return self._builder.as_streaming_dataset(self.split)
-        except IndexError as error:  # of the library, over the files of no row
+        except IndexError as error:  # the library raises it for a dataset without files
             raise SourceError(
                 "dataset was saved without rows",
                 where=self.dataset,
-                do="save it with rows, or name another one",
+                do="save it with rows, or name another dataset",
                 code="E-SOURCE-EMPTY",
             ) from error
         except _errors() as error:
@@ -191,7 +196,7 @@ class DatasetsSource(Source):
         return builder
 
     def _split_of(self, saved: Any) -> Any:
-        # A dataset saved without a dictionary holds one split, which may have no name.
+        # A dataset saved without a dictionary has one split, possibly without a name.
         splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
         if self.split not in splits:
             raise SourceError(
@@ -215,13 +220,13 @@ class DatasetsSource(Source):
         return datasets
 
     def _error(self, what: str, error: Exception, code: str) -> SourceError:
-        """One error for all errors of the libraries; its code is `code`, unless a file or dataset
-        is missing or the network failed."""
+        """Convert an error of the libraries; the code is `code`, unless a file or dataset is
+        missing or the network failed."""
         from huggingface_hub import errors
 
         do = None
         absences = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-        # The files are not in the cache, and the hub did not answer.
+        # The files are not cached, and the hub did not answer.
         is_unanswered = isinstance(error, errors.LocalEntryNotFoundError)
         if isinstance(error, (FileNotFoundError, *absences)) and not is_unanswered:
             code = "E-SOURCE-NOTFOUND"
@@ -236,12 +241,12 @@ def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
     # Versions of the client use different HTTP libraries; the base classes of its error include the
-    # library's class.
+    # error class of that library.
     return OSError, *HfHubHTTPError.__bases__
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Errors of opening and reading; CastError and ArrowInvalid among others are ValueErrors."""
+    """Errors of opening and reading; CastError, ArrowInvalid and others are ValueErrors."""
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 

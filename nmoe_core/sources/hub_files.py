@@ -1,7 +1,7 @@
-"""Files of a dataset on the hub, each downloaded when it is reached and kept in the hub's cache.
+"""Downloads each file of a hub dataset when it is reached, and keeps it in the hub's cache.
 
-A resumed or later run reads the kept files; for another commit only changed files are downloaded.
-The cache is the one of `huggingface_hub` (`HF_HUB_CACHE`), whose commands empty it.
+A resumed or later run reads the cached files; for another commit only changed files are downloaded.
+The cache is managed by `huggingface_hub` (`HF_HUB_CACHE`) and its commands.
 """
 
 import os
@@ -18,9 +18,9 @@ _OF_HUB = ("hf://", "zip://")  # a zip without an archive cannot be opened
 
 
 def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpec) -> None:
-    """Refuse files, as the library names them, outside the dataset, which is a directory or on the
-    hub and may be untrusted. Files that the source itself names by `hf_data_files` may be
-    elsewhere. Raises SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
+    """Refuse files outside the dataset, which may be untrusted. `files` are spelled as by the
+    library; files that the source names in `hf_data_files` are allowed anywhere. Raises SourceError
+    (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
     links = Links(spec.follow_links)
     tops = set[str]()
     own = list[str]()
@@ -28,7 +28,7 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
         links.tops.add(os.path.realpath(directory))
         tops = links.tops | {os.path.abspath(directory)}
     for file in files:
-        place = file.rpartition("::")[2]  # of a member, its archive
+        place = file.rpartition("::")[2]  # for a member of an archive: the archive
         if "://" not in place and is_below(os.path.abspath(place), tops):
             own.append(place)
         elif spec.hf_data_files is None and not (directory is None and place.startswith(_OF_HUB)):
@@ -37,8 +37,8 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
 
 
 def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
-    """As `refuse_foreign`, for the files that a directory's own metadata names, before the library
-    requests an address from another machine. Raises SourceError (E-SOURCE-OUTSIDE)."""
+    """As `refuse_foreign`, for the files that the metadata of a directory names; called before the
+    library can contact another machine. Raises SourceError (E-SOURCE-OUTSIDE)."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -51,7 +51,7 @@ def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
         configs = [config for value in described for config in value.get("configs") or ()]
         named = [config.get(key) for config in configs for key in ("data_files", "data_dir")]
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(f"its README.md says nothing that can be read: {error}") from error
+        raise ValueError(f"its README.md cannot be parsed: {error}") from error
     for text in _texts(named):
         is_above = os.path.normpath(text).split("/")[0] == ".."
         if is_above or os.path.isabs(text) or urlsplit(text).scheme or "::" in text:
@@ -59,7 +59,7 @@ def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in nested lists and dictionaries, which may hold one another many times."""
+    """All texts in nested lists and dictionaries; shared objects are visited once."""
     waiting = [value]
     seen = set[int]()
     while waiting:
@@ -72,23 +72,23 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _foreign(file: str, spec: SourceSpec) -> SourceError:
-    what = "the dataset names a file that is not its own"
-    do = "correct its README.md, or name the files that you mean by hf_data_files"
+    what = "the dataset refers to a file outside of it"
+    do = "correct its README.md, or list the files in hf_data_files"
     return SourceError(what, where=spec.hf_dataset, found=file, do=do, code="E-SOURCE-OUTSIDE")
 
 
 class HubFiles(NamedTuple):
-    """Files of a split of a dataset at a commit."""
+    """The files of a split of a dataset at a commit."""
 
     dataset: str
     commit: str
     split: str
 
     def tables(self, builder: Any, rows: Any, row: int, batch_rows: int) -> Iterator[Any] | None:
-        """Arrow tables of at most `batch_rows` rows, from a row; none crosses the end of a file.
+        """Arrow tables of at most `batch_rows` rows, from `row` on; a table never spans two files.
 
-        None if the builder reads anything other than files of this commit, such as a member of an
-        archive or an address elsewhere. `rows` is its stream, which knows the types of columns.
+        Returns None if the builder reads anything other than files of this commit, such as members
+        of an archive or other URLs. `rows` is the builder's stream, which knows the column types.
         """
         prefix = f"hf://datasets/{self.dataset}@{self.commit}/"
         files = [str(file) for file in (builder.config.data_files or {}).get(self.split, ())]
@@ -105,7 +105,7 @@ class HubFiles(NamedTuple):
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            self._fetch("README.md")  # which may say how the files are read
+            self._fetch("README.md")  # it may configure how files are read
         except LocalEntryNotFoundError:
             raise  # the hub does not answer
         except EntryNotFoundError:
@@ -120,13 +120,13 @@ class HubFiles(NamedTuple):
                 **options,
             )
             tables = rows.with_format("arrow").iter(batch_size=batch_rows)
-            for table in cast("Iterator[Any]", tables):  # the library declares another format's
+            for table in cast("Iterator[Any]", tables):  # the library annotates a different type
                 if first + len(table) > row:
                     yield table.slice(max(0, row - first))
                 first += len(table)
 
     def _fetch(self, name: str) -> Path:
-        """Have a file in the cache; return the directory of its commit there."""
+        """Download a file to the cache, if needed; return the cache directory of its commit."""
         import huggingface_hub
 
         path = huggingface_hub.hf_hub_download(

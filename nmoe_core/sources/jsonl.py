@@ -1,14 +1,14 @@
 """Source kind `jsonl`: one JSON object per line, plain or compressed.
 
-Plain local files are cut into ranges at line ends, and workers read the ranges for themselves; a
-compressed or remote file is read here and its blocks carry their bytes. Blank lines count as rows
-but hold no record. A last line without a newline counts; a torn stream is an error that names the
-file. Memory: about 2 MiB per block, or one line if a line is longer, up to `max_record_bytes`: a
-longer line is refused before more of it is held.
+Plain local files are cut into ranges at line ends, and workers read the ranges themselves.
+Compressed and remote files are read in the main process, and their blocks contain the bytes. Blank
+lines count as rows but are not records. A last line without a newline counts; a truncated stream is
+an error that names the file. Memory: about 2 MiB per block, or one longer line of up to
+`max_record_bytes`; reading stops at that limit.
 
-Other forms are read as if they were such lines: a CSV or TSV file with a header, whose values are
-text, a file in UTF-16 with a byte order mark, and a file that is one JSON array, or one object over
-several lines. The last form is held whole, so it has the limit of a record.
+Other forms are converted to such lines: a CSV or TSV file with a header, whose values are text; a
+file in UTF-16 with a byte order mark; and a file that is one JSON array, or one object over several
+lines. The last form is read into memory as a whole, so the limit of a record applies to the file.
 """
 
 import codecs
@@ -61,42 +61,42 @@ from nmoe_core.sources.storage import (
 )
 
 _NEWLINE = 10
-_ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # no line of a record starts so
+_ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # a line with a record never starts like this
 _HEAD_BYTES = 2**16
 _DELIMITERS = ",;\t|"
 _SAMPLED_BLOCKS = 4
 _Payload = TypeVar("_Payload", bytes, memoryview)
-_MAX_DEPTH = 3  # of the objects whose fields an error names
+_MAX_DEPTH = 3  # maximum depth of field names to list in an error
 
 
 @dataclass(frozen=True, slots=True)
 class LinesBlock(Block):
-    """Whole lines of one file: their bytes, or None if the worker is to read them."""
+    """Complete lines of one file: their bytes, or None if the worker reads them."""
 
     file: SourceFile
     payload: bytes | None = None
 
     def records(self) -> Iterator[Record | BadRecord]:
-        """Parse each line; blank lines hold no record but keep their number."""
+        """Parse each line; blank lines are not records but count as rows."""
         with self._opened_lines() as lines:
             yield from self.parse(enumerate(lines)).records()
 
     def values(self) -> Iterator[dict[str, Any]]:
-        """The objects of the lines that hold one."""
+        """The JSON objects; lines without one are skipped."""
         with self._opened_lines() as lines:
             for line in lines:
-                with suppress(ValueError):  # a bad record has no fields
+                with suppress(ValueError):  # skip bad records: they have no fields
                     yield parse_object(line)
 
     @contextmanager
     def _opened_lines(self) -> Iterator[Iterable[Any]]:
-        """The lines, as bytes or as views that are valid in the context."""
+        """The lines, as bytes or as views that are valid inside the context."""
         if (lines := self.lines()) is not None:
             yield lines
         elif self.payload is not None:
             yield _split(self._unmarked(self.payload))
         else:
-            # A long line is parsed in the page cache: no copy of its raw bytes.
+            # A long line is parsed from the memory-mapped file, without a copy of its bytes.
             with (
                 self.file.open() as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
@@ -109,7 +109,7 @@ class LinesBlock(Block):
         return f"{self.file.where}:{self.start.line + row - self.start.row + 1}"
 
     def lines(self) -> list[bytes] | None:
-        """The raw lines; None for a long one."""
+        """The raw lines; None if the block is one long line."""
         first = self.start.offset
         last = self.end.offset
         if last - first > 2 * BLOCK_BYTES:
@@ -123,7 +123,7 @@ class LinesBlock(Block):
         return lines if lines[-1] else lines[:-1]
 
     def places(self, numbers: Iterable[int]) -> list[str]:
-        """The ids of those lines' documents that have none of their own."""
+        """The generated ids of these lines, for documents without an id field."""
         prefix = self._prefix()
         first = self.start.line
         return [f"{prefix}{first + i}" for i in numbers]
@@ -136,8 +136,7 @@ class LinesBlock(Block):
         return payload[3:] if is_marked else payload
 
     def parse(self, lines: Iterable[tuple[int, bytes | memoryview]]) -> RecordColumns:
-        """Parse lines of the block, each with how many come before it; a blank one holds no
-        record."""
+        """Parse lines of the block, given with their index; blank lines are skipped."""
         reading = self.reading
         start = self.start
         prefix = self._prefix()
@@ -152,8 +151,7 @@ class LinesBlock(Block):
         texts = found.texts
         for i, raw in lines:
             is_replaced = is_placed = False
-            # Nearly all records need none of the rules: skipping them saves five calls, a third of
-            # the time.
+            # Fast path for nearly all records: it saves five calls, a third of the time.
             try:
                 try:
                     value = orjson.loads(raw)
@@ -197,7 +195,7 @@ def _paths(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _split(payload: bytes | memoryview) -> Iterator[memoryview]:
-    """The lines of a long payload, which are not copied."""
+    """The lines of a long payload, without copies."""
     view = memoryview(payload)
     start = 0
     while start < len(view):
@@ -218,7 +216,7 @@ class JsonlSource(FileSource[LinesBlock]):
     """JSON lines as documents; without an id field, a field `id` is used if present."""
 
     def file_samples(self, file: SourceFile) -> Iterator[Sample]:
-        """The first records of a file that are objects, as far as its first blocks have some."""
+        """The first JSON objects of a file, searched in its first blocks."""
         blocks = islice(self._file_blocks(file, START), _SAMPLED_BLOCKS)
         values = (value for block in blocks for value in block.values())
         for value in islice(values, SAMPLED_RECORDS):
@@ -229,7 +227,7 @@ class JsonlSource(FileSource[LinesBlock]):
         at = start
         limit = self.reading.max_record_bytes
         for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, start.offset, limit):
-            if size_bytes > limit:  # a block of one line, cut short
+            if size_bytes > limit:  # the block is one line, whose reading was stopped
                 raise self.reading.too_long(f"{file.where}:{at.line + 1}")
             moved = (at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(at.file, *moved)
@@ -240,9 +238,10 @@ class JsonlSource(FileSource[LinesBlock]):
 def _cut_file(
     file: SourceFile, offset: int, limit: int
 ) -> Iterator[tuple[int, int, int, bytes | None]]:
-    """Size, number of lines, stored size and, if kept, bytes of the blocks from a place on.
+    """Size, number of lines, stored size and (if read here) bytes of each block, from a position
+    on.
 
-    Reading stops inside a line of more than `limit` bytes, which is then the last block.
+    Reading stops in a line of more than `limit` bytes, which is then the last block.
     """
     try:
         with file.open() as stored:
@@ -267,7 +266,8 @@ def _cut_file(
 
 
 def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read | None:
-    """Reads other forms as JSON lines of UTF-8; None if the file is in that form."""
+    """A function that reads another form as JSON lines in UTF-8; None if the file already has that
+    form."""
     head = decompressed(stored, file.suffix)(_HEAD_BYTES)
     stored.seek(0)
     encoding = marked_encoding(head)
@@ -278,7 +278,7 @@ def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read 
         return None
     stream = io.BufferedReader(_Stream(decompressed(stored, file.suffix)))
     encoding = encoding.replace("utf-8", "utf-8-sig")
-    # Bytes that are not text stay in their line, as in other files.
+    # Invalid bytes are passed through, so that the error belongs to their line.
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
     if is_table:
         return reader_of(map(_bytes, _rows(text, first_lines, limit)))
@@ -286,7 +286,7 @@ def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read 
 
 
 class _Stream(io.RawIOBase):
-    """A stream of the bytes that `read` gives."""
+    """A stream of the bytes that `read` returns."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -301,7 +301,8 @@ class _Stream(io.RawIOBase):
 
 
 def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]:
-    """The rows of a table with a header as JSON lines; one of another length is a list."""
+    """The rows of a table with a header as JSON lines; a row of a different length becomes a
+    list."""
     csv.field_size_limit(limit)
     header = first_lines.partition("\n")[0]
     rows = csv.reader(text, delimiter=max(_DELIMITERS, key=header.count), strict=True)
@@ -312,14 +313,15 @@ def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]
 
 
 def _items(text: io.TextIOWrapper, limit: int, where: str) -> Iterator[bytes]:
-    """The items of one JSON array, or one object, as lines; any other content already is lines."""
+    """The items of a JSON array, or one JSON object, as lines; other content is passed through as
+    lines."""
     payload = _bytes(text.read(limit + 1))
     if len(payload) > limit:
         raise SourceError(
-            "a file of one JSON value is held whole, and this one is too long",
+            "file is one JSON value, which must fit in memory, and it is too long",
             where=where,
             expected=f"at most {limit // 2**20} MiB",
-            do="write it as JSON lines, or raise max_record_mb of this source",
+            do="convert it to JSON lines, or raise max_record_mb of this source",
             code="E-SOURCE-RECORD",
         )
     try:
@@ -336,9 +338,9 @@ def _bytes(text: str) -> bytes:
 
 
 def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Cut after the last line end of 2 MiB, or after one longer line.
+    """Cut after the last line end within 2 MiB, or after one longer line.
 
-    The end of a block depends only on its start, so reading may start at any block.
+    The end of a block depends only on its start, so reading can start at any block.
     """
     rest = b""
     while piece := rest + read(BLOCK_BYTES - len(rest)):
@@ -365,7 +367,8 @@ def _cut(read: Read, limit: int) -> Iterator[tuple[int, int, bytes | None]]:
 def _cut_ranges(
     stored: io.BufferedReader, offset: int, limit: int
 ) -> Iterator[tuple[int, int, None]]:
-    """The same cuts without the bytes: the file is read into one buffer, and lines are counted."""
+    """The same blocks without their bytes: the file is read through one buffer, only to count
+    lines."""
     buffer = bytearray(BLOCK_BYTES)
     view = np.frombuffer(buffer, np.uint8)
     is_newline = np.empty(BLOCK_BYTES, np.bool_)

@@ -1,11 +1,12 @@
-"""The files that patterns match, and symbolic links that lead out of the directories they name.
+"""Finds the files that match patterns, and refuses symbolic links that lead out of their
+directories.
 
-Files are found as `glob` finds them, with each directory read once for all patterns of a source.
+The result is the same as with `glob`, but each directory is read once for all patterns of a source.
 `**` matches directories at any depth that are not hidden; links below it must not form a loop.
 
-An untrusted tree may hold a link to a secret of this machine, so such a link is refused unless the
-source sets `follow_links`. A file or directory that is named directly may be a link: its target is
-read. Files in which the system describes itself and its processes are never text.
+An untrusted tree may contain a link to a secret of this machine, so links that lead out are refused
+unless the source sets `follow_links`. A file or directory that is named directly may be a link.
+System files such as /proc are always refused.
 """
 
 import fnmatch
@@ -20,11 +21,12 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.storage import path_text
 
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
-_MEMORY = "/dev/shm/"  # files like any others
+_MEMORY = "/dev/shm/"  # ordinary files
 
 
 class Links:
-    """Allowed places of a source's files: below `tops`; for files that are `named`, anywhere."""
+    """Allowed locations of a source's files: below `tops`, or anywhere for directly `named`
+    files."""
 
     def __init__(self, are_followed: bool) -> None:
         self.tops: set[str] = set()
@@ -33,27 +35,27 @@ class Links:
         self._targets: dict[str, str] = {}
 
     def lead_out(self, path: str | Path) -> bool:
-        """Whether a path may not be read. Raises SourceError if it leads to files of the system
-        about itself (E-SOURCE-LINK)."""
+        """Whether a path leads out of the allowed directories. Raises SourceError if it leads to
+        system files (E-SOURCE-LINK)."""
         path = os.fspath(path)
         target = self._target(path)
         if f"{target}/".startswith(_SYSTEM) and not f"{target}/".startswith(_MEMORY):
-            what = "what the system tells of itself and of its processes is not read"
+            what = "system files about processes and devices are not read"
             raise _refusal(what, path, target, "remove the link")
         return not (self._are_followed or path in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
-        """Refuse paths that lead out. Raises SourceError (E-SOURCE-LINK)."""
+        """Raise SourceError if a path leads out (E-SOURCE-LINK)."""
         if found := [path for path in paths if self.lead_out(path)]:
-            what = f"symbolic links ({len(found)} in all) lead out of the directory of the source"
-            do = "remove them, name what they lead to, or set follow_links = true for this source"
+            what = f"symbolic links ({len(found)} in total) lead out of the directory of the source"
+            do = "remove them, name their targets, or set follow_links = true for this source"
             raise _refusal(what, found[0], self._target(os.fspath(found[0])), do)
 
     def _target(self, path: str) -> str:
         if path not in self._targets:
             above, name = os.path.split(path)
             is_plain = above != path and name not in ("", ".", "..") and not os.path.islink(path)
-            if is_plain:  # most are, and cost one system call
+            if is_plain:  # the common case costs one system call
                 self._targets[path] = os.path.join(self._target(above), name)
             else:
                 self._targets[path] = os.path.realpath(path)
@@ -61,7 +63,7 @@ class Links:
 
 
 def is_below(path: str, tops: set[str]) -> bool:
-    """Whether an absolute path is one of these, or below one."""
+    """Whether an absolute path is one of `tops`, or below one of them."""
     while path not in tops and path != (above := os.path.dirname(path)):
         path = above
     return path in tops
@@ -81,7 +83,7 @@ class _Names(NamedTuple):
 
 
 class Directories:
-    """The directories of a source, as its patterns come to them."""
+    """The directories of a source, read once when a pattern reaches them."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -90,12 +92,12 @@ class Directories:
 
     def files(self, root: Path, pattern: str) -> list[str]:
         """The files below `root` that match a pattern with wildcards. Raises SourceError if links
-        below a `**` form a loop (E-SOURCE-LOOP) or lead out (E-SOURCE-LINK)."""
+        below `**` form a loop (E-SOURCE-LOOP) or lead out (E-SOURCE-LINK)."""
         *parents, name = Path(pattern).parts
         if name == "**":
             parents.append(name)
             name = "*"
-        places = [os.fspath(root)]  # glob characters of its own name are no part of the pattern
+        places = [os.fspath(root)]  # glob characters in the name of `root` are literal
         for part in parents:
             places = [found for place in places for found in self._directories(place, part)]
         if not glob.has_magic(name):
@@ -108,7 +110,7 @@ class Directories:
         ]
 
     def _directories(self, place: str, part: str) -> list[str]:
-        """The directories that match a part of a pattern other than its last one."""
+        """The directories that match a part of a pattern (not its last part)."""
         if part == "**":
             return self._tree(place)
         if glob.has_magic(part):
@@ -118,7 +120,7 @@ class Directories:
         return [path] if os.path.isdir(path) else []
 
     def _tree(self, top: str) -> list[str]:
-        """A directory and those below it."""
+        """A directory and all directories below it."""
         if top in self._trees:
             return self._trees[top]
         leading_out: list[str] = []
@@ -126,17 +128,17 @@ class Directories:
         waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
         while waiting:
             path, above = waiting.pop()
-            if self._links.lead_out(path):  # perhaps to the whole machine
+            if self._links.lead_out(path):  # it may lead to the whole machine
                 leading_out.append(path)
                 continue
             try:
                 status = os.stat(path)
-            except OSError:  # it was there a moment ago
+            except OSError:  # it was deleted in the meantime
                 continue
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 raise SourceError(
-                    "a symbolic link leads back to a directory above it",
+                    "a symbolic link leads to a directory above itself",
                     where=path_text(path),
                     found=path_text(os.path.realpath(path)),
                     do="remove the link, or name the directories instead of **",
@@ -152,9 +154,9 @@ class Directories:
     def _read(self, path: str) -> _Names:
         if path not in self._names:
             names = self._names[path] = _Names([], [])
-            with suppress(OSError):  # glob leaves such a directory out too
+            with suppress(OSError):  # glob also skips such a directory
                 for entry in os.scandir(path):
-                    # Only a link costs a system call.
+                    # A system call is needed only for links.
                     is_link = entry.is_symlink()
                     if os.path.isdir(entry.path) if is_link else entry.is_dir():
                         names.directories.append(entry.name)
@@ -164,6 +166,6 @@ class Directories:
 
 
 def _matching(names: list[str], pattern: str) -> list[str]:
-    """Names that match; hidden ones if the pattern begins with a dot."""
+    """Names that match; hidden names only if the pattern starts with a dot."""
     found = fnmatch.filter(names, pattern)
     return found if pattern.startswith(".") else [n for n in found if not n.startswith(".")]

@@ -1,6 +1,6 @@
-"""Opens the source behind a split of a source's table.
+"""Opens the source of a split, as the table of the source describes it.
 
-A validation split that is cut out of the training split is left out of training, so a document is
+If the validation split is a slice of the training split, training excludes it, so a document is
 never in both unless `allow_overlap` is set. A reader is imported when a source of its kind is
 opened.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
-    """Open the source behind the `train` or `valid` split, and the rows that the split consists of.
+    """Open the source of the `train` or `valid` split, with the rows that belong to the split.
 
-    Relative paths start at `base`. Raises SourceError if files, directory, dataset or split are
+    Paths are relative to `base`. Raises SourceError if files, directory, dataset or split are
     missing.
     """
     source = open_reader(spec, base, split)
@@ -29,7 +29,7 @@ def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
 
 
 def split_rows(spec: SourceSpec, split: str, count_rows: Callable[[], int]) -> Rows:
-    """The rows of a split; the rows of the source are counted if the split is a part of them."""
+    """The rows of a split. Calls `count_rows` only if the split is a part of the source."""
     parsed = _expression(spec, split)
     cut = spec.split_expression("valid") if split == "train" and not spec.allow_overlap else None
     if cut is not None and cut.name != parsed.name:
@@ -41,7 +41,7 @@ def split_rows(spec: SourceSpec, split: str, count_rows: Callable[[], int]) -> R
 
 
 def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
-    """Open the source behind a split without counting its rows. Raises as `open_source` does."""
+    """Open the source of a split without counting its rows. Raises as `open_source`."""
     refuse_unnamed([spec], spec.id)
     split_name = _expression(spec, split).name
     if spec.kind == "huggingface":
@@ -51,10 +51,10 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
     is_apart = split == "valid" and bool(spec.valid_paths)
     if split_name != "train" and not is_apart:
         raise SourceError(
-            f"a source of kind {spec.kind} has one split",
+            f"a source of kind {spec.kind} has only one split",
             where=spec.id,
             found=split_name,
-            expected="train, or a slice of it such as train[:1%]",
+            expected="train, or a slice such as train[:1%]",
             code="E-SOURCE-SPLIT",
         )
     from nmoe_core.sources.paths import find_files, sample_files
@@ -67,20 +67,21 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
 
 
 def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
-    """Raise SourceError (E-SOURCE-NONE) with the ids of those that do not say what to read."""
+    """Raise SourceError with the ids of sources that have neither a dataset nor paths
+    (E-SOURCE-NONE)."""
     ids = [spec.id for spec in specs if spec.kind == "huggingface" and spec.hf_dataset is None]
     if ids:
         raise SourceError(
-            "the mixture does not say what to read for a source",
+            "the mixture does not say where to read a source",
             where=where,
             found=", ".join(dict.fromkeys(ids)),
-            do="give each hf_dataset, or a kind with paths, there or in a copy; --mixture names it",
+            do="set hf_dataset, or kind and paths, for each, in this file or a copy (--mixture)",
             code="E-SOURCE-NONE",
         )
 
 
 def file_source(spec: SourceSpec, files: "Sequence[SourceFile]") -> "FileSource[Any]":
-    """These files as a source of the kind of `spec`, which is not huggingface."""
+    """A source of these files, of the kind of `spec`, which must not be huggingface."""
     if spec.kind == "jsonl":
         from nmoe_core.sources.jsonl import JsonlSource as Reader
     elif spec.kind == "parquet":

@@ -1,9 +1,9 @@
-"""Kept columns: fields of records, besides text and id, that are kept with the documents.
+"""Passthrough columns: fields of records, besides text and id, that are stored with the documents.
 
-Columns of Arrow keep their type. A value of JSON travels as its JSON text, because a column's type
-is known only when all of the split is read: `true`, whole numbers of 64 bits, numbers or text if
-all its values are of that kind, else text, in which lists, objects and values of another kind are
-written as JSON. So neither type nor bytes depend on how a source is cut into blocks.
+Arrow columns keep their type. JSON values are transferred as JSON text, because the type of a
+column is known only at the end of the split: boolean, 64-bit integer, float or text if all its
+values have that type, else text, in which lists, objects and values of other types are written as
+JSON. So types and bytes do not depend on how a source is cut into blocks.
 """
 
 import json
@@ -24,7 +24,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class Kept(NamedTuple):
-    """The kept columns of the records of a block."""
+    """The passthrough columns of the records of a block."""
 
     rows: "pa.RecordBatch"
     """One row per record."""
@@ -34,14 +34,14 @@ class Kept(NamedTuple):
     """Columns that no record has."""
 
     def take(self, numbers: Sequence[int]) -> "Kept":
-        """The rows of some records; types and absence still describe the whole block."""
+        """The rows of some records; types and absent columns still describe the whole block."""
         import pyarrow as pa
 
         return self._replace(rows=self.rows.take(pa.array(numbers, pa.int64())))
 
 
 def json_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Kept:
-    """The columns of JSON records: a row of values of each, in the order of `names`."""
+    """The columns of JSON records, each given as a row of values in the order of `names`."""
     import pyarrow as pa
 
     columns = list(zip(*rows)) or [()] * len(names)
@@ -54,14 +54,14 @@ def json_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Kept:
 
 
 def arrow_columns(names: Sequence[str], rows: "pa.RecordBatch") -> Kept:
-    """The columns of Arrow records, some of which `rows` may lack."""
+    """The columns of Arrow records; `rows` may lack some of them."""
     absent = frozenset(names) - set(rows.schema.names)
     return Kept(rows, rows.schema.remove_metadata(), absent)
 
 
 def common_types(one: "pa.Schema | None", other: "pa.Schema", where: str) -> "pa.Schema":
-    """The types that hold the values of both. Raises SourceError if a column has types that none
-    holds (E-SOURCE-FIELD)."""
+    """The types that can represent both. Raises SourceError if a column has incompatible types
+    (E-SOURCE-FIELD)."""
     import pyarrow as pa
 
     if one is None or one.equals(other, check_metadata=True):
@@ -74,15 +74,15 @@ def common_types(one: "pa.Schema | None", other: "pa.Schema", where: str) -> "pa
         return pa.unify_schemas([one, other], promote_options="permissive")
     except pa.ArrowTypeError as error:
         raise SourceError(
-            f"a kept column has two types that do not go together: {error}",
+            f"a passthrough column has incompatible types: {error}",
             where=where,
-            do="make one source of the files of each type, or leave the column out",
+            do="make one source per type of files, or leave the column out",
             code="E-SOURCE-FIELD",
         ) from error
 
 
 def as_types(rows: "pa.RecordBatch", types: "pa.Schema") -> "pa.RecordBatch":
-    """Rows as they travelled, in their final types; a column that they lack is null."""
+    """Rows converted from their transfer types to their final types; a missing column is null."""
     import pyarrow as pa
 
     is_json = rows.schema.metadata == _AS_JSON
@@ -105,7 +105,7 @@ def _json(value: Any) -> str | None:
         value = encodable(value)
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # whole numbers past 64 bits, lone surrogates inside lists and objects
+    except TypeError:  # integers of more than 64 bits, or lone surrogates inside lists and objects
         return json.dumps(value, separators=(",", ":"))
 
 

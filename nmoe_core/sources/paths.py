@@ -1,10 +1,10 @@
-"""Turns path patterns into a sorted list of files with stable relative names.
+"""Resolves path patterns to a sorted list of files with stable relative names.
 
-Patterns take `*`, `**`, `?`, braces `{a,b}` and `{1..8}`, on this machine and in any store that
-fsspec reaches (`s3://bucket/{a,b}/**/*.parquet`), and the placeholders `{stdlib}` and
-`{site_packages}` at their start for the directories of the running Python. A file's name is
-relative to the directory that all patterns of a source share, so ids do not depend on the location
-of a tree; bytes of a name that are not UTF-8 are spelled `\\xff`. Two files never get one name.
+Patterns support `*`, `**`, `?`, and braces `{a,b}` and `{1..8}`, on this machine and in any store
+that fsspec supports (`s3://bucket/{a,b}/**/*.parquet`). They may start with `{stdlib}` or
+`{site_packages}`, the directories of the running Python. A file's name is relative to the directory
+that all patterns of a source share, so ids do not depend on the location of a tree. Bytes of a name
+that are not UTF-8 are written as `\\xff`. Two files never have the same name.
 """
 
 import fnmatch
@@ -32,12 +32,11 @@ _MAX_EXPANSIONS = 100_000
 def find_files(
     patterns: Sequence[str], base: Path, exclude: Sequence[str] = (), *, follow_links: bool = False
 ) -> list[SourceFile]:
-    """All files the patterns match, by name, each once, except files whose names `exclude` matches.
-    Raises SourceError if a pattern matches no file (E-SOURCE-NOTFOUND), two files get one name
-    (E-SOURCE-DUPLICATE), links below a `**` form a loop (E-SOURCE-LOOP) or lead out of the
-    directories that the patterns name (E-SOURCE-LINK; see `Links`), the patterns are of several
-    stores (E-SOURCE-PATTERN), or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA).
-    """
+    """All files that match the patterns, sorted by name, without files that match `exclude`. Raises
+    SourceError if a pattern matches no file (E-SOURCE-NOTFOUND), two files have the same name
+    (E-SOURCE-DUPLICATE), links below `**` form a loop (E-SOURCE-LOOP) or lead out of the named
+    directories (E-SOURCE-LINK; see `Links`), the patterns name several stores (E-SOURCE-PATTERN),
+    or a store cannot be read (E-SOURCE-NETWORK, E-SOURCE-EXTRA)."""
     for pattern in patterns:
         if not pattern or "\0" in pattern:
             raise SourceError("not a path", found=repr(pattern), code="E-SOURCE-PATTERN")
@@ -65,13 +64,13 @@ def find_files(
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and `{1..8}` (zero padding kept, `{8..1}` counts down), leftmost first.
 
-    Braces without a comma or a range, or without their partner, are literal.
+    Braces without a comma or a range, and unbalanced braces, are literal.
 
     >>> expand_braces("x_{01..03}.{json,gz}")[:2]
     ['x_01.json', 'x_01.gz']
 
     Raises:
-        SourceError: More than 100,000 patterns come out (E-SOURCE-PATTERN).
+        SourceError: The result has more than 100,000 patterns (E-SOURCE-PATTERN).
     """
     done: dict[str, None] = {}
     waiting = [pattern]
@@ -90,7 +89,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def sample_files(files: Sequence[SourceFile], max_bytes: int, seed: int) -> list[SourceFile]:
-    """A seeded sample of whole files of about `max_bytes` in all, in the order given."""
+    """A seeded sample of whole files of about `max_bytes` in total, in the given order."""
     ranked = sorted(files, key=lambda f: hashlib.md5(f"{seed}:{f.name}".encode()).digest())
     taken: set[str] = set()
     size_bytes = 0
@@ -120,10 +119,10 @@ def _items(body: str, pattern: str) -> list[str]:
 
 def _too_many(pattern: str) -> SourceError:
     return SourceError(
-        "pattern stands for too many names",
+        "pattern expands to too many names",
         where=pattern[:200],
         expected=f"at most {_MAX_EXPANSIONS:,}",
-        do="use * for the part that counts",
+        do="use * for the numbers",
         code="E-SOURCE-PATTERN",
     )
 
@@ -154,7 +153,7 @@ def _local_files(
         parts = Path(rest).parts
         places.append((root, rest))
         tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
-        if (path := root / rest).is_file():  # its name may have any character
+        if (path := root / rest).is_file():  # a literal name may have any character
             links.named.add(os.fspath(path))
         else:
             links.tops.add(os.path.realpath(tops[-1]))
@@ -176,7 +175,7 @@ def _local_files(
 
 
 def _num_fixed(parts: Sequence[str]) -> int:
-    """Number of leading directories of a pattern that hold no wildcard."""
+    """Number of leading directories of a pattern without wildcards."""
     return next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
 
 
@@ -184,10 +183,10 @@ def _remote_files(expanded: Sequence[tuple[str, str]]) -> Iterator[SourceFile]:
     stores = {urlsplit(one).scheme if is_url(one) else "this machine" for _, one in expanded}
     if len(stores) > 1:
         raise SourceError(
-            "paths of one source lie in several stores",
+            "one source has paths in several stores",
             where=expanded[0][0],
             found=", ".join(sorted(stores)),
-            do="make a source of each",
+            do="make one source per store",
             code="E-SOURCE-PATTERN",
         )
     tops: list[str] = []
@@ -209,10 +208,10 @@ def _remote_files(expanded: Sequence[tuple[str, str]]) -> Iterator[SourceFile]:
 
 
 def _type(fs: Any, key: str) -> str:
-    # Not fs.isfile: it takes a store that does not answer for a missing file.
+    # Not fs.isfile, which reports a missing file if the store does not answer.
     try:
         return str(fs.info(key)["type"])
     except FileNotFoundError as error:
-        if isinstance(error.__cause__, OSError):  # HTTP: no server answered
+        if isinstance(error.__cause__, OSError):  # over HTTP: the server did not answer
             raise error.__cause__ from None
         return "absent"

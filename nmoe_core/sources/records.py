@@ -1,8 +1,8 @@
-"""Records of a source: numbered, in an order that never changes, in blocks.
+"""Records of a source: numbered, in a fixed order, grouped into blocks.
 
-A block is small, pickles, and is read and turned into records in a worker process. Row numbers
-count the raw records of the source from 0, read or not, so ids do not depend on what was skipped.
-Blocks are the same whatever position the reading starts at, so a journalled position resumes it.
+A block is small and can be pickled; a worker process reads it and parses its records. Row numbers
+count all raw records of the source from 0, even skipped ones, so ids do not depend on skipping.
+Blocks are the same for any start position, so reading can resume at a position from the journal.
 """
 
 from abc import ABC, abstractmethod
@@ -24,31 +24,31 @@ class Reading(NamedTuple):
     """Reading settings of a source's records."""
 
     source: str
-    """Name of the source, first part of generated ids."""
+    """Name of the source, and first part of generated ids."""
     text_field: str = "text"
     id_field: str | None = None
-    """None: a field `id` of JSON, else the record's place."""
+    """Field of the ids. None: the field `id` of JSON lines, else the record's position."""
     on_error: OnError = "fail"
     max_record_bytes: int = DEFAULT_MAX_RECORD_MB * 2**20
-    """A longer line, cell or text file is refused; one may never be held whole."""
+    """Limit for a line, cell or text file; a longer one is never read into memory as a whole."""
     kept: tuple[str, ...] = ()
-    """Other fields that are kept, as columns; dots lead into objects."""
+    """Passthrough columns: other fields to store; dots separate nested names."""
 
     @property
     def digest(self) -> str:
-        """Digest of the settings that decide which document a record is."""
+        """Digest of the settings that determine the document of a record."""
         return sha256_json([self.source, self.text_field, self.id_field, self.on_error])
 
     @property
     def columns(self) -> list[str]:
-        """The fields that are read: the text, perhaps the id, and the kept columns."""
+        """The fields to read: text, optionally id, and passthrough columns."""
         ids = () if self.id_field is None else (self.id_field,)
         return [self.text_field, *ids, *self.kept]
 
     def decode(self, payload: bytes) -> tuple[str, bool]:
-        """The text, and whether bytes of it were replaced. It is UTF-8, unless a byte order mark
-        says otherwise. Raises UnicodeDecodeError if bytes are no text, and `on_error` is not
-        `replace`."""
+        """The text, and whether invalid bytes were replaced. The encoding is UTF-8 unless a byte
+        order mark says otherwise. Raises UnicodeDecodeError if bytes are invalid and `on_error` is
+        not `replace`."""
         encoding = marked_encoding(payload)
         try:
             return payload.decode(encoding), False
@@ -58,9 +58,9 @@ class Reading(NamedTuple):
             return payload.decode(encoding, "replace"), True
 
     def too_long(self, where: str) -> SourceError:
-        """The error for a record past the limit."""
+        """The error for a record above the limit."""
         return SourceError(
-            "a record is longer than this source allows",
+            "a record is longer than the limit of this source",
             where=where,
             expected=f"at most {self.max_record_bytes // 2**20} MiB",
             do="split or remove it, or raise max_record_mb of this source",
@@ -69,41 +69,41 @@ class Reading(NamedTuple):
 
 
 Sample = Mapping[str, str | None]
-"""A record by its fields, with paths into objects: the text that a field holds, or None."""
-SAMPLED_RECORDS = 50  # of each file
+"""The fields of a record, by dotted name: the text of a field, or None if it is not text."""
+SAMPLED_RECORDS = 50  # per file
 
 
 class Position(NamedTuple):
-    """A place between two records of a source; all counts cover the records before it."""
+    """A position between two records of a source; all counts cover the records before it."""
 
     file: int = 0
-    """Index of the file in the source's order."""
+    """Index of the file in the source."""
     offset: int = 0
-    """Place in that file in the source's own unit: bytes (uncompressed), row groups or rows."""
+    """Position in that file in the source's own unit: bytes (uncompressed), row groups or rows."""
     line: int = 0
-    """Records of that file before it."""
+    """Number of records before it in that file."""
     row: int = 0
-    """Records of the source before it."""
+    """Number of records before it in the source."""
 
 
 START = Position()
 
 
 class Record(NamedTuple):
-    """One raw document of a source; `is_replaced` if bytes that are not UTF-8 were replaced."""
+    """One raw document of a source; `is_replaced` if invalid bytes were replaced."""
 
     row: int
     id: str
     text: str
     is_replaced: bool = False
     kept: tuple[Any, ...] = ()
-    """Values of the kept fields if the block does not hold them as columns."""
+    """Values of the passthrough fields, unless the block has them as columns."""
     is_placed: bool = False
-    """Whether its id is the place of a line."""
+    """Whether the id is generated from the position of a line."""
 
 
 class BadRecord(NamedTuple):
-    """A record that could not be read, and why; left out and counted."""
+    """A record that could not be read, with the reason; it is left out and counted."""
 
     row: int
     where: str
@@ -115,20 +115,20 @@ class BadRecord(NamedTuple):
 
 @dataclass(slots=True)
 class RecordColumns:
-    """Records of a block as columns: a list is filled and read faster than objects are made."""
+    """Records of a block as columns: filling lists is faster than creating objects."""
 
     rows: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    """"" if the record could not be read; its text is then "" too."""
+    """Ids; "" if the record could not be read, and then its text is "" too."""
     texts: list[str] = field(default_factory=list)
     kept: list[tuple[Any, ...]] = field(default_factory=list)
-    """Values of the kept fields, if the block holds them by record."""
+    """Values of the passthrough fields, if the block has them per record."""
     replaced: list[int] = field(default_factory=list)
-    """Places in the lists of records with replaced bytes."""
+    """Indices of records with replaced bytes."""
     placed: list[int] = field(default_factory=list)
-    """Places of the records whose id is the place of a line."""
+    """Indices of records whose id is generated from the position of a line."""
     bad: dict[int, BadRecord] = field(default_factory=dict)
-    """Records that could not be read, by place."""
+    """Records that could not be read, by index."""
 
     @classmethod
     def of(cls, records: Iterable[Record | BadRecord]) -> "RecordColumns":
@@ -147,7 +147,7 @@ class RecordColumns:
         return columns
 
     def records(self) -> Iterator[Record | BadRecord]:
-        """One object for each."""
+        """One object per record."""
         replaced = set(self.replaced)
         placed = set(self.placed)
         for i, (row, id_, text) in enumerate(zip(self.rows, self.ids, self.texts)):
@@ -157,14 +157,14 @@ class RecordColumns:
 
 @dataclass(frozen=True, slots=True)
 class Block(ABC):
-    """A run of consecutive records, still raw; cheap to make and to send to a worker."""
+    """Consecutive records, not parsed yet; cheap to create and to send to a worker."""
 
     reading: Reading
     start: Position
     end: Position
     """Position of the next block."""
     size_bytes: int
-    """Its share of the source's `size_bytes()`."""
+    """The block's share of the source's `size_bytes()`."""
 
     @abstractmethod
     def records(self) -> Iterator[Record | BadRecord]:
@@ -172,10 +172,10 @@ class Block(ABC):
 
     @abstractmethod
     def where(self, row: int) -> str:
-        """File and line, or row, of a record, as errors name it."""
+        """File and line (or row) of a record, for errors."""
 
     def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
-        """The kept columns of its records, one row per record."""
+        """The passthrough columns of the block's records, one row per record."""
         names = self.reading.kept
         none = (MISSING,) * len(names)
         rows = [record.kept if isinstance(record, Record) else none for record in records]
@@ -187,15 +187,15 @@ class Source(ABC):
 
     reading: Reading
     changed: Sequence[str] = ()
-    """Names of the files that differ between the last two revisions."""
+    """Names of files that differ between the last two revisions."""
     _marks: Mapping[str, str] | None = None
 
     @abstractmethod
     def revision(self) -> str:
-        """Digest of the source's current content; changes when any record may have changed."""
+        """Digest of the source's current content; it changes if any record may have changed."""
 
     def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """Note in `changed` how names and marks of files differ from the last ones; returns them
+        """Record in `changed` which files have other marks than in the last call; returns `marks`
         unchanged."""
         now = dict(marks)
         before = self._marks
@@ -207,39 +207,39 @@ class Source(ABC):
 
     @abstractmethod
     def local_files(self) -> list[Path]:
-        """Files on this machine whose bytes the revision speaks of."""
+        """Files on this machine that the revision covers."""
 
     def provenance(self) -> dict[str, str]:
-        """Facts about the data read, for the manifest, such as the commit of a repository."""
+        """Facts about the data for the manifest, such as the commit of a repository."""
         return {}
 
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
-        """Open the source and read its first records' shape; raises as `blocks()` would."""
+        """Open the source and check the fields of its first records; raises as `blocks()`."""
 
     def samples(self) -> Iterator[Sample]:
-        """Some of its first records, of several files."""
+        """Some of the first records of several files."""
         return iter(())
 
     def field_names(self) -> list[str]:
-        """Names of the fields that these have."""
+        """Names of the fields of the sampled records."""
         return list(dict.fromkeys(name for sample in self.samples() for name in sample))
 
     def num_rows(self) -> int:
-        """Number of raw records; may cost one pass over the source."""
+        """Number of raw records; may need one pass over the source."""
         return sum(block.end.row - block.start.row for block in self.blocks())
 
     def size_bytes(self) -> int | None:
-        """Bytes that a whole pass reads; None if that is not known beforehand."""
+        """Bytes that a whole pass reads; None if not known in advance."""
         return None
 
     @abstractmethod
     def blocks(self, start: Position = START) -> Iterator[Block]:
-        """The blocks from `start`, the end of some block, in order."""
+        """The blocks in order from `start`, which must be the end of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The raw rows a split consists of: `[start, stop)` less one excluded range."""
+    """The raw rows of a split: `[start, stop)` without one excluded range."""
 
     start: int = 0
     stop: int | None = None
@@ -249,7 +249,7 @@ class Rows:
         return self.overlaps(row, row + 1)
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any row of `[start, stop)` is one of these."""
+        """Whether any row of `[start, stop)` is in the split."""
         first = max(start, self.start)
         last = stop if self.stop is None else min(stop, self.stop)
         if first >= last or self.excluded is None:
@@ -265,7 +265,7 @@ class Rows:
 
 
 class Split(NamedTuple):
-    """A source, and the rows of it that a split consists of."""
+    """A source, and the rows that belong to a split of it."""
 
     source: Source
     rows: Rows = Rows()

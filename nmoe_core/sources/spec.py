@@ -1,9 +1,9 @@
-"""Settings in a mixture TOML for reading a source.
+"""Settings of a source in a mixture TOML.
 
-A split is one range of rows of one split: `train`, `train[100:200]`, `train[-1000:]`, `train[:1%]`.
-Bounds mean what they mean to the `datasets` library: percentages round to the closest row, and a
-negative bound counts from the end. Joined splits (`a+b`) are refused, as are bounds of which one is
-a number of rows and the other a percentage.
+A split is a split name with an optional range of rows: `train`, `train[100:200]`, `train[-1000:]`,
+`train[:1%]`. Bounds work as in the `datasets` library: percentages are rounded to the closest row,
+and a negative bound counts from the end. Joined splits (`a+b`) are refused, and so is a range with
+one bound in rows and the other in percent.
 """
 
 import re
@@ -43,7 +43,7 @@ _NOT_OF_FILES = {
 
 
 class SplitExpression(NamedTuple):
-    """A split and its bounds, both rows or both percentages of them; None leaves an end open."""
+    """A split and its bounds, both in rows or both in percent; None means an open end."""
 
     name: str
     start: int | None = None
@@ -51,7 +51,8 @@ class SplitExpression(NamedTuple):
     is_percent: bool = False
 
     def rows(self, num_rows: int) -> tuple[int, int]:
-        """Row range `[start, stop)` of a split of `num_rows` rows; empty if it ends early."""
+        """Row range `[start, stop)` in a split of `num_rows` rows; empty if the split is too
+        short."""
 
         def row(bound: int | None, default: int) -> int:
             if bound is None:
@@ -68,8 +69,8 @@ def parse_split(text: str) -> SplitExpression:
     what = "not a split"
     do = None
     if "+" in text:
-        what = "joined splits are not read"
-        do = "make a source of each split"
+        what = "joined splits are not supported"
+        do = "make one source per split"
     elif match := _SPLIT.fullmatch(text):
         start, stop = (int(bound.rstrip("%")) if bound else None for bound in match.groups()[1:])
         units = {bound.endswith("%") for bound in match.groups()[1:] if bound}
@@ -85,7 +86,8 @@ def parse_split(text: str) -> SplitExpression:
 
 
 class SourceSpec(StrictModel):
-    """One `[[mixtures.<name>.sources]]` table; the text below a field is the help of its flag."""
+    """One `[[mixtures.<name>.sources]]` table; the text below a field becomes the help of its
+    flag."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     tokens_b: float = Field(default=0.0, ge=0)
@@ -98,35 +100,37 @@ class SourceSpec(StrictModel):
     hf_split: str = "train"
     hf_valid_split: str | None = None
     hf_data_files: str | tuple[str, ...] | None = None
-    """Files of the dataset, globs (huggingface)."""
+    """Globs of files in the dataset (huggingface)."""
     hf_revision: str | None = None
     """Commit, branch or tag of the dataset (huggingface)."""
     hf_streaming: bool = False
-    """Keep no file of the hub: each pass streams all that it reads (huggingface)."""
+    """Stream the dataset in each pass, without caching files (huggingface)."""
     paths: tuple[str, ...] = ()
-    """Files, globs or URLs."""
+    """Files, globs or URLs to read."""
     valid_paths: tuple[str, ...] = ()
-    """Files of the valid split, instead of valid_split."""
+    """Files of the validation split, instead of valid_split."""
     exclude: tuple[str, ...] = ()
     follow_links: bool = False
-    """Read also what symbolic links outside the directories of the source lead to."""
+    """Follow symbolic links that lead out of the directories of the source."""
     split: str = "train"
-    """train, train[:1%], train[100:200]."""
+    """Split or slice to train on: train, train[:1%], train[100:200]."""
     valid_split: str | None = None
     sample_mb: float | None = Field(default=None, gt=0, le=1e9)
     sample_seed: int = 42
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
-    """Field of the ids; without it, `id` of JSON lines that have it, else rows are numbered."""
+    """Field of the document ids. Default: the field `id` of JSON lines if present, else row
+    numbers."""
     columns: ColumnNames | None = None
-    """Other fields to keep beside the documents; those of [attributes] where they are not set."""
+    """Other fields to store with the documents. Default: the columns of [attributes]."""
     on_error: OnError = "fail"
-    """A record that cannot be read: leave out, and fail past max_bad_share (fail); leave out and
-    count (skip); replace bytes that are not UTF-8 (replace)."""
+    """What to do with a record that cannot be read. `fail`: leave it out, but stop above
+    max_bad_share; `skip`: leave it out and count it; `replace`: replace bytes that are not
+    UTF-8."""
     max_bad_share: float = Field(default=0.001, ge=0, le=1)
-    """Of all records."""
+    """Maximum share of records that may be left out with on_error = "fail"."""
     max_record_mb: int = Field(default=DEFAULT_MAX_RECORD_MB, ge=2, le=10**6)
-    """Of a line or text file."""
+    """Maximum size of a line or text file, in MiB."""
     allow_overlap: bool = False
 
     @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
@@ -155,13 +159,13 @@ class SourceSpec(StrictModel):
 
     @property
     def reading(self) -> Reading:
-        """Reading settings of its records."""
+        """Reading settings for the records."""
         limit = self.max_record_mb * 2**20
         kept = self.columns or ()
         return Reading(self.id, self.text_field, self.id_field, self.on_error, limit, kept)
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceSpec":
-        """The same source, which keeps these columns unless it says which it keeps; text files have
+        """The same source with these passthrough columns, unless it sets its own; text files have
         none."""
         kept = columns if self.columns is None and self.kind != "files" else self.columns or ()
         return self.model_copy(update={"columns": kept})
@@ -175,7 +179,7 @@ class SourceSpec(StrictModel):
         return None if text is None else parse_split(text)
 
     def reading_digest(self, split: str) -> str:
-        """Digest of the settings that decide which documents a split holds."""
+        """Digest of the settings that determine the documents of a split."""
         others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
         others |= {"hf_streaming", "follow_links"}
         if split == "train" or not self.valid_paths:

@@ -1,10 +1,10 @@
-"""One file of a source, on this machine or in any store that fsspec reaches.
+"""One file of a source, on this machine or in any store that fsspec supports.
 
-A file opens as a seekable binary stream (range reads in a store) and has a size and a revision: the
-SHA-256 of a local file's bytes; for a remote file the store's own mark, named by its kind (`etag:`,
-`md5:`, `modified:`), or its SHA-256 if the store keeps none. Credentials and endpoints come from
-the environment, as fsspec and the store's client read them. Reading a compressed file takes memory
-independent of its size.
+A file opens as a seekable binary stream (with range reads in a store) and has a size and a
+revision. The revision of a local file is the SHA-256 of its bytes. The revision of a remote file is
+the store's own mark, prefixed with its kind (`etag:`, `md5:`, `modified:`), or its SHA-256 if the
+store has none. fsspec and the store's client read credentials and endpoints from the environment.
+Reading a compressed file takes memory independent of its size.
 """
 
 import bz2
@@ -29,8 +29,8 @@ from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.base.jsonl import COMPRESSED as COMPRESSED
 
 _READ_BYTES = 4 * 2**20
-Read = Callable[[int], bytes]  # at most so many bytes
-# Errors on reading a damaged stream.
+Read = Callable[[int], bytes]  # argument: maximum number of bytes
+# Errors that reading a damaged stream raises.
 TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
 _LEAST_ZSTD_INPUT_BYTES = 64
@@ -40,14 +40,14 @@ _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "crea
 
 
 class SourceFile(NamedTuple):
-    """A file and its name in ids; `path` is a local path, or the URL of a remote file."""
+    """A file and its name in ids; `path` is a local path or a URL."""
 
     path: Path | str
     name: str
 
     @property
     def where(self) -> str:
-        """The path as printable text, for any bytes."""
+        """The path as printable text; works for any bytes."""
         return self.path if isinstance(self.path, str) else path_text(self.path)
 
     @property
@@ -56,11 +56,11 @@ class SourceFile(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """Last extension with its dot and in lower case, such as `.gz`."""
+        """Last suffix in lower case, with its dot, such as `.gz`."""
         return PurePosixPath(self.path).suffix.lower()
 
     def open(self) -> io.BufferedReader:
-        """A seekable binary stream of the file. Raises SourceError if it is not there
+        """Open the file as a seekable binary stream. Raises SourceError if it does not exist
         (E-SOURCE-NOTFOUND), the store does not answer (E-SOURCE-NETWORK), or its client is not
         installed (E-SOURCE-EXTRA)."""
         if isinstance(self.path, Path):
@@ -74,7 +74,7 @@ class SourceFile(NamedTuple):
         return io.BufferedReader(_RemoteStream(stream, self.path), _READ_BYTES)
 
     def size_bytes(self) -> int:
-        """Size in bytes. Raises SourceError as `open` does."""
+        """Size in bytes. Raises as `open`."""
         if isinstance(self.path, Path):
             return self.path.stat().st_size
         fs, key = file_system(self.path)
@@ -82,7 +82,7 @@ class SourceFile(NamedTuple):
             return int(fs.size(key))
 
     def revision(self) -> str:
-        """A mark that changes when the file's bytes may have changed; a store is asked anew."""
+        """A mark that changes if the file's bytes may have changed; always queries the store."""
         if isinstance(self.path, Path):
             return local_digest(self.path)
         fs, key = file_system(self.path)
@@ -101,17 +101,20 @@ def path_text(path: Path | str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Whether a path names a store, as `s3://bucket/key` does."""
+    """Whether a path is a URL, such as `s3://bucket/key`."""
     return "://" in text
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it. Raises SourceError if its client is not
-    installed (E-SOURCE-EXTRA), the protocol is not known or URLs are chained (E-SOURCE-PROTOCOL),
-    or the store does not answer (E-SOURCE-NETWORK)."""
+    installed (E-SOURCE-EXTRA), the protocol is unknown or URLs are chained (E-SOURCE-PROTOCOL), or
+    the store does not answer (E-SOURCE-NETWORK)."""
     if "::" in url:
         raise SourceError(
-            "chained URLs are not read", where=url, do="name the file", code="E-SOURCE-PROTOCOL"
+            "chained URLs are not supported",
+            where=url,
+            do="name the file",
+            code="E-SOURCE-PROTOCOL",
         )
     try:
         from fsspec.core import url_to_fs
@@ -130,7 +133,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def store_errors(where: str) -> Iterator[None]:
-    """Turn errors of a store's client into one SourceError that names the file."""
+    """Convert errors of a store's client to SourceError with the file's name."""
     try:
         yield
     except FileNotFoundError as error:
@@ -138,7 +141,7 @@ def store_errors(where: str) -> Iterator[None]:
     except _client_errors() as error:
         cause = one_line(error)
         raise SourceError(
-            f"the store does not give the file: {cause}",
+            f"cannot read from the store: {cause}",
             where=where,
             do="check the credentials, the endpoint and the network, and run again",
             code="E-SOURCE-NETWORK",
@@ -146,7 +149,7 @@ def store_errors(where: str) -> Iterator[None]:
 
 
 class _RemoteStream(io.RawIOBase):
-    """Reads of a store's file, with its client's errors as SourceError."""
+    """A stream of a remote file that converts the client's errors to SourceError."""
 
     def __init__(self, stream: Any, url: str) -> None:
         self._stream = stream
@@ -187,7 +190,7 @@ def _store_mark(info: dict[str, Any]) -> str | None:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Base classes of the errors of the loaded clients; most of their errors are OSErrors."""
+    """Base classes of errors of the imported clients; most of their errors are OSErrors."""
     roots: list[type[Exception]] = [OSError]
     for module, name in (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError")):
         if module in sys.modules:
@@ -204,7 +207,8 @@ def _missing_client(url: str, what: str) -> SourceError:
 
 
 def decompressed(stored: BinaryIO, suffix: str) -> Read:
-    """Reads the bytes behind a file's bytes, by the file's suffix; none are left at the end."""
+    """A function that reads decompressed bytes, by the suffix of the file; it returns b"" at the
+    end."""
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=stored, mode="rb").read
     if suffix == ".bz2":
@@ -217,7 +221,7 @@ def decompressed(stored: BinaryIO, suffix: str) -> Read:
 
 
 def reader_of(pieces: Iterator[bytes]) -> Read:
-    """Reads the bytes of pieces, none of which is empty."""
+    """A function that reads from pieces, which must not be empty."""
     rest = memoryview(b"")
 
     def read(size: int) -> bytes:
@@ -234,11 +238,11 @@ def reader_of(pieces: Iterator[bytes]) -> Read:
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
-    """The bytes behind a local file, seekable: the file, or a copy of the content of a compressed
-    one.
+    """Open the decompressed bytes of a local file as a seekable stream: the file itself, or a
+    decompressed copy.
 
-    The copy is an unnamed file in the directory for temporary files (`TMPDIR`). Raises SourceError
-    if the compressed file is damaged (E-SOURCE-TORN).
+    The copy is an unnamed temporary file (in `TMPDIR`). Raises SourceError if the compressed file
+    is damaged (E-SOURCE-TORN).
     """
     with open(path, "rb") as stored:
         suffix = path.suffix.lower()
@@ -262,18 +266,18 @@ def _read_whole(read: Read, path: Path) -> bytes:
 
 
 def torn(where: str, error: Exception) -> SourceError:
-    """The error for a compressed file that is damaged."""
+    """The error for a damaged compressed file."""
     return SourceError(
         f"file cannot be read to its end: {error}", where=where, code="E-SOURCE-TORN"
     )
 
 
 def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
-    """The bytes of all frames of a file, whole or an EOFError.
+    """The bytes of all frames of a file. Raises EOFError if the last frame is truncated.
 
-    The library's stream reader takes a cut frame for the end of the data; frame objects detect it,
-    but return the whole content of an input at once. A small input bounds its output, 128 KiB per 4
-    bytes. Inputs are large only if the last output was small, so at most 128 MiB come at once.
+    The library's stream reader treats a truncated frame as the end of the data. Frame objects
+    detect it, but return the whole output of an input at once, up to 128 KiB per 4 bytes. So an
+    input is large only if the last output was small, which limits an output to 128 MiB.
     """
     frame = None
     size = _LEAST_ZSTD_INPUT_BYTES
@@ -289,4 +293,4 @@ def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
         is_dense = produced > _MUCH_BYTES
         size = _LEAST_ZSTD_INPUT_BYTES if is_dense else min(2 * size, _ZSTD_INPUT_BYTES)
     if frame is not None:
-        raise EOFError("the last zstd frame is cut short")
+        raise EOFError("the last zstd frame is truncated")

@@ -266,7 +266,7 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
     shutil.rmtree(run.tree.shard("docs", 1).selection.parent)
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
-    assert "selection.parquet: no attribute here" in str(page["not_shown"].value)
+    assert "selection.parquet: attribute file is missing" in str(page["not_shown"].value)
     assert page.keys().isdisjoint({"account_and_signals", "composition"})
 
 

@@ -1,5 +1,6 @@
-"""Shards in the formats of other trainers: Megatron-LM, OLMo-core and MosaicML Streaming.
+"""Exports shards to the formats of other trainers: Megatron-LM, OLMo-core and MosaicML Streaming.
 
-The tokens are the manifest's, in its order, each document with its EOS. The directory is made under
-another name and appears whole, with `export.json`; a current export is left alone.
+The tokens are in the order of the manifest, and each document ends with its EOS. The directory is
+written under a temporary name, then renamed; it contains `export.json`. An up-to-date export is not
+written again.
 """

@@ -1,10 +1,10 @@
 """MosaicML Streaming: `shard.NNNNN.mds` and `index.json`, version 2, for `StreamingDataset`.
 
-A shard is, little-endian: uint32 number of samples, uint32 offset of each sample and of the end,
-the shard's settings as JSON, and the samples; a sample is the uint32 size of each of its columns
-and then their bytes. `tokens` is an array of int32 (`ndarray:int32`: one byte `ndim << 2 | log2 of
-the bytes of a dimension`, the dimensions, the values), as LLM Foundry reads it. Samples that are
-documents have their ingest id as `id`. SHA-256 of each shard is in the index.
+A shard is little-endian: uint32 number of samples, uint32 offset of each sample and of the end, the
+shard's settings as JSON, then the samples. A sample is the uint32 size of each column, then the
+bytes of the columns. `tokens` is an array of int32 (`ndarray:int32`: one byte `ndim << 2 | log2 of
+the bytes of a dimension`, the dimensions, the values), as LLM Foundry reads it. If samples are
+documents, column `id` has their ingest ids. The index has the SHA-256 of each shard.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ SIZE_LIMIT_BYTES = 1 << 26
 
 
 def write(output: Path, files: Iterator[ShardFile], seq_len: int | None) -> Iterator[Path]:
-    """Write shards and their index; yields their paths as they are whole.
+    """Write shards and their index; yields the path of each file when it is complete.
 
     Args:
         output: Directory.
         files: The documents.
-        seq_len: Tokens of a sample; None makes a sample of each document.
+        seq_len: Tokens per sample; None makes one sample per document.
     """
     samples = _documents(files) if seq_len is None else _windows(files, seq_len)
     config = _config(["id", "tokens"] if seq_len is None else ["tokens"])
@@ -86,7 +86,7 @@ def _windows(files: Iterator[ShardFile], seq_len: int) -> Iterator[bytes]:
 
 
 def _array(tokens: np.ndarray) -> bytes:
-    # The smallest of uint8, uint16, uint32 that holds the length.
+    # The smallest of uint8, uint16, uint32 that can represent the length.
     log2_bytes = 0 if len(tokens) < 2**8 else 1 if len(tokens) < 2**16 else 2
     head = bytes([1 << 2 | log2_bytes]) + len(tokens).to_bytes(1 << log2_bytes, "little")
     return head + tokens.astype("<u4", copy=False).tobytes()
@@ -97,7 +97,8 @@ def _sample(*columns: bytes) -> bytes:
 
 
 def _shards(samples: Iterator[bytes], header_bytes: int) -> Iterator[list[bytes]]:
-    """Samples of one shard after another, each of `SIZE_LIMIT_BYTES` or of one larger sample."""
+    """Group samples into shards of at most `SIZE_LIMIT_BYTES`; a larger sample is a shard of its
+    own."""
     empty_bytes = 8 + header_bytes
     batch: list[bytes] = []
     size_bytes = empty_bytes

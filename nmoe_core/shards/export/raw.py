@@ -1,17 +1,17 @@
-"""Raw tokens and a table beside them, for Megatron-LM and OLMo-core.
+"""Raw tokens with a table of documents, for Megatron-LM and OLMo-core.
 
-Megatron-LM and its kin (NeMo, Megatron-DeepSpeed, Fast-LLM) read `{name}.bin` and `{name}.idx`.
-`.bin` is all tokens as int32 or uint16, the bytes of the shards. `.idx` is `MMIDIDX\\0\\0`, then
-little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64 number of sequences,
-uint64 number of document bounds, int32 length of each sequence, int64 byte offset of each, int64
-bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A document is one
-sequence. Give the path without its ending as `--data-path`.
+Megatron-LM and related trainers (NeMo, Megatron-DeepSpeed, Fast-LLM) read `{name}.bin` and
+`{name}.idx`. `.bin` has all tokens as int32 or uint16, with the bytes of the shards. `.idx` is
+`MMIDIDX\\0\\0`, then little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64
+number of sequences, uint64 number of document bounds, int32 length of each sequence, int64 byte
+offset of each, int64 bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A
+document is one sequence. Pass the path without its suffix as `--data-path`.
 
-OLMo-core reads `{name}-NNNNN.npy` of raw tokens and `{name}-NNNNN.csv.gz` of documents. The `.npy`
-is not an NPY file: it is the tokens alone, as `numpy.memmap` writes them; OLMo-core and Dolma use
-the name that way. The table has one row per document: start and end in tokens, end exclusive, then
-its id, its file and its number there. Each shard file makes one file here. Give the `.npy` paths as
-`paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
+OLMo-core reads `{name}-NNNNN.npy` with raw tokens and `{name}-NNNNN.csv.gz` with documents. The
+`.npy` is not an NPY file: it has only the tokens, as `numpy.memmap` writes them; OLMo-core and
+Dolma use the suffix this way. The table has one row per document: start and end in tokens (end
+exclusive), id, file, and number in the file. Each shard file makes one such pair. Pass the `.npy`
+paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
 """
 
 import csv
@@ -26,14 +26,14 @@ import numpy as np
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.shards.documents import ShardFile
 
-# Type by bytes of a token.
+# Type code by bytes per token.
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _TYPES = {4: 4, 2: 8}
 
 
 def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
-    """Write both files; yields their paths as they are whole."""
+    """Write both files; yields the path of each when it is complete."""
     data = output / f"{name}.bin"
     index = output / f"{name}.idx"
     found = [np.empty(0, np.int64)]
@@ -54,7 +54,7 @@ def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Itera
 
 
 def write_olmo(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
-    """Write two files for each file of shards; yields their paths as they are whole."""
+    """Write two files per shard file; yields the path of each when it is complete."""
     for number, file in enumerate(files):
         data = output / f"{name}-{number:05d}.npy"
         with atomic_file(data) as stream:

@@ -1,4 +1,5 @@
-"""Write a manifest's documents in another trainer's format, once."""
+"""Writes the documents of a manifest in another trainer's format, unless the export is up to
+date."""
 
 import shutil
 from collections.abc import Iterator
@@ -29,15 +30,15 @@ _MAX_INT32 = 2**31 - 1
 
 
 def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = None) -> Result:
-    """Write all documents of a manifest to a directory; kept columns go beside them, in one file
-    `columns.parquet` with a row per document, in the same order.
+    """Write all documents of a manifest to a directory. Passthrough columns are written to
+    `columns.parquet` there, with one row per document in the same order.
 
     Args:
-        manifest_path: `manifest.json` of a split or a shard, of the data or the curated tree.
-        output: Directory of the export alone.
-        form: Name of the format.
-        seq_len: For `mds`: tokens of a sample, without a last shorter one; without it a sample is a
-            document.
+        manifest_path: `manifest.json` of a split or a shard, in the data tree or the curated tree.
+        output: Directory that has only this export.
+        form: Format of the export.
+        seq_len: For `mds`: tokens per sample; a last shorter sample is dropped. If None, samples
+            are documents.
 
     Returns:
         The digest of the files' names and checksums; `files`, `documents`, `tokens`, and whether
@@ -45,22 +46,22 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
     Raises:
         ConfigError: `seq_len` does not fit the format, or is below 1.
-        FormatError: The shards differ from the manifest, or were replaced meanwhile
-            (E-EXPORT-CHANGED); or the directory holds other files, or another export
+        FormatError: The shards differ from the manifest, or were replaced during the export
+            (E-EXPORT-CHANGED); or the directory has other files or another export
             (E-EXPORT-OUTPUT).
-        LockedError: Another process is writing there.
+        LockedError: Another process is writing to the directory.
     """
     if seq_len is not None and (form != "mds" or seq_len < 1):
         raise ConfigError(
-            "seq_len is for windows of MDS samples, 1 or more",
+            "seq_len needs format mds and must be at least 1",
             found=f"{form} with {seq_len}",
-            do="leave it out; these trainers cut windows themselves",
+            do="leave it out; other trainers cut windows themselves",
         )
     output = local_path(output).resolve()
     manifest = load_manifest(manifest_path)
     if manifest.vocab_size > _MAX_INT32:
         raise FormatError(
-            "token ids do not fit 32 bits with a sign",
+            "token ids do not fit int32",
             where=manifest.path,
             found=manifest.vocab_size,
             expected=f"at most {_MAX_INT32}",
@@ -111,7 +112,7 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
-    """Files are opened one by one: an export made while they were replaced mixes two versions."""
+    """Refuse an export if the shards were replaced during it: it may mix two versions."""
     found = documents_digest(load_manifest(manifest.path))
     if found != made_from["data"]:
         raise FormatError(
@@ -131,7 +132,7 @@ def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Resu
 
 def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
     require_undamaged(manifest)
-    # In the order that the loader reads them.
+    # In the order in which the loader reads them.
     files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
     match form:
         case "megatron":
@@ -143,16 +144,16 @@ def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) ->
 
 
 def _refuse_other(output: Path, made_from: Fingerprints) -> None:
-    """Only an earlier export of the same form may be overwritten."""
+    """Refuse to overwrite anything except an earlier export in the same format."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     found = recorded(output / SUMMARY_NAME) or {}
     if found.get("settings") != made_from["settings"]:
         raise FormatError(
-            "the output holds something else",
+            "the output directory is not empty",
             where=output,
-            found="another export" if found else "no export",
-            expected="nothing, or an earlier export of the same form",
+            found="another export" if found else "other files",
+            expected="no files, or an earlier export with the same settings",
             do="choose another directory, or delete this one",
             code="E-EXPORT-OUTPUT",
         )

@@ -1,1 +1,1 @@
-"""Committed trees on object stores: sent there, and read and verified there."""
+"""Publishes committed trees to object stores, and reads and verifies them there."""

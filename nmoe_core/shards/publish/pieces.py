@@ -1,7 +1,7 @@
 """The files of a published manifest or plan, in the order in which they are committed.
 
-Names are POSIX paths below the published URL. A file comes after all that it names: data, manifests
-of shards, manifests of splits, the plan.
+Names are POSIX paths relative to the published URL. A file comes after all files that it names:
+data, manifests of shards, manifests of splits, the plan.
 """
 
 import hashlib
@@ -28,8 +28,9 @@ DATA, SHARD, SPLIT, PLAN = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file to publish. sha256: from the manifest that names it, else of the current file. tier:
-    DATA, or the tier of a manifest or plan. content: if it differs from the file's content."""
+    """A file to publish. `sha256` is taken from the manifest that names it, else from the current
+    file. `tier` is DATA, or the tier of a manifest or plan. `content` is set if it differs from the
+    file's content."""
 
     name: str
     path: Path
@@ -45,7 +46,7 @@ def is_plan(path: Path) -> bool:
 
 
 def pieces_of(path: Path) -> list[Piece]:
-    """The files of a plan, of a manifest, or of the manifest in a directory, in the order of their
+    """The files of a plan, of a manifest, or of the manifest in a directory, in the order of
     commits. Raises as `load_plan` and `load_manifest`, and FormatError if a file is missing
     (E-SHARD-MISSING)."""
     path = path / MANIFEST_NAME if path.is_dir() else path
@@ -59,7 +60,7 @@ def pieces_of(path: Path) -> list[Piece]:
                 f"source {source.name!r} has no manifest",
                 where=path,
                 found=source.manifest,
-                do="prepare it with nmoe prep: files are published by the checksums of a manifest",
+                do="prepare it with nmoe prep: publishing needs the checksums of a manifest",
             )
         found += _of_split(resolve_inside(plan.base, source.manifest), plan.base)
     here = path.resolve()
@@ -79,7 +80,7 @@ def manifest_files(manifest: Manifest) -> dict[str, str | None]:
 
 
 def _of_split(path: Path, root: Path) -> list[Piece]:
-    """A manifest, the manifests of its shards that are there, and all that these name."""
+    """A manifest, the existing manifests of its shards, and all files that they name."""
     manifests = {path: SPLIT}
     for name in shard_manifests(load_manifest(path)):
         if (shard := resolve_inside(path.parent, name)).is_file():
@@ -95,7 +96,7 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
 
 
 def _blocks_of(manifest: Manifest) -> Path:
-    """The blocks of a manifest, which are made if they are missing, damaged or of another
+    """The blocks file of a manifest; it is made if it is missing, damaged or belongs to another
     manifest."""
     path = manifest.path.with_name(BLOCKS_NAME)
     try:
@@ -123,5 +124,5 @@ def _piece(
 
 
 def _in_order(pieces: list[Piece]) -> list[Piece]:
-    """Each file once, data first. If several manifests name a file, the last piece counts."""
+    """Each file once, data first. If several manifests name a file, the last piece is used."""
     return sorted({piece.name: piece for piece in pieces}.values(), key=lambda p: (p.tier, p.name))

@@ -1,8 +1,8 @@
-"""Manifests and plans by path or URL: for `nmoe verify` and `nmoe info`.
+"""Opens manifests and plans by path or URL, for `nmoe verify` and `nmoe info`.
 
-Files in a store are checked there, not in a cache: they are copied to a temporary directory, for
-one shard file at a time, and every message names the URL. Without checksums only the first bytes of
-large files are requested.
+Files in a store are always read from the store, never from a cache. They are copied to a temporary
+directory, one shard file at a time, and every message names the URL. Without checksums, only the
+first bytes of large files are requested.
 """
 
 import json
@@ -28,24 +28,24 @@ from nmoe_core.shards.publish.pieces import is_plan
 from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, verify_manifest
 
 _WORKERS = 8
-_DEPTHS = range(1, 5)  # depths at which manifests are searched below a directory without one
-_HEAD_BYTES = 4200  # the longest header of a shard file that is read, and a little more
+_DEPTHS = range(1, 5)  # depths at which to search manifests below a directory without a manifest
+_HEAD_BYTES = 4200  # more than the longest header of a shard file
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A manifest, or a plan with the manifests that it names, on this machine or in a store."""
+    """A manifest, or a plan with its manifests, on this machine or in a store."""
 
     where: str
     plan: LoaderPlan | None
     manifests: tuple[Manifest, ...]
     url: str | None = None
-    """URL of the directory whose copy holds the manifests' paths."""
+    """URL of the directory that was copied; None for local files."""
     root: Path = Path()
-    """That copy."""
+    """Local copy of that directory, which the manifests' paths refer to."""
 
     def verify(self, *, checksums: bool = False, deep: bool = False) -> list[Problem]:
-        """Problems of all files, as `verify_manifest` finds them."""
+        """Problems of all files, see `verify_manifest`."""
         at_hand = on_this_machine if self.url is None else self._at_hand
         found = [
             problem
@@ -59,7 +59,7 @@ class Opened:
         return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]
 
     def left_out(self) -> dict[str, Any]:
-        """As `shards.manifest.left_out`, of the first manifest."""
+        """As `shards.manifest.left_out`, for the first manifest."""
         manifest = self.manifests[0]
         at_hand = on_this_machine if self.url is None else self._at_hand
         with at_hand(manifest, shard_manifests(manifest), True):
@@ -67,7 +67,8 @@ class Opened:
 
     @contextmanager
     def _at_hand(self, manifest: Manifest, names: Iterable[str], is_whole: bool) -> Iterator[None]:
-        """Copies of files that a manifest names; files that the store lacks stay missing."""
+        """Make local copies of files that a manifest names; files that the store lacks stay
+        missing."""
         paths = [resolve_inside(manifest.path.parent, name) for name in names]
 
         def fetch(path: Path) -> None:
@@ -86,7 +87,7 @@ class Opened:
 
 @contextmanager
 def opened(where: str) -> Iterator[Opened]:
-    """Open a manifest, the directory that holds one, or a plan. Raises as `load_manifest` and
+    """Open a manifest, a directory with a manifest, or a plan. Raises as `load_manifest` and
     `load_plan`, and PlanError if the store does not answer (E-STORE)."""
     if not is_url(where):
         path = Path(where)
@@ -121,16 +122,16 @@ def opened(where: str) -> Iterator[Opened]:
 
 
 def _manifest_in(directory: Path) -> Path:
-    """A directory's manifest. Raises FormatError if there is none (E-MANIFEST-MISSING)."""
+    """The manifest in a directory. Raises FormatError if there is none (E-MANIFEST-MISSING)."""
     path = directory / MANIFEST_NAME
     if path.exists():
         return path
     below = chain.from_iterable(sorted(directory.glob("*/" * n + MANIFEST_NAME)) for n in _DEPTHS)
     names = [str(found) for found in islice(below, 3)]
     raise FormatError(
-        "the directory holds no manifest",
+        "the directory has no manifest",
         where=directory,
-        do=f"name one below it, such as {' or '.join(names)}" if names else "make it with prep",
+        do=f"name a manifest below it, such as {' or '.join(names)}" if names else "run prep",
         code="E-MANIFEST-MISSING",
     )
 
@@ -145,5 +146,5 @@ def _opened(path: Path, where: str, url: str | None = None, root: Path = Path())
 
 
 def _of_url(error: Any, root: Path, url: str) -> Any:
-    """An error about a copy as one about its original."""
+    """Convert an error about a local copy to an error about its URL."""
     return type(error)(str(error).replace(str(root), url), code=error.code)

@@ -1,10 +1,10 @@
 """Publishes a committed tree: `nmoe publish`, and the asset `published_plan`.
 
-Files that are already there are not sent again: `publication.json` at the URL has the digest of
-each file as it was sent, and the store's own mark tells whether it has changed since. Manifests and
-the plan come last. If data that a published manifest names must be replaced, that manifest and the
-plan are deleted first: a reader finds whole data or an uncommitted directory, never a mixture. An
-interrupted publish resumes.
+Files that the store already has are not sent again: `publication.json` at the URL has the digest of
+each sent file, and the store's own mark (such as an ETag) shows whether the file has changed since.
+Manifests and the plan are sent last. If data of a published manifest must be replaced, that
+manifest and the plan are deleted first, so a reader finds complete data or an uncommitted
+directory, never a mixture. An interrupted publish can be resumed.
 """
 
 import hashlib
@@ -33,23 +33,23 @@ RECORD_FORMAT = "nmoe-publication/1"
 _WORKERS = 8
 _READ_BYTES = 8 * 2**20
 _SAVE_EVERY_S = 5.0
-Progress = Callable[[int, int], None]  # bytes sent, and to send
+Progress = Callable[[int, int], None]  # arguments: bytes sent, total bytes to send
 
 
 def publish(
     path: Path, url: str, *, is_dry: bool = False, progress: Progress | None = None
 ) -> Result:
-    """Publish a loader plan or the manifest of a split, and all that it names, below a URL.
+    """Publish a loader plan or the manifest of a split, with all files that it names, to a URL.
 
     Returns:
-        The digest of all files; `files`, `bytes`, `files_sent`, `bytes_sent` (with `is_dry`: files
-        and bytes that would be sent), `files_replaced`, and the `url` of the plan or manifest.
+        The digest of all files; `files`, `bytes`, `files_sent` and `bytes_sent` (with `is_dry`:
+        what would be sent), `files_replaced`, and the `url` of the plan or manifest.
 
     Raises:
-        ConfigError: The URL cannot be written to.
+        ConfigError: The URL is not writable.
         FormatError: A file is missing, or differs from its manifest.
-        PlanError: The data differ from the plan, or the store does not answer or refuses (E-STORE);
-            files sent before the error are not sent again.
+        PlanError: The data differ from the plan, or the store does not answer or refuses the
+            request (E-STORE). Files sent before the error are not sent again.
     """
     url = address(url).rstrip("/")
     if not is_url(url):
@@ -77,15 +77,15 @@ def publish(
 
 
 def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:
-    """Refuse a URL inside the data: a publish deletes files before it replaces them, so it would
-    delete the data."""
+    """Refuse a URL inside the data directory: a publish deletes files before it replaces them, so
+    it would delete the data."""
     if urlsplit(url).scheme != "file":
         return
     for piece in pieces:
         there = Path(urlsplit(join(url, piece.name)).path)
         if there.exists() and there.samefile(piece.path):
-            do = "name another place"
-            raise ConfigError("the data are at this URL already", where=url, found=there, do=do)
+            do = "use another URL"
+            raise ConfigError("the URL is inside the data directory", where=url, found=there, do=do)
 
 
 def _send_all(
@@ -98,7 +98,7 @@ def _send_all(
     replaced = [piece for piece in pieces if piece.name in there]
     if any(piece.tier == DATA for piece in replaced):
         for piece in pieces:
-            if piece.tier == DATA:  # the published version is taken back only for whole data
+            if piece.tier == DATA:  # only undamaged data may replace published data
                 check_digest(piece.path, piece.sha256, "E-SHARD-CHECKSUM")
         for piece in reversed(replaced):
             if piece.tier != DATA:
@@ -126,7 +126,7 @@ def _send_all(
 
 
 def _send(url: str, piece: Piece) -> store.Found:
-    """Send a file, and compare the bytes sent with its checksum."""
+    """Send a file, and compare the sent bytes with its checksum."""
     digest = hashlib.sha256(piece.content or b"")
 
     def chunks() -> Iterator[bytes]:
@@ -141,18 +141,18 @@ def _send(url: str, piece: Piece) -> store.Found:
     found = store.write(url, content)
     if digest.hexdigest() != piece.sha256 or found.size_bytes != piece.size_bytes:
         raise FormatError(
-            "file is not what its manifest says",
+            "file differs from its manifest",
             where=piece.path,
             found=f"{found.size_bytes} bytes, sha256 {digest.hexdigest()}",
             expected=f"{piece.size_bytes} bytes, {piece.sha256}",
-            do="nmoe verify --checksums; restore the file, or run prep for this shard again",
+            do="run nmoe verify --checksums, then restore the file or run prep again",
             code="E-SHARD-CHECKSUM",
         )
     return found
 
 
 class _Record:
-    """`publication.json`: the digest of each file as it was sent, and the store's mark of it."""
+    """`publication.json`: the digest of each sent file, and the store's mark of it."""
 
     def __init__(self, url: str) -> None:
         self._url = join(url, RECORD_NAME)
@@ -165,18 +165,18 @@ class _Record:
             value = json_value(content)
         except ValueError:
             value = None
-        # A damaged record, or one of another format, is ignored: everything is sent again.
+        # A damaged record or a record of another format is ignored: all files are sent again.
         if isinstance(value, dict) and value.get("format") == RECORD_FORMAT:
             self._files = value["files"] if sealed(value) == value else {}
 
     def has(self, piece: Piece, found: store.Found | None) -> bool:
-        """Whether a file was sent with this content and has not changed since."""
+        """Whether the store has the file with this content, unchanged since it was sent."""
         if found is None or found.size_bytes != piece.size_bytes:
             return False
         return self._files.get(piece.name) == _row(piece, found)
 
     def add(self, piece: Piece, found: store.Found) -> None:
-        """Note a file that was sent; save now and then."""
+        """Record a sent file; saves the record at intervals."""
         with self._lock:
             self._files[piece.name] = _row(piece, found)
             self._is_saved = False

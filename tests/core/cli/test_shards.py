@@ -152,7 +152,7 @@ def test_a_directory_above_manifests_is_refused_and_they_are_named(
         assert f"such as {split / 'manifest.json'}" in line
     (tmp_path / "empty").mkdir()
     line = refused_line(capsys, "verify", str(tmp_path / "empty"), code="E-MANIFEST-MISSING")
-    assert "make it with prep" in line
+    assert "run prep" in line
 
 
 def test_wrong_usage_exits_2() -> None:

@@ -184,7 +184,7 @@ def test_a_time_that_is_none_is_refused_before_anything_is_read(
     assert created_at("2020-01-01T00:00:00Z") == "5138-11-16T09:46:39Z"
     for epoch in ("1" + "0" * 11, "now", "-1"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
-        with refused("E-CONFIG", "SOURCE_DATE_EPOCH is not a time"):
+        with refused("E-CONFIG", "SOURCE_DATE_EPOCH is not a valid time"):
             web.shards()
     assert not web.out.exists()
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "")

@@ -297,7 +297,7 @@ def test_rows_that_name_one_long_value_take_the_memory_of_a_few(
     pa.set_memory_pool(pool)
     try:
         source, found = _source(kind, tmp_path / "a", max_record_bytes=2**22, **options), []
-        with refused("E-SOURCE-RECORD", "row [0-9]+: rows are over 1000 times"):
+        with refused("E-SOURCE-RECORD", "row [0-9]+: decoded rows are more than 1000 times"):
             for block in source.blocks():
                 found += [record.row for record in block.records()]
     finally:

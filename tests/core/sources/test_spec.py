@@ -59,7 +59,7 @@ def test_neighbouring_percentages_neither_overlap_nor_leave_a_row_out(
         ("not a split", ["", "train[:1%", "train[1]", "train[::2]", "train[:1.5%]", "[1:2]"]),
         ("not a split", ["train [1:2]", "train[:1%]\n", "train[1__0:]", "train[:1_]"]),
         ("not a split", ["train(closest)", f"train[{10**18}:]"]),
-        ("make a source of each split", ["train+test", "train[:10]+train[20:]"]),
+        ("make one source per split", ["train+test", "train[:10]+train[20:]"]),
         ("the other a percentage", ["train[10:20%]"]),
         ("percentage is out of range", ["train[:101%]", "train[-101%:]"]),
     ],

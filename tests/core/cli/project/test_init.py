@@ -143,7 +143,10 @@ def test_a_file_a_url_or_a_hub_id_is_one_source(here: Path) -> None:
     (hub,) = discover("owner/some-name", here, "sub").specs
     assert (hub.id, hub.hf_dataset, hub.hf_subset) == ("some_name", "owner/some-name", "sub")
     (here / "a.bin").touch()
-    with refused("E-SOURCE-NOTFOUND", r"not a file of text.*\.jsonl, .*\.tex, also \.gz, \.zst"):
+    with refused(
+        "E-SOURCE-NOTFOUND",
+        r"not a file that can be read as text.*\.jsonl, .*\.tex, also \.gz, \.zst",
+    ):
         discover("a.bin", here)
     for missing in ("nowhere", "x/y/z.jsonl"):
         with refused("E-SOURCE-NOTFOUND"):

@@ -207,7 +207,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
     said = {name: row["reason"] for name, row in facts["rows"].items() if row["reason"]}
     assert {name: reason[:14] for name, reason in said.items()} == {
         "data/README.md": "text about the",
-        "data/torn.parquet": "not a whole Pa",
+        "data/torn.parquet": "incomplete or damaged Pa",
         "data/none.parquet": "empty",
         "texts/bad.txt": "not UTF-8 at b",
         "\\xfe.txt": "its name is no",
@@ -429,7 +429,7 @@ def test_a_listing_names_what_is_not_trained_on_and_adds_up(
     assert f"seen 3 ({sum(sizes):,} bytes) = taken 1 ({sizes[0]:,} bytes)" in said
     assert f"held out 1 ({sizes[1]:,} bytes) + left out 1 ({sizes[2]:,} bytes)" in said
     assert "a: unreadable records: 1, such as" in said
-    assert ".html is not a format that is read" in said
+    assert "format .html is not supported" in said
 
 
 def test_sources_take_files_of_a_valid_split_or_a_part_of_train_but_not_both() -> None:

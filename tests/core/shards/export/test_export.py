@@ -174,7 +174,7 @@ def test_wrong_settings_are_refused_and_the_files_of_others_are_never_written_ov
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with refused("E-EXPORT-OUTPUT", "holds something else"):
+    with refused("E-EXPORT-OUTPUT", "output directory is not empty"):
         export(manifest, tmp_path / "mine", "olmo")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     with refused("E-CONFIG"):

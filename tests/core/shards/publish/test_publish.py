@@ -230,7 +230,7 @@ def test_data_are_not_published_onto_themselves(
 ) -> None:
     before, split = contents(prepared_data), prepared_data / "web" / "train"
     line = refused_line(capsys, "publish", str(split), f"file://{split}", code="E-CONFIG")
-    assert "name another place" in line
+    assert "use another URL" in line
     assert before.items() <= contents(prepared_data).items()
 
 
