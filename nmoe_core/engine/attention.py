@@ -1,9 +1,10 @@
 """Grouped-query attention with sinks and a sliding window (gpt-oss model card, section 2).
 
-Each head has a learned sink: a logit that joins its softmax and whose probability is dropped, so
-that a head need not attend to any key. A window of w lets position i see i - w + 1 .. i. `attend`
-takes queries one block at a time; blocks start at multiples of 64 of the position, so that a row's
-result does not depend on the start of a call. `attend_cached` takes one query per sequence.
+Each head has a learned sink: a logit that takes part in the softmax and whose probability is
+dropped, so that a head need not attend to any key. With a window of w, position i sees i - w + 1 ..
+i. `attend` computes one block of queries at a time; blocks start at multiples of 64 positions, so
+that a row's result does not depend on where a call starts. `attend_cached` takes one query per
+sequence.
 """
 
 import functools
@@ -26,16 +27,16 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Context(Protocol):
-    """Rows of a call: the keys that each query sees, and their place in the cache."""
+    """Rows of a call: the keys that each query sees, and where they are in the cache."""
 
     @property
     def positions(self) -> Tensor:
-        """int64 [N], place of each row in its sequence."""
+        """int64 [N], position of each row in its sequence."""
         ...
 
     @property
     def min_rows(self) -> int:
-        """Rows that a product is filled up to (`packing.linear`)."""
+        """Number of rows to which a matrix product is padded (`packing.linear`)."""
         ...
 
     @property
@@ -46,8 +47,8 @@ class Context(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Mixed values [N, heads, head_dim] of one block, of rotated q, k and plain v.
 
-        q is [N, heads, head_dim], k and v are [N, kv_heads, head_dim]; sinks is float32 [heads],
-        None for a model without.
+        q is [N, heads, head_dim], k and v are [N, kv_heads, head_dim]; sinks is float32 [heads], or
+        None for a model without sinks.
         """
         ...
 
@@ -102,7 +103,7 @@ class PackedDocuments:
     """Context of whole documents, each attending to itself, without a cache."""
 
     min_rows = MIN_ROWS
-    batch_invariant = False  # filled-up rows make it so, in plain torch
+    batch_invariant = False  # plain torch is invariant by padding rows
 
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         self._windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
@@ -133,13 +134,14 @@ def attend(
             window does not reach may be left out.
         v: As `k`.
         sinks: float32 [kv_heads * group], None for none.
-        window: Positions seen, the query's own included; None for all before it.
+        window: Number of positions seen, including the query's own; None for all earlier ones.
         start: Position of the first query.
     """
     batch, num_kv, group, length, head_dim = q.shape
     lead = start % QUERY_BLOCK_SIZE
     tail = -(start + length) % QUERY_BLOCK_SIZE
-    # Whole blocks: a product of another shape would round a document's rows differently.
+    # Always complete blocks: a product of a different shape would round a document's rows
+    # differently.
     q = F.pad(q, (0, 0, lead, tail)).reshape(batch * num_kv, group, -1, head_dim)
     origin = 0 if window is None else max(0, start - lead - window + 1)
     missing = start + length - k.shape[2] - origin

@@ -1,8 +1,8 @@
 """Devices of this machine, their memory, and the runtime of a model on them.
 
-This module alone decides. A CPU runs plain torch, even if Triton's interpreter could run the
-kernels. A GPU of the compute capability that the kernels are verified on runs them if Triton is
-installed; any other GPU runs plain torch, and a line of the log says so.
+Only this module chooses. A CPU runs plain torch, even if Triton's interpreter could run the
+kernels. A GPU runs the kernels if Triton is installed and the kernels are verified on its compute
+capability; any other GPU runs plain torch, and a log line says so.
 """
 
 import importlib.util
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def known_device(name: str | torch.device) -> torch.device:
-    """The device of that name, whether this machine has it or not; an unknown kind is refused
-    (E-CONFIG-DEVICE)."""
+    """Parse the name of a device, which this machine need not have. Raises ConfigError if its kind
+    is unknown (E-CONFIG-DEVICE)."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError):
@@ -43,7 +43,7 @@ def known_device(name: str | torch.device) -> torch.device:
 
 
 def num_devices(device: torch.device) -> int:
-    """Number of devices of its kind that torch can use here."""
+    """Number of devices of the same kind that torch can use on this machine."""
     try:
         return torch.get_device_module(device).device_count()
     except RuntimeError:
@@ -51,19 +51,20 @@ def num_devices(device: torch.device) -> int:
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device of that name; refuses one that is not here (E-CONFIG-DEVICE)."""
+    """The device with this name. Raises ConfigError if this machine does not have it
+    (E-CONFIG-DEVICE)."""
     device = known_device(name)
     if device.type == "cpu":
         return device
     count = num_devices(device)
     if (device.index or 0) >= count:
-        raise _no_device(str(device), f"one of {count} {device.type} devices that torch has here")
+        raise _no_device(str(device), f"one of the {count} {device.type} devices of this machine")
     return device
 
 
 def own_device(name: str) -> torch.device:
-    """The device of that name; `cuda` without a number is the GPU that the fewest processes have
-    taken. Raises ConfigError as `usable_device`."""
+    """The device with this name; `cuda` without a number is the GPU that the fewest processes use.
+    Raises as `usable_device`."""
     device = usable_device(name)
     if device.type == "cpu" or device.index is not None:
         return device
@@ -85,16 +86,16 @@ def has_kernels(device: torch.device | str) -> bool:
 def choose_runtime(
     config: ModelConfig, device: torch.device, use_kernels: bool | None = None
 ) -> Runtime:
-    """Kernels if the device has them or if they are requested, else plain torch.
+    """The kernels if the device supports them or they are requested, else plain torch.
 
-    Kernels compute gpt-oss alone. Raises ConfigError if they are requested for another family
+    The kernels support only gpt-oss. Raises ConfigError if they are requested for another family
     (E-CONFIG-KERNELS).
     """
     if use_kernels is None:
         use_kernels = config.family is GPT_OSS and has_kernels(device)
     elif use_kernels and config.family is not GPT_OSS:
         raise ConfigError(
-            "the kernels do not compute this family",
+            "the kernels do not support this family",
             found=config.family.model_type,
             expected=GPT_OSS.model_type,
             do="load it with use_kernels=None or False",
@@ -115,9 +116,9 @@ def with_experts(
     dtype: torch.dtype,
     is_packed: bool,
 ) -> Runtime:
-    """The runtime with the requested way of multiplying by experts: its own, or a library's
-    (`grouped.py`, `hub.py`); `is_packed`: the files hold all experts as MXFP4. Raises ConfigError:
-    the way cannot compute this model on this device (E-CONFIG-EXPERTS), or is not installed
+    """The runtime with the requested MoE backend: its own, or a library's (`grouped.py`, `hub.py`).
+    `is_packed` means that the files have all experts as MXFP4. Raises ConfigError if the backend
+    does not support this model on this device (E-CONFIG-EXPERTS), or is not installed
     (E-CONFIG-EXTRA)."""
     if choice not in ("grouped", "hub"):
         return runtime
@@ -133,7 +134,7 @@ def with_experts(
     if not is_taken:
         form = "MXFP4" if is_packed else "not MXFP4"
         raise ConfigError(
-            f'moe_backend = "{choice}" does not compute this model here',
+            f'moe_backend = "{choice}" does not support this model on this device',
             found=f"{config.family.model_type}, {form}, {dtype} on {device.type} ({capability}.x)",
             expected=expected,
             do='set moe_backend = "auto"',
@@ -145,7 +146,7 @@ def with_experts(
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> int:
-    """Bytes of the weights in memory; packed experts take 17 bytes for 32 weights."""
+    """Memory of the weights in bytes; packed experts take 17 bytes per 32 weights."""
     shapes = part_shapes(config)
     experts = sum(math.prod(shapes[part]) for part in EXPERT_PARTS)
     others = sum(math.prod(shape) for shape in shapes.values()) - experts
@@ -157,7 +158,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> i
 
 
 def room_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU, or the machine's available memory; None for another device."""
+    """Memory of a GPU, or the available memory of the machine; None for other devices."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
@@ -173,9 +174,10 @@ def room_bytes(device: torch.device) -> int | None:
 
 
 def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> None:
-    """Refuse weights larger than the device's memory, naming settings that fit (E-CONFIG-MEMORY).
+    """Refuse weights larger than the device's memory, and suggest settings that fit
+    (E-CONFIG-MEMORY).
 
-    Weights alone: caches and activations come on top.
+    Only weights are counted; caches and activations need memory too.
     """
     device = torch.device(checkpoint.device)
     room = room_bytes(device)
@@ -191,11 +193,11 @@ def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> 
         if (size := weight_bytes(config, kind, other)) <= room
     ]
     raise ConfigError(
-        f"the weights do not fit the memory of {device}",
+        f"the weights do not fit into the memory of {device}",
         where=checkpoint.directory,
         found=f'{needed / GB:.3g} GB as moe_backend = "{form}", dtype = "{_name(dtype)}"',
         expected=f"at most {room / GB:.3g} GB",
-        do=f"set {' or '.join(fitting)}" if fitting else "take a larger device, or smaller weights",
+        do=f"set {' or '.join(fitting)}" if fitting else "use a larger device, or a smaller model",
         code="E-CONFIG-MEMORY",
     )
 
@@ -205,7 +207,7 @@ def _no_device(found: str, expected: str) -> ConfigError:
         "no such device",
         found=found,
         expected=expected,
-        do="choose cpu, or run where the device and a torch built for it are",
+        do="choose cpu, or use a machine with this device and a torch build for it",
         code="E-CONFIG-DEVICE",
     )
 

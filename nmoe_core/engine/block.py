@@ -1,7 +1,7 @@
-"""One block of the model in plain torch, and the parts of a way of running blocks.
+"""One block of the model in plain torch, and the interface of a runtime.
 
-The feed-forward is SwiGLU (clamped in gpt-oss: model card, section 2), of one expert or of the top
-k of a mixture (`experts.py`).
+The feed-forward is SwiGLU (clamped in gpt-oss: model card, section 2), with one expert or the top k
+of a mixture (`experts.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
         self.down = tensors.down
 
     def forward(self, x: Tensor, residual: Tensor, batching: Batching) -> Tensor:
-        """The residual plus rows x [N, hidden], normalised, through both products."""
+        """The residual plus the feed-forward of normalised rows x [N, hidden]."""
         min_rows = batching.min_rows
         gate, up = linear(x, self.gate_up.matrix(0), None, min_rows).chunk(2, dim=-1)
         return residual + linear(self.swiglu(gate, up), self.down.matrix(0), None, min_rows)
@@ -78,7 +78,8 @@ class MixtureOfExperts(nn.Module):
 
 
 class Block(nn.Module):
-    """One block: attention and feed-forward, each on the normalised residual and added to it."""
+    """One block: attention and feed-forward, each applied to the normalised residual and added to
+    it."""
 
     def __init__(
         self, config: ModelConfig, layer: int, tensors: LayerTensors, way: ExpertWay
@@ -93,7 +94,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Residual [N, hidden] before the block to the one after it.
+        """Map the residual [N, hidden] before the block to the residual after it.
 
         rotation: complex64 [N, head_dim / 2], of the rows' positions.
         """
@@ -107,12 +108,12 @@ Forward = Callable[[Tensor, Any, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A way of running blocks.
+    """A way of running blocks: plain torch or kernels.
 
-    block: Makes a block of the configuration, its index, its weights and a way of multiplying by
-    experts. experts: The way of multiplying by experts. documents, step: Contexts of whole
-    documents and of new tokens over a cache. record: Makes a recorder of decoding steps
-    (`kernels.graphs`), given the forward pass, the rotations of all positions and the cache.
+    block: Makes a block from the configuration, its index, its weights and a MoE backend. experts:
+    The MoE backend. documents, step: Contexts for whole documents, and for new tokens over a cache.
+    record: Makes a recorder of decoding steps (`kernels.graphs`) from the forward pass, the
+    rotations of all positions and the cache.
     """
 
     block: Callable[[ModelConfig, int, LayerTensors, ExpertWay], nn.Module]

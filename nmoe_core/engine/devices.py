@@ -1,7 +1,7 @@
-"""Data parallelism: one process for each device, every n-th item for each process.
+"""Data parallelism: one process per device, and every n-th item per process.
 
-`--shard i/n` (i from 0) names the part of one process: items i, i + n, i + 2n, ... and device i of
-the machine. Nothing is shared between the processes; each loads the model.
+`--shard i/n` (i from 0) selects the part of one process: items i, i + n, i + 2n, ... and device i
+of the machine. The processes share nothing; each loads the model.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read `i/n`; refuses other text and an i not below n (E-CONFIG-SHARD)."""
+        """Parse `i/n`. Raises ConfigError for other text, or if i is not below n
+        (E-CONFIG-SHARD)."""
         if not re.fullmatch(r"\d+/\d+", text):
             raise _bad_shard(text)
         index, count = text.split("/")
         return cls(int(index), int(count))
 
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
-        """This part's items, in their order."""
+        """The items of this part, in order."""
         return items[self.index :: self.count]
 
     def device(self, kind: str) -> torch.device:
-        """The CPU, or one of the accelerators this process sees: number `index`, modulo how many
-        there are."""
+        """The CPU, or the accelerator with number `index` modulo the number of accelerators that
+        this process sees."""
         device = backend.known_device(kind)
         if device.type == "cpu" or device.index is not None:
             return device

@@ -1,10 +1,11 @@
-"""Ways of multiplying rows by the experts chosen for them, and the way of plain torch.
+"""The interface of MoE backends, which multiply rows by their experts, and the backend in plain
+torch.
 
-A way is two functions: one prepares a block's weights, the other multiplies. Which way runs is a
-setting, never a measurement at run time: results of two ways differ by rounding.
+A backend has two functions: one prepares a block's weights, the other multiplies. A setting chooses
+the backend, never a measurement at run time, because results of two backends differ by rounding.
 
-In plain torch rows are sorted by expert and each expert present runs once over its own; a token's
-k results are added in the order of its logits, so the sum does not depend on the batch. Costs k
+In plain torch, rows are sorted by expert and each expert runs once over its rows. A token's k
+results are added in the order of its logits, so the sum does not depend on the batch. Memory: k
 rows of hidden size per token.
 """
 
@@ -22,8 +23,8 @@ from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.mxfp4 import Experts
 
-# Experts with few rows share the steps between their two products, up to this many rows: then the
-# intermediate results still fit a core's cache.
+# Experts with few rows are processed together, up to this many rows, so that the intermediate
+# results still fit into a core's cache.
 RUN_ROWS = 128
 
 Piece = tuple[int, int, int]
@@ -39,7 +40,7 @@ class Chosen(NamedTuple):
 
 
 class Batching(Protocol):
-    """Properties of the rows of a call, given by a context."""
+    """Properties of the rows of a call, provided by a context."""
 
     @property
     def min_rows(self) -> int:
@@ -48,19 +49,18 @@ class Batching(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's bits must not depend on the number of other rows, even if a way's own
-        bits would."""
+        """Whether the bits of a row's result must not depend on the number of other rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWay:
-    """A way of multiplying by experts.
+    """A MoE backend.
 
-    prepare: Takes a block's weights, returns what it keeps of them. product: Takes this, normalised
-    rows [N, hidden], their experts, the residual [N, hidden] and the batching; returns the residual
-    plus the weighted sum of each row's experts. name: Name in fingerprints of a way that the
-    setting `moe_backend` selects; empty for a runtime's own.
+    prepare: Converts a block's weights to the form that `product` needs. product: Takes the
+    prepared weights, normalised rows [N, hidden], their experts, the residual [N, hidden] and the
+    batching; returns the residual plus the weighted sum of each row's experts. name: Name in
+    fingerprints if `moe_backend` selects it; empty for the runtime's own backend.
     """
 
     prepare: Callable[[ModelConfig, LayerTensors], Any]
@@ -69,7 +69,7 @@ class ExpertWay:
 
 
 class ExpertStacks(nn.Module):
-    """The experts of one block as they were read, for plain torch."""
+    """The experts of one block as stored in the checkpoint, for plain torch."""
 
     def __init__(self, config: ModelConfig, tensors: LayerTensors) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class ExpertStacks(nn.Module):
         self.down_bias = frozen(tensors.down_bias)
 
     def multiply(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
-        """Rows [R, hidden] of some experts, each expert's together, into results [R, hidden]."""
+        """Compute rows [R, hidden], grouped by expert, into results [R, hidden]."""
         experts = [piece[0] for piece in run]
         counts = [stop - start for _, start, stop in run]
 
@@ -98,7 +98,7 @@ class ExpertStacks(nn.Module):
 
 
 def swiglu_of(config: ModelConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """The activation of a model, of gate and up."""
+    """The activation function of a model, applied to gate and up."""
     if config.swiglu_limit is None:
         return plain_swiglu
     return functools.partial(swiglu, limit=config.swiglu_limit, alpha=config.swiglu_alpha)
@@ -117,12 +117,14 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
 
 
 def alternate_halves(rows: Tensor) -> Tensor:
-    """[E, 2 I, ...] with all gates before all ups, as gate, up, gate, up: a copy."""
+    """A copy of [E, 2 I, ...] whose rows alternate gate, up, gate, up instead of all gates
+    first."""
     return rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
 def weighted_sum(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """float32 [N, hidden]: each row's k results, at `places` [N, k], added in their order."""
+    """float32 [N, hidden]: the sum of each row's k results, which are at `places` [N, k], in
+    order."""
     total = results.index_select(0, places[:, 0]) * weights[:, :1]
     for i in range(1, places.shape[1]):
         total.addcmul_(results.index_select(0, places[:, i]), weights[:, i : i + 1])
@@ -147,7 +149,7 @@ def _product(
 
 
 def _one_row(kept: ExpertStacks, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
-    """The sum for a single row, as in decoding one sequence: no rows need sorting."""
+    """The sum for a single row, as in decoding one sequence, without sorting."""
     run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
     results = x.new_empty(len(experts), x.shape[1])
     kept.multiply(run, x.expand(len(experts), -1), results, min_rows=1)
@@ -155,7 +157,8 @@ def _one_row(kept: ExpertStacks, x: Tensor, weights: Tensor, experts: list[int])
 
 
 def _runs(counts: list[int]) -> Iterator[list[Piece]]:
-    """Experts that have rows, as (expert, first row, end row), in runs of about RUN_ROWS rows."""
+    """Experts that have rows, as (expert, first row, end row), grouped into runs of about RUN_ROWS
+    rows."""
     run: list[Piece] = []
     start = 0
     for expert, count in enumerate(counts):

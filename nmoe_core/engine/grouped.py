@@ -1,9 +1,9 @@
-"""Experts in the model's type, multiplied by torch's grouped product (`moe_backend = "grouped"`).
+"""The MoE backend that uses torch's grouped matmul (`moe_backend = "grouped"`).
 
-MXFP4 experts are decoded once, at load. Two calls of the library multiply copies of the rows,
-sorted by expert; no data go to the host, so that decoding steps can be recorded. Sums are the
-library's, and a product in bfloat16 is rounded before its bias is added: results differ from the
-other ways by rounding.
+MXFP4 experts are decoded once, at load. Two library calls multiply copies of the rows, sorted by
+expert. Data never go to the host, so decoding steps can be recorded. The library sums in its own
+order, and a product in bfloat16 is rounded before its bias is added, so results differ from other
+backends by rounding.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""MXFP4 experts multiplied by OpenAI's triton_kernels (`moe_backend = "hub"`).
+"""The MoE backend that uses OpenAI's triton_kernels on MXFP4 experts (`moe_backend = "hub"`).
 
-The library reads packed weights in a layout of its own, made once at load, a block at a time; gates
-and ups alternate in it, as they do in the files. Sums are the library's: results differ from the
-other ways by rounding. Tests check the calls against the library's contract; docs/kernels.md names
-the build that has run.
+The library reads packed weights in its own layout, made once at load, block by block; gates and ups
+alternate, as in the files. It sums in its own order, so results differ from other backends by
+rounding. Tests check the calls against the library's interface; docs/kernels.md names the tested
+build.
 """
 
 import functools
@@ -37,8 +37,8 @@ class HubExperts(NamedTuple):
 
 @functools.cache
 def library() -> Any:
-    """The library, from the hub or its cache. Raises ConfigError: it is not there, or the package
-    that loads it is not installed (E-CONFIG-EXTRA)."""
+    """The library, from the hub or its cache. Raises ConfigError if it is not available, or the
+    package that loads it is not installed (E-CONFIG-EXTRA)."""
     try:
         return importlib.import_module("kernels").get_kernel(REPOSITORY, version=VERSION)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -46,7 +46,7 @@ def library() -> Any:
             "triton_kernels cannot be loaded",
             where='moe_backend = "hub"',
             found=error,
-            do="pip install kernels, which takes it from the hub or its cache",
+            do="pip install kernels, which downloads it from the hub or uses the cache",
             code="E-CONFIG-EXTRA",
         ) from error
 
@@ -77,7 +77,7 @@ def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> tuple[Any, Tens
     layout, options = layouts.make_default_matmul_mxfp4_w_layout(mx_axis=1)
     wrapped = tensor.wrap_torch_tensor(codes.mT, dtype=tensor.FP4)
     weight = tensor.convert_layout(wrapped, layout, **options)
-    # A layout may pad its storage: the shape of the weights counts.
+    # A layout may pad its storage, so use the shape of the weights.
     weight.shape = torch.Size((len(codes), 2 * codes.shape[2], codes.shape[1]))
     scale = tensor.convert_layout(tensor.wrap_torch_tensor(scales.mT), layouts.StridedLayout)
     flex = ogs.FlexCtx(rhs_data=ogs.InFlexData())
@@ -89,7 +89,7 @@ def _product(
 ) -> Tensor:
     if batching.batch_invariant:
         raise ConfigError(
-            "sums of triton_kernels may depend on the number of rows",
+            "results of triton_kernels may depend on the number of rows",
             found='moe_backend = "hub" and batch_invariant',
             do='set moe_backend = "auto", or leave out batch_invariant',
             code="E-CONFIG-EXPERTS",

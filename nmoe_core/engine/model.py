@@ -1,8 +1,9 @@
 """The transformer: embedding, blocks of attention and feed-forward, logits.
 
-Results are the published model's in the requested dtype; norms, softmaxes and the router are
-float32 always. With MKL on x86 a document has the same bits in any batch, elsewhere the same
-numbers to rounding. Blocks can be run in parts: documents that a first head rejects stop there.
+Results equal the published model's in the requested dtype; norms, softmaxes and the router always
+use float32. With MKL on x86, a document's result is bit-identical in any batch; elsewhere it is
+equal up to rounding. Blocks can be run in parts, so that documents rejected by a first head can
+stop early.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
 
 class Transformer(nn.Module):
-    """A loaded model: `blocks` of `runtime.block`, `tables` as `Checkpoint.tables` gives them.
+    """A loaded model: `blocks` made by `runtime.block`, and `tables` from `Checkpoint.tables`.
 
     Attributes:
-        tokens_processed: Real tokens that went through the first block of a call, over all calls.
-        use_graphs: Whether decoding steps are recorded, if the blocks run on kernels.
+        tokens_processed: Number of real tokens that entered the first block, over all calls.
+        use_graphs: Whether decoding steps are recorded as graphs, if the blocks run on kernels.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class Transformer(nn.Module):
         moe_backend: ExpertChoice = "auto",
         use_kernels: bool | None = None,
     ) -> Transformer:
-        """Load a checkpoint, expert by expert.
+        """Load a checkpoint, one expert at a time.
 
         Args:
-            path: Directory of the checkpoint, or the one above its `original/`.
-            config: Replaces the checkpoint's own.
+            path: Directory of the checkpoint, or the parent of its `original/`.
+            config: Replaces the checkpoint's configuration.
             device: Device of the weights and of the computation.
             dtype: torch.float32 or torch.bfloat16.
             moe_backend: "packed" keeps MXFP4 experts as stored and decodes the ones that a batch
@@ -93,7 +94,7 @@ class Transformer(nn.Module):
         """
         if dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
-                "the engine does not compute in this dtype",
+                "the engine does not support this dtype",
                 found=dtype,
                 expected="torch.float32 or torch.bfloat16",
                 code="E-CONFIG-DTYPE",
@@ -107,10 +108,10 @@ class Transformer(nn.Module):
             runtime = with_experts(
                 runtime, moe_backend, config, device, dtype, checkpoint.is_packed
             )
-            # The tables are read first: what is read of a mapping counts as memory, and they are
-            # the largest tensors.
+            # Read the tables first: pages read from a mapping count as memory, and they are the
+            # largest.
             tables = checkpoint.tables(dtype)
-            # One by one, so that the stored form of two blocks is never in memory.
+            # One by one, so that the stored form of only one block is in memory.
             blocks = [
                 runtime.block(config, layer, checkpoint.layer(layer, dtype, form), runtime.experts)
                 for layer in range(config.num_hidden_layers)
@@ -171,7 +172,7 @@ class Transformer(nn.Module):
     def extend(
         self, input_ids: Tensor, context: StepBatch, rotation: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Run new tokens of sequences that a cache keeps; float32 logits [M, vocab].
+        """Run new tokens of cached sequences; returns float32 logits [M, vocab].
 
         Args:
             input_ids: int64 [N], within the vocabulary.
@@ -186,7 +187,7 @@ class Transformer(nn.Module):
         return self._logits(self._through(input_ids, context, rotation)[wanted], context.min_rows)
 
     def _recorder_of(self, cache: PagedCache) -> Any:
-        """The recorder of steps over this cache, if the blocks have one and it is to be used."""
+        """The recorder of steps over this cache, if the runtime has one and `use_graphs` is on."""
         if self.runtime.record is None or not self.use_graphs:
             return None
         if self._recorder is None or self._recorder.cache is not cache:
@@ -210,7 +211,8 @@ class Transformer(nn.Module):
     def _last_block(
         self, taps: tuple[int, ...], up_to_layer: int | None, no_logits: bool, done: int
     ) -> int:
-        """Number of the last block to run; refuses arguments that contradict each other."""
+        """Number of the last block to run. Raises ConfigError if arguments contradict each
+        other."""
         depth = self.config.num_hidden_layers
         last = max(taps) if taps and no_logits else depth
         last = last if up_to_layer is None else up_to_layer
@@ -219,7 +221,7 @@ class Transformer(nn.Module):
         if outside := [n for n in taps if not done < n <= last]:
             raise _refused(f"hidden state {outside[0]}", f"one of {done + 1} to {last}")
         if no_logits and not taps:
-            raise _refused("no_logits and no hidden state", "at least one result asked for")
+            raise _refused("no_logits and no hidden state", "at least one requested result")
         if not no_logits and last < depth:
             raise _refused(f"logits after block {last}", f"no_logits, or all {depth} blocks")
         return last
@@ -263,18 +265,21 @@ class Transformer(nn.Module):
 
 
 def check_vocabulary(token: int, config: ModelConfig) -> None:
-    """Refuse an id that the model does not have (E-TOKENIZER-VOCAB)."""
+    """Raise TokenizerError if an id is outside the vocabulary (E-TOKENIZER-VOCAB)."""
     if not 0 <= token < config.vocab_size:
         raise TokenizerError(
             "a token id is outside the model's vocabulary",
             found=token,
             expected=f"0 to {config.vocab_size - 1}",
-            do="use the tokenizer the model was trained with",
+            do="use the model's own tokenizer",
             code="E-TOKENIZER-VOCAB",
         )
 
 
 def _refused(found: str, expected: str) -> ConfigError:
     return ConfigError(
-        "the forward call cannot be made", found=found, expected=expected, code="E-CONFIG-FORWARD"
+        "invalid arguments of the forward call",
+        found=found,
+        expected=expected,
+        code="E-CONFIG-FORWARD",
     )

@@ -1,8 +1,7 @@
-"""Right-padded batches as packed rows: work and memory follow the real tokens, not the padding.
+"""Packs right-padded batches into rows, so that work and memory depend on real tokens, not padding.
 
-Every part of the network but attention works on rows [N, ...], one for each real token of the
-batch, document after document. Ids at padded positions are never read; padded positions of a
-result are zero.
+Every part of the network except attention works on rows [N, ...], one per real token of the batch,
+document by document. Ids at padded positions are never read; padded positions of a result are zero.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MIN_WIDENED_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """The residual after block `layer` (from 1): [B, T, hidden], as an earlier call returned it."""
+    """The residual [B, T, hidden] after block `layer` (from 1), as returned by an earlier call."""
 
     layer: int
     hidden: Tensor
@@ -38,8 +37,8 @@ class Residual:
 class Packing:
     """Positions of the real tokens of a batch [B, T].
 
-    `rows` holds their indices in the flattened batch, or None when every position is real;
-    `positions` their places within their documents. Both int64 [N].
+    `rows` has their indices in the flattened batch, or None if every position is real; `positions`
+    has their positions within their documents. Both are int64 [N].
     """
 
     batch_size: int
@@ -51,7 +50,8 @@ class Packing:
     def of(
         cls, batch_size: int, length: int, lengths: Tensor | None, device: torch.device
     ) -> Packing:
-        """Packing of a batch whose document b has `lengths[b]` tokens (None: all have `length`)."""
+        """The packing of a batch in which document b has `lengths[b]` tokens (None: all have
+        `length`)."""
         positions = torch.arange(length, device=device).repeat(batch_size)
         if lengths is None:
             return cls(batch_size, length, None, positions)
@@ -104,9 +104,9 @@ def linear(
 ) -> Tensor:
     """x [N, inputs] times weight [outputs, inputs] transposed, plus bias [outputs].
 
-    Fewer than `min_rows` rows are padded with zeros. With 16 a row's result does not depend on the
-    number of rows: below that, MKL takes kernels that sum in another order. With `out` the result
-    is written there.
+    Fewer than `min_rows` rows are padded with zeros. With 16, a row's result does not depend on the
+    number of rows; below 16, MKL uses kernels that sum in a different order. The result is written
+    to `out` if given.
     """
     num_rows = len(x)
     if num_rows < min_rows:
@@ -148,13 +148,13 @@ def _is_thin(x: Tensor) -> bool:
 
 
 def _has_only_avx2() -> bool:
-    """Whether the CPU is an x86 without products of bfloat16: there the library's products run at a
-    seventh of the speed of float32."""
+    """Whether the CPU is an x86 without bfloat16 instructions, on which the library's bfloat16
+    products run at a seventh of the speed of float32."""
     return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def _widened_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """F.linear of bfloat16 in float32, rounded once, some outputs at a time."""
+    """F.linear of bfloat16 computed in float32 and rounded once, in groups of outputs."""
     out = x.new_empty(len(x), len(weight)) if out is None else out
     wide = x.float()
     step = max(1, WIDENED_SIZE // weight.shape[1])
@@ -185,7 +185,7 @@ def frozen(tensor: Tensor) -> nn.Parameter: ...
 @overload
 def frozen(tensor: None) -> None: ...
 def frozen(tensor: Tensor | None) -> nn.Parameter | None:
-    """A parameter that is not trained, or None."""
+    """A parameter without gradient, or None."""
     return None if tensor is None else nn.Parameter(tensor, requires_grad=False)
 
 

@@ -1,4 +1,4 @@
-"""Small transfers between host and device without a wait on either side; the current GPU.
+"""Small transfers between host and device without waiting on either side, and the current GPU.
 
 Waiting for a copy means waiting for all earlier work of the device: a wait in every pass would keep
 the host from preparing the next pass while the device is busy.
@@ -17,12 +17,13 @@ Result = TypeVar("Result")
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one: kernels, streams, graphs and events are of that device."""
+    """Make a GPU the current device, for kernels, streams, graphs and events."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def on_its_device(launch: Callable[..., Result]) -> Callable[..., Result]:
-    """A function that launches kernels, run while the device of its first tensor is current."""
+    """Decorator for a function that launches kernels: makes the device of its first tensor
+    current."""
 
     @functools.wraps(launch)
     def launch_there(first: Tensor, *args: Any, **kwargs: Any) -> Result:
@@ -33,12 +34,12 @@ def on_its_device(launch: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on a device. CUDA has read a small pageable array before this returns."""
+    """Copy an array to a device. CUDA has read a small pageable array before this returns."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
 
 class Arriving:
-    """A tensor's values on their way to the host; `tolist` waits for them and not for later
+    """A tensor's values in transfer to the host; `tolist` waits for them, but not for later
     work."""
 
     def __init__(self, values: Tensor) -> None:

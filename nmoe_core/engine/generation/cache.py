@@ -7,9 +7,9 @@ page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block ha
 per slot, page s * ring_pages onwards, and position p is at row p % (ring_pages * page_size) of
 them: a window rounded up to whole pages.
 
-Pages are counted: a `Prefix` and the sequences that began with it share whole pages and copy the
-last, unfilled one. The lowest free page is given out first, so that a lone sequence tends to be in
-one piece.
+Pages are reference-counted: a `Prefix` and the sequences that started with it share full pages, and
+copy the last one if it is partly filled. The lowest free page is used first, so that the pages of a
+lone sequence tend to be consecutive.
 """
 
 import heapq
@@ -25,8 +25,8 @@ from nmoe_core.engine.weights.config import ModelConfig
 class Prefix:
     """Cached keys and values of the first `length` tokens of a sequence.
 
-    `pages` are the pages of the blocks that see everything, the last one a copy unless it is full;
-    `rings` holds, for each windowed block, copies of a slot's rows of keys and values.
+    `pages` are the pages of blocks with full attention; the last one is a copy unless it is full.
+    `rings` has, for each windowed block, copies of a slot's keys and values.
     """
 
     length: int
@@ -35,7 +35,7 @@ class Prefix:
 
 
 class PagedCache:
-    """Pages of every block, and which sequence has which.
+    """The pages of every block, and their assignment to sequences.
 
     Args:
         config: Shape of the model.
@@ -44,8 +44,8 @@ class PagedCache:
         like: A tensor with the dtype and the device of keys and values.
 
     Attributes:
-        ring_size: Positions that a slot's ring holds.
-        free_pages, free_slots: Heaps of pages and slots that no sequence, and no prefix, has.
+        ring_size: Number of positions in a slot's ring.
+        free_pages, free_slots: Heaps of unused pages and slots.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PagedCache:
         counts = [
             num_pages if window is None else max_batch * self.ring_pages for window in self.windows
         ]
-        # Zeros, not garbage: what a mask hides is still multiplied, by zero.
+        # Zeros, not uninitialised memory: masked values are still multiplied by zero.
         self.keys = [like.new_zeros(n, *shape) for n in counts]
         self.values = [like.new_zeros(n, *shape) for n in counts]
         self.tables = np.zeros((max_batch, self.max_pages), np.int32)
@@ -78,11 +78,11 @@ class PagedCache:
         self.free_slots = list(range(max_batch))
 
     def pages_for(self, length: int) -> int:
-        """Pages that `length` positions take."""
+        """Number of pages for `length` positions."""
         return -(-length // self.page_size)
 
     def open(self, prefix: Prefix | None = None) -> int | None:
-        """A slot that begins with `prefix`; None when there is no slot, or no page for it."""
+        """A slot that starts with `prefix`; None if no slot or no page is free."""
         has_part = prefix is not None and prefix.length % self.page_size > 0
         if not self.free_slots or (has_part and not self.free_pages):
             return None
@@ -100,7 +100,7 @@ class PagedCache:
         return slot
 
     def reserve(self, slot: int, length: int) -> bool:
-        """Give the slot pages for `length` positions; False, without a change, if too few are
+        """Give the slot pages for `length` positions; returns False without a change if too few are
         free."""
         missing = self.pages_for(length) - len(self._pages[slot])
         if missing > len(self.free_pages):
@@ -110,14 +110,14 @@ class PagedCache:
         return True
 
     def close(self, slot: int) -> None:
-        """Free the slot, and its pages unless another sequence or prefix has them."""
+        """Free the slot, and its pages unless another sequence or prefix uses them."""
         for page in self._pages[slot]:
             self._give_back(page)
         self._pages[slot] = []
         heapq.heappush(self.free_slots, slot)
 
     def keep_prefix(self, slot: int, length: int) -> Prefix | None:
-        """Keep keys and values of the slot's first `length` tokens; None when no page is free.
+        """Keep keys and values of the slot's first `length` tokens; None if no page is free.
 
         The last page is copied if it is partly filled. The slot's rings must not be past `length`.
         """
@@ -137,7 +137,7 @@ class PagedCache:
         return Prefix(length, tuple(pages), rings)
 
     def drop_prefix(self, prefix: Prefix) -> None:
-        """Give back the pages of a prefix."""
+        """Free the pages of a prefix."""
         for page in prefix.pages:
             self._give_back(page)
 

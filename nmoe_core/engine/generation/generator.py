@@ -1,12 +1,12 @@
-"""Generation for many prompts at once: a paged cache, continuous batching, shared beginnings.
+"""Generation for many prompts: a paged cache, continuous batching, shared prefixes.
 
-A sequence's tokens are a function of its prompt and its request alone: greedy tokens are the same
-in any batch in float32 (bit for bit with `batch_invariant`), and sampled ones depend on seed and
-position. Costs `num_pages` pages for each block that sees everything.
+A sequence's tokens depend only on its prompt and its request: greedy tokens are the same in any
+batch in float32 (bit for bit with `batch_invariant`), and sampled tokens depend on seed and
+position. Memory: `num_pages` pages per block with full attention.
 
-Tokens are chosen on the device of the logits. On a GPU a pass takes the tokens of the previous pass
-from there, and the host reads them while it runs: a stop id is noticed one pass late, and the later
-pass's result for the sequence is discarded. On a CPU they are read immediately.
+Tokens are chosen on the device of the logits. On a GPU, a pass takes the tokens of the previous
+pass from device memory, and the host reads them while the pass runs. So a stop id is noticed one
+pass late, and the result of the extra pass is discarded. On a CPU tokens are read immediately.
 """
 
 import itertools
@@ -36,40 +36,40 @@ from nmoe_core.engine.model import Transformer, check_vocabulary
 from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.transfers import Arriving, on_device
 
-# Stands for a token that is known on the device alone.
+# Placeholder for a token that only the device knows.
 UNKNOWN = -1
-# Requests under way in `complete`, with their places, by the ids of their sequences.
+# Running requests of `complete` with their indices, by sequence id.
 Taken = dict[int, tuple[int, Request]]
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A pass whose tokens the host does not know yet: one token per sequence, for its `places`."""
+    """A pass whose tokens the host does not know yet: one token per sequence, at `places`."""
 
     ids: Arriving
     sequences: list[Running]
     places: list[int]
 
     def fill(self, ids: Tensor, wanted: list[tuple[int, Running]]) -> None:
-        """Put the tokens of sequences that end with an unknown one into their rows of `ids`."""
+        """Write the tokens that only the device knows into their rows of `ids`."""
         own = {sequence.seq_id: row for row, sequence in enumerate(self.sequences)}
         pairs = [(row, own[s.seq_id]) for row, s in wanted if s.tokens[-1] == UNKNOWN]
         if pairs:
             rows, sources = on_device(np.array(pairs).T, ids.device)
-            # Clamped now, since it must be a token; not-finite logits are rejected on read.
+            # Clamp now, since it must be a token id; NaN logits are rejected on read.
             ids[rows] = self.ids.values[sources].clamp(min=0)
 
 
 class BatchedGenerator:
-    """Generates for up to `max_batch` sequences at a time; any number may wait.
+    """Generates up to `max_batch` sequences at a time; any number may be queued.
 
     Args:
         checkpoint: A loaded model, or the directory of one.
-        max_seq_len: Most tokens of a sequence, prompt and new ones.
-        max_batch: Sequences that run at once.
-        device: Device to load a checkpoint on; a model stays on its own.
+        max_seq_len: Maximum tokens of a sequence, including the prompt.
+        max_batch: Maximum number of running sequences.
+        device: Device to load a checkpoint on; a loaded model stays on its device.
         dtype: As `Transformer.from_checkpoint`, for a checkpoint.
-        options: Sizes of the cache and of a pass, and batch invariance.
+        options: Sizes of the cache and of a pass, and whether results are batch-invariant.
 
     Attributes:
         counts: Work done so far.
@@ -125,11 +125,12 @@ class BatchedGenerator:
         return self.idle
 
     def add(self, tokens: Sequence[int], max_tokens: int | None = None) -> int:
-        """Queue a prompt for `max_tokens` new tokens, by default as many as fit; returns its
-        sequence's id.
+        """Queue a prompt for `max_tokens` new tokens (default: as many as fit); returns the
+        sequence id.
 
         Raises:
-            ConfigError: Prompt and new tokens do not fit, or there are none (E-CONFIG-GENERATE).
+            ConfigError: The prompt is empty, or prompt and new tokens do not fit
+                (E-CONFIG-GENERATE).
             TokenizerError: An id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
         prompt = self._checked(tokens, max_tokens)
@@ -143,15 +144,15 @@ class BatchedGenerator:
     def step(self) -> tuple[Tensor, list[int]] | None:
         """Logits float32 [B, vocab] of the next tokens of B sequences, and their ids; None if idle.
 
-        Prompts are prefilled along the way. Each sequence returned waits for its answer by
-        `update`; the others continue without it, until all wait (E-STATE-SEQUENCE).
+        Prompts are prefilled as needed. Each returned sequence waits for `update`; meanwhile the
+        others continue. Raises StateError if all sequences wait (E-STATE-SEQUENCE).
         """
         made = self._next_pass()
         if made is not None:
             return made[0], [sequence.seq_id for sequence in made[1]]
         if not self.idle:
             raise StateError(
-                "every sequence awaits the token chosen for it",
+                "every sequence waits for its next token",
                 found=f"{len(self._scheduler.sequences)} sequences",
                 do="call update(seq_id, token) for each sequence that step() returned",
                 code="E-STATE-SEQUENCE",
@@ -159,24 +160,29 @@ class BatchedGenerator:
         return None
 
     def update(self, seq_id: int, token: int, finished: bool = False) -> None:
-        """Give a sequence its next token; it ends if `finished`, or with its last allowed token.
+        """Set the next token of a sequence; it ends if `finished`, or after its last allowed token.
 
         Raises:
-            StateError: The sequence awaits no token (E-STATE-SEQUENCE).
+            StateError: The sequence does not wait for a token (E-STATE-SEQUENCE).
             TokenizerError: The id is outside the vocabulary (E-TOKENIZER-VOCAB).
         """
         sequence = self._scheduler.sequences.get(seq_id)
         if sequence is None or sequence.is_answered:
-            raise StateError(f"sequence {seq_id} awaits no token", code="E-STATE-SEQUENCE")
+            raise StateError(
+                f"sequence {seq_id} does not wait for a token", code="E-STATE-SEQUENCE"
+            )
         check_vocabulary(token, self.model.config)
         self._scheduler.answer(sequence, int(token))
         if finished:
             self._scheduler.end(sequence)
 
     def cancel(self, seq_id: int) -> None:
-        """End a sequence, waiting or running; refuses one that has ended (E-STATE-SEQUENCE)."""
+        """End a waiting or running sequence. Raises StateError if it has ended already
+        (E-STATE-SEQUENCE)."""
         if seq_id not in self._scheduler.sequences:
-            raise StateError(f"sequence {seq_id} is not there", code="E-STATE-SEQUENCE")
+            raise StateError(
+                f"sequence {seq_id} does not exist or has ended", code="E-STATE-SEQUENCE"
+            )
         self._scheduler.end(self._scheduler.sequences[seq_id])
 
     def generate_batch(
@@ -188,10 +194,10 @@ class BatchedGenerator:
         sampling: Sampling | None = None,
         stop_ids: Iterable[int] = (),
     ) -> list[list[int]]:
-        """New tokens of every prompt, in their order; a stop id ends one and is left out.
+        """New tokens of every prompt, in order; a stop id ends a sequence and is left out.
 
-        Prompt i is sampled at `temperature`, or as `sampling` says, with seed `sampling.seed + i`.
-        All prompts are checked before any is begun. Raises as `complete`.
+        Prompt i is sampled at `temperature`, or by `sampling` with seed `sampling.seed + i`. All
+        prompts are checked before the first one starts. Raises as `complete`.
         """
         base = sampling or Sampling(temperature)
         stops = frozenset(stop_ids)
@@ -205,13 +211,13 @@ class BatchedGenerator:
         return [completion.tokens for completion in done]
 
     def check(self, request: Request) -> None:
-        """Refuse what `complete` would refuse; raises as `add`."""
+        """Check a request before `complete`; raises as `add`."""
         self._checked(request.tokens, request.max_tokens)
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Completions of requests as they end, in any order.
+        """Completions of requests, in the order in which they finish.
 
-        Requests are taken as there is room, `max_batch` ahead of the running ones.
+        Requests are read from the iterator as needed, up to `max_batch` more than are running.
 
         Raises:
             ConfigError: As `add`, or the generator is not idle (E-CONFIG-GENERATE).
@@ -219,7 +225,7 @@ class BatchedGenerator:
             CheckpointError: The logits are not finite (E-CHECKPOINT-LOGITS).
         """
         if not self.idle:
-            raise refused("other sequences are under way", len(self._scheduler.sequences), "none")
+            raise refused("other sequences are running", len(self._scheduler.sequences), "none")
         source = enumerate(requests)
         taken = Taken()
         try:
@@ -235,7 +241,7 @@ class BatchedGenerator:
                 self.cancel(seq_id)
 
     def _next_pass(self) -> tuple[Tensor, list[Running]] | None:
-        """Logits of the next tokens, and their sequences; None if no sequence can continue."""
+        """Logits of the next tokens, with their sequences; None if no sequence can continue."""
         while planned := self._scheduler.plan():
             wanted = wanted_rows(planned)
             logits = self._run(planned, wanted)
@@ -245,7 +251,7 @@ class BatchedGenerator:
         return None
 
     def _run(self, planned: list[Planned], wanted: list[tuple[int, Running]]) -> Tensor:
-        """One pass; logits of the rows wanted."""
+        """Run one pass; return the logits of the wanted rows."""
         chunks = [part.chunk for part in planned]
         tokens = [part.sequence.tokens[part.chunk.start : part.chunk.stop] for part in planned]
         device = self._rotation.device
@@ -257,7 +263,7 @@ class BatchedGenerator:
         return self.model.extend(ids, context, self._rotation[context.positions], rows)
 
     def _advance(self, taken: Taken) -> list[Completion]:
-        """One pass of the running requests; requests that end leave `taken`."""
+        """Run one pass of the running requests; finished requests are removed from `taken`."""
         before = self._launched
         made = self._next_pass()
         assert before is not None or made is not None
@@ -269,7 +275,8 @@ class BatchedGenerator:
         return [] if before is None else self._read(before, taken)
 
     def _choose(self, logits: Tensor, sequences: list[Running], taken: Taken) -> Launched:
-        """Choose the sequences' tokens, on the device; a sequence ends with its last one."""
+        """Choose the sequences' tokens on the device; a sequence ends after its last allowed
+        token."""
         samplings = [taken[sequence.seq_id][1].sampling for sequence in sequences]
         places = [len(sequence.tokens) for sequence in sequences]
         launched = Launched(Arriving(choose(logits, samplings, places)), sequences, places)
@@ -278,7 +285,8 @@ class BatchedGenerator:
         return launched
 
     def _read(self, launched: Launched, taken: Taken) -> list[Completion]:
-        """Give sequences the tokens of a pass; sequences that have ended leave `taken`."""
+        """Read the tokens of a pass into the sequences; ended sequences are removed from
+        `taken`."""
         done = []
         tokens = checked(launched.ids.tolist())
         for sequence, place, token in zip(launched.sequences, launched.places, tokens):

@@ -1,10 +1,10 @@
-"""Prefixes that waiting prompts share, and their entries in the cache.
+"""Finds prefixes that prompts share, and manages their entries in the cache.
 
-A radix tree over the prompts of waiting, running and just finished requests. A beginning is worth
-keeping if two prompts diverge at its end, at least 16 tokens after the last such place. The first
-sequence that reaches it stops there, and the cache keeps its keys and values; the others continue
-from there. A prompt's last token is left out, because a sequence must compute a token to have
-logits.
+A radix tree over the prompts of waiting, running and recently finished requests. A prefix is worth
+keeping if two prompts diverge at its end, at least 16 tokens after the previous such point. The
+first sequence that reaches the point stops there, and the cache keeps its keys and values; the
+other sequences start from them. The last token of a prompt is left out, because a sequence must
+compute a token to get logits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MIN_SHARED_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """End of a stretch of tokens that every prompt below it has.
+    """A node of the radix tree: the end of a run of tokens that all prompts below it share.
 
-    `length` counts tokens from the root, `ends` prompts that stop here.
+    `length` is the number of tokens from the root, `ends` the number of prompts that end here.
     """
 
     tokens: np.ndarray
@@ -34,7 +34,7 @@ class Node:
 
 
 class PrefixTree:
-    """Beginnings of prompts; `kept` has the cached ones, least recently used first."""
+    """The prefixes of prompts; `kept` has the cached ones, least recently used first."""
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
         self._cache = cache
@@ -43,7 +43,7 @@ class PrefixTree:
         self.kept: dict[Node, Prefix] = {}
 
     def add(self, prompt: Sequence[int]) -> Node:
-        """Enter a prompt; returns the node that `remove` takes."""
+        """Add a prompt; return its node, for `remove`."""
         node = self.root
         rest = np.asarray(prompt[:-1], np.int64)
         while len(rest):
@@ -62,21 +62,21 @@ class PrefixTree:
         return node
 
     def remove(self, node: Node) -> None:
-        """Take a prompt out again."""
+        """Remove a prompt."""
         node.ends -= 1
         self._prune(node)
 
     def longest_kept(self, end: Node) -> Node | None:
-        """The longest kept beginning of the prompt that ends at `end`."""
+        """The longest cached prefix of the prompt that ends at `end`."""
         return next((node for node in _upwards(end) if node in self.kept), None)
 
     def use(self, node: Node) -> Prefix:
-        """The cache entry of a prefix, which becomes the most recently used."""
+        """The cache entry of a prefix; marks it as most recently used."""
         self.kept[node] = self.kept.pop(node)
         return self.kept[node]
 
     def to_make(self, end: Node, beyond: int) -> list[Node]:
-        """Beginnings of a prompt that are worth keeping, longer than `beyond`, shortest first."""
+        """Prefixes of a prompt that are worth keeping and longer than `beyond`, shortest first."""
         if self._max_kept == 0:
             return []
         wanted = []
@@ -91,7 +91,7 @@ class PrefixTree:
         return wanted
 
     def keep(self, node: Node, slot: int) -> bool:
-        """Keep what the sequence in `slot` has, which is the beginning that ends at `node`."""
+        """Keep the cache of the sequence in `slot`, which has reached `node`."""
         while len(self.kept) >= self._max_kept:
             self.drop()
         prefix = self._cache.keep_prefix(slot, node.length)
@@ -100,7 +100,7 @@ class PrefixTree:
         return prefix is not None
 
     def drop(self, only_unused: bool = False) -> bool:
-        """Free the least recently used beginning; if `only_unused`, one that no prompt has.
+        """Free the least recently used prefix; with `only_unused`, only a prefix without prompts.
 
         Returns False if there is none.
         """
@@ -118,14 +118,14 @@ class PrefixTree:
 
 
 def _upwards(node: Node) -> Iterator[Node]:
-    """Nodes from `node` to below the root."""
+    """The nodes from `node` up to the root, without the root."""
     while node.parent is not None:
         yield node
         node = node.parent
 
 
 def _split(node: Node, shared: int) -> Node:
-    """Put a node after the first `shared` tokens of `node`, and return it."""
+    """Split `node` after its first `shared` tokens; return the new node."""
     assert node.parent is not None
     upper = Node(node.tokens[:shared], node.length - len(node.tokens) + shared, node.parent)
     node.parent.children[int(node.tokens[0])] = upper

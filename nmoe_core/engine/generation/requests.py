@@ -1,4 +1,4 @@
-"""Requests to a generator, and its results."""
+"""Requests to a generator, and their results."""
 
 import operator
 from collections.abc import Sequence
@@ -34,13 +34,14 @@ class GeneratorOptions:
     """Limits of a generator's memory and work.
 
     Attributes:
-        page_size: Positions of a page of the cache.
-        num_pages: Pages of the cache; by default enough for `max_batch` sequences of any length.
-            With fewer, sequences go back to the queue when pages run out and are computed again.
-        max_step_tokens: Prompt tokens of one pass. More fill the pass better; running sequences
-            wait longer for it.
-        max_prefixes: Shared beginnings kept at once; 0 shares nothing.
-        batch_invariant: Make a sequence's logits the same to the last bit in any batch; slower.
+        page_size: Positions per page of the cache.
+        num_pages: Pages of the cache. Default: enough for `max_batch` sequences of maximum length.
+            With fewer pages, sequences return to the queue if pages run out, and are recomputed
+            later.
+        max_step_tokens: Maximum prompt tokens per pass. More tokens use the device better, but
+            running sequences wait longer for a pass.
+        max_prefixes: Maximum number of shared prefixes in the cache; 0 disables sharing.
+        batch_invariant: Make a sequence's logits bit-identical in any batch; slower.
 
     Raises:
         ConfigError: A size is out of range (E-CONFIG-GENERATE).
@@ -58,15 +59,16 @@ class GeneratorOptions:
 
 
 def check_size(name: str, value: int, least: int) -> None:
-    """Refuse a size below the least one (E-CONFIG-GENERATE)."""
+    """Raise ConfigError if a size is below `least` (E-CONFIG-GENERATE)."""
     if value < least:
         raise refused(f"{name} is out of range", value, f"at least {least}")
 
 
 def checked_prompt(tokens: Sequence[int], max_tokens: int | None, max_seq_len: int) -> list[int]:
-    """The ids of a prompt that fits, with `max_tokens` new ones or at least one.
+    """The ids of a prompt that fits together with `max_tokens` new tokens (None: at least one).
 
-    Refuses an empty or too long prompt, and max_tokens below 1 (E-CONFIG-GENERATE).
+    Raises ConfigError if the prompt is empty or too long, or max_tokens is below 1
+    (E-CONFIG-GENERATE).
     """
     prompt = [operator.index(token) for token in tokens]
     new = 1 if max_tokens is None else max_tokens
@@ -76,10 +78,10 @@ def checked_prompt(tokens: Sequence[int], max_tokens: int | None, max_seq_len: i
     if len(prompt) + new > max_seq_len:
         found = f"{len(prompt)} and {new} tokens"
         expected = f"at most {max_seq_len} (max_seq_len)"
-        raise refused("prompt and new tokens do not fit a sequence", found, expected)
+        raise refused("prompt and new tokens are too long for a sequence", found, expected)
     return prompt
 
 
 def refused(what: str, found: object, expected: str) -> ConfigError:
-    """The error for a request or a size that cannot be served."""
+    """The error for a request or size that is out of range."""
     return ConfigError(what, found=found, expected=expected, code="E-CONFIG-GENERATE")

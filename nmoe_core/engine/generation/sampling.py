@@ -1,9 +1,9 @@
-"""The next tokens from rows of logits, chosen on the device of the logits.
+"""Chooses the next tokens from rows of logits, on the device of the logits.
 
-Temperature divides the logits, top-k keeps the k largest, top-p then the smallest set of largest
-probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the edge are kept. The
-draw is one uniform number that a counter-based generator gives for (seed, position): it is the same
-in any batch, after an eviction, and in any process.
+Temperature divides the logits, top-k keeps the k largest, then top-p keeps the smallest set of
+largest probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the boundary are
+kept. Each draw uses one uniform number from a counter-based generator keyed by (seed, position), so
+it is the same in any batch, after an eviction, and in any process.
 """
 
 from collections.abc import Sequence
@@ -52,11 +52,11 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
     draw. Returns int64 [B]; NOT_FINITE if the largest logit is NaN or infinite, see `checked`.
     """
     likeliest = logits.argmax(-1, keepdim=True)
-    # NaN counts as the largest, so that looking at the largest is enough.
+    # NaN counts as the largest, so it is enough to check the maximum.
     is_finite = logits.gather(-1, likeliest).isfinite().squeeze(-1)
     ids = likeliest.squeeze(-1)
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    # On a CPU one row at a time, which stays in the cache; on a GPU all in one go.
+    # On a CPU row by row, so that a row stays in the cache; on a GPU all rows together.
     count = 1 if logits.device.type == "cpu" else max(1, len(drawn))
     for first in range(0, len(drawn), count):
         part = drawn[first : first + count]
@@ -68,11 +68,12 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
 
 
 def checked(ids: list[int]) -> list[int]:
-    """The ids that `choose` gave, on the host; refuses logits not finite (E-CHECKPOINT-LOGITS)."""
+    """Check ids from `choose` on the host. Raises CheckpointError if logits were not finite
+    (E-CHECKPOINT-LOGITS)."""
     if NOT_FINITE in ids:
         raise CheckpointError(
             "the model's logits are not finite",
-            found="a largest logit that is NaN or infinite",
+            found="a maximum of NaN or infinity",
             do="compute in float32, or check the weights",
             code="E-CHECKPOINT-LOGITS",
         )
@@ -80,19 +81,20 @@ def checked(ids: list[int]) -> list[int]:
 
 
 def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """As `choose`, of one row [vocab]; raises as `checked`."""
+    """As `choose`, for one row [vocab]; raises as `checked`."""
     return checked(choose(logits[None], [sampling], [position]).tolist())[0]
 
 
 def kept_probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """float64 [B, vocab]: probabilities of what top-k and top-p keep, not normalised, else zero."""
+    """float64 [B, vocab]: probabilities of the tokens that top-k and top-p keep, not normalised; 0
+    for the others."""
     device = logits.device
     size = logits.shape[1]
 
     def column(values: list[float]) -> Tensor:
         return on_device(np.array(values), device)[:, None]
 
-    # Relative to the largest, so that a temperature near zero causes no overflow.
+    # Subtract the maximum, so that a temperature near zero causes no overflow.
     scaled = logits.double() - logits.amax(-1, keepdim=True)
     scaled /= column([sampling.temperature for sampling in samplings])
     counts = [sampling.top_k if sampling.top_k < size else 0 for sampling in samplings]
@@ -110,27 +112,27 @@ def kept_probabilities(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a function of its arguments: Philox 4x64 keyed by both."""
+    """A number in [0, 1) from Philox 4x64, keyed by both arguments."""
     key = np.array([seed, position], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key)).random())
 
 
 def _draw(kept: Tensor, shares: list[float]) -> Tensor:
-    """int64 [B]: the place in each row [B, vocab] at which its running sum passes its share of the
-    total."""
+    """int64 [B]: the index in each row [B, vocab] at which the cumulative sum exceeds the row's
+    share of the total."""
     mass = kept.cumsum(-1)
     total = mass[:, -1:].contiguous()
     points = on_device(np.array(shares), kept.device)[:, None] * total
-    # The bound matters if rounding makes the share the whole mass.
+    # The bound matters if rounding makes the share equal to the total.
     last = torch.searchsorted(mass, total)
     return torch.minimum(torch.searchsorted(mass, points, right=True), last).squeeze(1)
 
 
 def _smallest_kept(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """[B, 1]: the probability with which the largest of each row first sum to `top_p` [B, 1]."""
+    """[B, 1]: the smallest probability that top-p keeps in each row."""
     size = probabilities.shape[1]
-    # Looking at a part first means waiting for the result, which is expensive on a GPU: there all
-    # are sorted at once.
+    # Sorting only a part first needs its result on the host, which is slow on a GPU: there all are
+    # sorted.
     count = min(_FIRST_LOOK, size) if probabilities.device.type == "cpu" else size
     largest = probabilities.topk(count).values
     mass = largest.cumsum(-1)

@@ -1,10 +1,10 @@
-"""Selects the sequences of a pass, and the number of tokens of each.
+"""Selects the sequences of each pass, and their number of tokens.
 
-Sequences are admitted in order of arrival, each when there is a slot and pages for what it must
-prefill; one that waits for a shared beginning lets later ones start. Every running sequence that
-knows its next token decodes in every pass; prompts share the remaining token budget in order of
-arrival. When pages run out, kept beginnings are dropped first; then the youngest sequence goes back
-to the queue and is computed again. The oldest sequence always runs to its end, so every one does.
+Sequences are admitted in order of arrival, when there is a slot and enough pages to prefill them;
+while a sequence waits for a shared prefix, later ones may start. Every running sequence that knows
+its next token decodes in every pass; prompts share the remaining token budget in order of arrival.
+If pages run out, cached prefixes are dropped first; then the youngest sequence returns to the queue
+and is recomputed later. The oldest sequence always runs to its end, so all sequences finish.
 """
 
 import itertools
@@ -21,8 +21,8 @@ from nmoe_core.engine.generation.step import Chunk
 class Sequence:
     """A request and its tokens so far.
 
-    `tokens` is the prompt and all that came after it; the first `num_cached` have keys and values.
-    `is_answered` is false between a pass that gave the sequence logits and the token chosen.
+    `tokens` are the prompt and all later tokens; the first `num_cached` have keys and values.
+    `is_answered` is false after a pass computed logits, until the next token is chosen.
     """
 
     seq_id: int
@@ -36,13 +36,13 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens without keys and values."""
+        """Number of tokens without keys and values."""
         return len(self.tokens) - self.num_cached
 
 
 @dataclass(slots=True)
 class Counts:
-    """Work done so far, in tokens but for `preemptions` and `passes`."""
+    """Work done so far; all counts except `preemptions` and `passes` are tokens."""
 
     prefilled: int = 0
     reused: int = 0
@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A sequence's part of a pass; `makes` is the beginning to keep after it, if any."""
+    """A sequence's part of a pass; `makes` is the prefix to keep after it, if any."""
 
     sequence: Sequence
     chunk: Chunk
@@ -72,12 +72,11 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._next_id = itertools.count()
-        # Prompts that have just finished stay in the tree, so that a prompt that comes later can
-        # share their beginning.
+        # Recently finished prompts stay in the tree, so that later prompts can share their prefix.
         self._finished: deque[Node] = deque(maxlen=len(cache.tables))
 
     def add(self, prompt: list[int], max_tokens: int) -> int:
-        """Queue a prompt; returns the id of its sequence."""
+        """Queue a prompt; returns the sequence id."""
         end = self.prefixes.add(prompt)
         seq_id = next(self._next_id)
         sequence = Sequence(seq_id, prompt, len(prompt), max_tokens, end)
@@ -86,14 +85,14 @@ class Scheduler:
         return seq_id
 
     def answer(self, sequence: Sequence, token: int) -> None:
-        """Give a sequence its next token; with its last allowed one it ends."""
+        """Set the next token of a sequence; it ends after its last allowed token."""
         sequence.tokens.append(token)
         sequence.is_answered = True
         if len(sequence.tokens) - sequence.num_prompt >= sequence.max_tokens:
             self.end(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or running, unless it has ended already."""
+        """Remove a waiting or running sequence; does nothing if it has ended already."""
         if self.sequences.pop(sequence.seq_id, None) is None:
             return
         self._withdraw(sequence)
@@ -116,7 +115,7 @@ class Scheduler:
         return planned
 
     def commit(self, planned: list[Planned]) -> None:
-        """Note that a pass was made."""
+        """Record that a pass was run."""
         self.counts.passes += 1
         for part in planned:
             sequence = part.sequence
@@ -130,12 +129,11 @@ class Scheduler:
             sequence.is_answered = sequence.num_missing > 0
 
     def _admit(self) -> None:
-        """Start what can be started, in order of arrival."""
+        """Start waiting sequences in order of arrival, as far as possible."""
         if not self._waiting or not self.cache.free_slots:
             return
         being_made = {node for sequence in self._running for node in self._to_make(sequence)}
-        # Only the head of the queue is looked at: else the cost of a pass would grow with the
-        # number of waiting prompts.
+        # Look only at the head of the queue, or the cost of a pass would grow with the queue.
         for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue
@@ -148,24 +146,24 @@ class Scheduler:
             being_made.update(self._to_make(sequence))
 
     def _has_room(self, sequence: Sequence, start: int) -> bool:
-        """Whether there are pages for the sequence beside the running ones."""
+        """Whether there are enough pages for the sequence besides the running ones."""
         if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
-        # One page per running sequence is left for its next tokens.
+        # One page per running sequence is reserved for its next tokens.
         needed += len(self._running)
         while len(self.cache.free_pages) < needed and self.prefixes.drop(only_unused=True):
             pass
         return len(self.cache.free_pages) >= needed
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give the sequence a slot that begins with the longest kept beginning."""
+        """Give the sequence a slot that starts with its longest cached prefix."""
         while True:
             kept = self.prefixes.longest_kept(sequence.end)
             slot = self.cache.open(None if kept is None else self.prefixes.use(kept))
             if slot is not None:
                 break
-            # If no sequence runs, the pages are taken by kept beginnings alone.
+            # If no sequence runs, only cached prefixes use pages.
             if self._running or not self.prefixes.drop():
                 return False
         self._waiting.remove(sequence)
@@ -181,7 +179,7 @@ class Scheduler:
         return self.prefixes.to_make(sequence.end, sequence.num_cached)
 
     def _part(self, sequence: Sequence, budget: int) -> Planned | None:
-        """Next work of a running sequence; None when it must wait."""
+        """Next work of a running sequence; None if it must wait."""
         count = sequence.num_missing
         makes = None
         if count > 1:
@@ -195,21 +193,21 @@ class Scheduler:
         return Planned(sequence, Chunk(sequence.slot, sequence.num_cached, count), makes)
 
     def _reserve(self, sequence: Sequence, length: int) -> bool:
-        """Pages for `length` positions, taken from others if none are free."""
+        """Reserve pages for `length` positions; takes them from others if none are free."""
         while not self.cache.reserve(sequence.slot, length):
             if self.prefixes.drop():
                 continue
             youngest = self._running[-1]
             self.counts.preemptions += 1
             self._withdraw(youngest)
-            # Back to the queue, in order of arrival; its tokens are kept, its pages are not.
+            # Return it to the queue, in order of arrival; it keeps its tokens, but not its pages.
             insort(self._waiting, youngest, key=lambda other: other.seq_id)
             if youngest is sequence:
                 return False
         return True
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence from the queue, or from the running ones and free its pages."""
+        """Remove a sequence from the queue, or from the running ones and free its pages."""
         if sequence.slot < 0:
             self._waiting.remove(sequence)
             return
@@ -219,7 +217,7 @@ class Scheduler:
 
 
 def wanted_rows(planned: list[Planned]) -> list[tuple[int, Sequence]]:
-    """Rows of a pass whose logits choose a token, with their sequences."""
+    """Rows of a pass whose logits are needed, with their sequences."""
     wanted = []
     row = -1
     for part in planned:

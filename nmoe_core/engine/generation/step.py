@@ -1,9 +1,9 @@
-"""One forward pass over a paged cache: new tokens of several sequences, long prompts in pieces.
+"""One forward pass over a paged cache: new tokens of several sequences, long prompts in chunks.
 
-Chunks of one token, as decoding makes them, run attention together; longer ones run one by one,
-with the attention of whole documents, over the cached keys and their own. Indices are computed once
-per pass, not once per block. With `batch_invariant` every chunk takes the second way and products
-are padded to the shape that documents have: a token's bits depend on its sequence alone.
+Chunks of one token, as in decoding, run attention together. Longer chunks run one by one, with the
+attention for whole documents, over the cached keys and their own. Indices are computed once per
+pass, not once per block. With `batch_invariant`, all chunks run one by one and products are padded
+to the shape used for documents, so the bits of a token's result depend only on its sequence.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Rows = slice | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens that follow the `start` cached ones of the sequence in `slot`."""
+    """`count` tokens after the `start` cached tokens of the sequence in `slot`."""
 
     slot: int
     start: int
@@ -31,7 +31,7 @@ class Chunk:
 
     @property
     def stop(self) -> int:
-        """Positions cached after the pass."""
+        """Number of cached positions after the pass."""
         return self.start + self.count
 
 
@@ -52,7 +52,7 @@ class Places:
 
 
 class StepBatch:
-    """Context of one pass: its rows are the chunks', single tokens first.
+    """Context of one pass: the rows of its chunks, single tokens first.
 
     The cache must have pages reserved for every chunk.
     """
@@ -99,7 +99,7 @@ class StepBatch:
         window = self.cache.windows[layer]
         keys = self.cache.keys[layer]
         values = self.cache.values[layer]
-        # Copies, made before the write: a ring's new rows replace old ones that are still seen.
+        # Copy before the write: new rows of a ring replace old rows that are still needed.
         seen = [
             [torch.cat(pair).transpose(0, 1)[None] for pair in self._seen(pages, new, window)]
             for pages, new in ((keys, k), (values, v))
@@ -136,7 +136,7 @@ class StepBatch:
         self._rings.mask = self._mask(age < np.minimum(lengths, cache.window)[:, None])
 
     def _seen(self, pages: Tensor, new: Tensor, window: int | None) -> list[tuple[Tensor, Tensor]]:
-        """Rows that each longer chunk sees: the cached ones, then its own."""
+        """The rows that each longer chunk sees: cached rows, then its own."""
         cached = pages.flatten(0, 1)
         history = self._places(window).history
         return [(_taken(cached, past), new[rows]) for past, rows in zip(history, self._longer_rows)]

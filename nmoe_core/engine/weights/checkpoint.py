@@ -1,9 +1,9 @@
-"""Opens a checkpoint on disk and reads it tensor by tensor, straight to its device.
+"""Opens a checkpoint on disk and reads it tensor by tensor, directly to its device.
 
 A checkpoint is a directory with `config.json` and safetensors files. Headers are compared with the
-config before any weight is read; weights are copied out of the mapped files, experts one by one, so
-that peak memory is the model, one expert and 8 MB. Pickles (`.bin`, `.pt`) run code when opened and
-are refused.
+config before any weight is read. Weights are copied from memory-mapped files, experts one by one,
+so that peak memory is the model plus one expert and 8 MB. Pickles (`.bin`, `.pt`) can run code when
+opened, so they are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from nmoe_core.engine.weights.weight_files import (
     weight_files,
 )
 
-# Small or sensitive parts are computed in float32 whatever the model's dtype.
+# Small or sensitive parts are always computed in float32.
 FLOAT32_PARTS = (
     *("attn_norm", "q_norm", "k_norm", "sinks", "mlp_norm", "router_weight", "router_bias"),
 )
@@ -82,9 +82,9 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Map the files of a checkpoint and check their headers against its config.
 
-    `config` replaces the directory's own; weights are read to `device`. Raises CheckpointError: as
-    `find_checkpoint` and `ModelConfig.from_dict`; a file cannot be read (E-CHECKPOINT-FILE);
-    tensors do not match the config (E-CHECKPOINT-TENSOR).
+    `config` replaces the directory's configuration; weights are read to `device`. Raises
+    CheckpointError as `find_checkpoint` and `ModelConfig.from_dict`, and if a file cannot be read
+    (E-CHECKPOINT-FILE) or tensors do not match the config (E-CHECKPOINT-TENSOR).
     """
     place = find_checkpoint(path)
     config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))
@@ -99,7 +99,7 @@ def open_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An open, checked checkpoint. Every read gives a fresh copy, never a view of the file."""
+    """An open, checked checkpoint. Every read returns a new copy, never a view of the file."""
 
     directory: Path
     config: ModelConfig
@@ -108,8 +108,9 @@ class Checkpoint:
     device: torch.device | str
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """embedding, unembedding [vocab, hidden] (one if tied); final_norm float32 [hidden]. Tables
-        that the config calls tied are two if the files hold two that differ, as of a fine-tune."""
+        """embedding, unembedding [vocab, hidden] (one tensor if tied); final_norm float32 [hidden].
+        If the files have two different tables, as some fine-tunes do, both are used although the
+        config says tied."""
         embedding = unembedding = self._copy(self.layout.embedding, dtype)
         is_tied = self.config.tie_word_embeddings
         head = HUGGING_FACE.unembedding if is_tied else self.layout.unembedding
@@ -124,8 +125,8 @@ class Checkpoint:
         }
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
-        """Meaning of "auto": packed on a GPU if all experts are MXFP4, else decoded. Grouped
-        experts are decoded, experts of the hub's kernels packed."""
+        """The form of experts for a backend: "auto" is packed on a GPU if all experts are MXFP4,
+        else decoded; "grouped" is decoded, "hub" is packed."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
@@ -139,7 +140,7 @@ class Checkpoint:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the files hold all experts as MXFP4."""
+        """Whether the files have all experts as MXFP4."""
         return all(
             self.layout.is_packed(layer, part, self.files.specs)
             for layer in range(self.config.num_hidden_layers)
@@ -151,8 +152,8 @@ class Checkpoint:
     ) -> LayerTensors:
         """Weights of block `layer` (0-based).
 
-        Refuses a scale byte of NaN (E-CHECKPOINT-TENSOR), and packed experts if the files hold
-        others (E-CONFIG-EXPERTS).
+        Raises CheckpointError if a scale is NaN (E-CHECKPOINT-TENSOR), and ConfigError if packed
+        experts are requested but not in the files (E-CONFIG-EXPERTS).
         """
         parts = {part: self._part(layer, part, dtype) for part in self.layout.parts}
         if "gate_up_bias" in parts:

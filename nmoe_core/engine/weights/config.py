@@ -1,6 +1,6 @@
-"""The numbers that define a model, and the rules for `config.json`.
+"""The configuration of a model, and its conversion from and to `config.json`.
 
-No torch here: a command can read a backbone's shape without loading it.
+This module does not import torch, so a command can read a backbone's shape quickly.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from nmoe_core.engine.weights.rope import RopeScaling, YarnScaling, write_rope
 
 __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling", "tap_layers"]
 
-# Weights of an MXFP4 group, which share a scale.
+# Number of weights in an MXFP4 group, which share a scale.
 GROUP_SIZE = 32
-# Further fields that the Hugging Face form has under the names of `ModelConfig`.
+# More fields with the same name in the Hugging Face form and in `ModelConfig`.
 _SAME_IN_HF = ("max_position_embeddings", "rms_norm_eps", "eos_token_id", "pad_token_id")
 _GPT_OSS_ONLY = ("experts_per_token", "swiglu_alpha", "swiglu_limit")
 
 
 def tap_layers(num_hidden_layers: int) -> tuple[int, int]:
-    """The two block counts whose residual the heads read: round(depth * 18 / 24), and depth.
+    """The two blocks whose residual the heads read: round(depth * 18 / 24), and depth.
 
-    The probe's tap of a 24-layer backbone is 18; others keep the proportion (8 layers: 6 and 8).
+    The probe reads block 18 of a 24-layer backbone; other depths keep the proportion (8 layers: 6
+    and 8).
     """
     return max(1, round(num_hidden_layers * 18 / 24)), num_hidden_layers
 
@@ -105,7 +106,7 @@ class ModelConfig:
         return self.num_attention_heads * self.head_dim, kv_size, kv_size
 
     def window(self, layer: int) -> int | None:
-        """Number of positions, the query's own included, that block `layer` (0-based) sees."""
+        """Number of positions that block `layer` (0-based) sees, including the query's own."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
 
     @classmethod

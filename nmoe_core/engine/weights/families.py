@@ -1,4 +1,4 @@
-"""The kinds of decoders that the engine computes, each described by its differences.
+"""The families of decoders that the engine supports, described by their differences.
 
 All are pre-norm decoders with rotary grouped-query attention and a gated feed-forward: gpt-oss,
 Llama (arXiv 2407.21783) and Qwen3, dense and as a mixture of experts (arXiv 2505.09388).
@@ -40,8 +40,8 @@ FAMILIES = (GPT_OSS, LLAMA, QWEN3, QWEN3_MOE)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
-    """The family that a `config.json` names. Raises CheckpointError for any other
-    (E-CHECKPOINT-ARCH); a file without a name is gpt-oss in the form of `original/`."""
+    """The family that a `config.json` names; a file without a name is gpt-oss in the form of
+    `original/`. Raises CheckpointError if the family is not supported (E-CHECKPOINT-ARCH)."""
     listed = raw.get("architectures")
     name = raw.get("model_type") or (listed[0] if isinstance(listed, list) and listed else listed)
     if name is None and "model_type" not in raw and "architectures" not in raw:
@@ -50,7 +50,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
         if name in (family.model_type, family.architecture):
             return family
     raise CheckpointError(
-        "the engine does not compute this architecture",
+        "the engine does not support this architecture",
         where="config.json model_type",
         found=repr(name),
         expected=f"one of {', '.join(family.model_type for family in FAMILIES)}",

@@ -1,8 +1,8 @@
 """Reads fields of a checkpoint's `config.json` and refuses values that no model can have.
 
-A field that changes the mathematics and is missing, of the wrong type, or set to a variant that
-the engine does not compute is refused by name: a default that differs from what the weights were
-trained with would give plausible wrong numbers.
+A field that changes the computation is refused by name if it is missing, has the wrong type, or
+selects an unsupported variant. A default that differs from the training setting would give
+plausible but wrong numbers.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ LARGEST = 2**53
 
 
 def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
-    """The field under the first of `names` that is there; an int serves as a float."""
+    """The field under the first of `names` that exists; an int is accepted as a float."""
     name = next((name for name in names if raw.get(name) is not None), None)
     if name is None:
         raise CheckpointError(
@@ -41,14 +41,14 @@ def token_ids(raw: Mapping[str, Any], name: str) -> list[int]:
 
 
 def first_id(raw: Mapping[str, Any], name: str) -> int | None:
-    """A token id or None; of a list, the first (all of them end a completion)."""
+    """A token id or None; the first one of a list (all of them end a completion)."""
     return next(iter(token_ids(raw, name)), None)
 
 
 def bad_field(field: str, found: object, expected: str) -> CheckpointError:
-    """The error for a field with a value that no model of this kind can have."""
+    """The error for a field with an invalid value."""
     return CheckpointError(
-        "the field does not fit",
+        "invalid value of a field",
         where=f"config.json {field}",
         found=repr(found)[:80],
         expected=expected,
@@ -57,9 +57,9 @@ def bad_field(field: str, found: object, expected: str) -> CheckpointError:
 
 
 def variant(field: str, found: object, expected: str) -> CheckpointError:
-    """The error for a setting that would change results and that the engine does not support."""
+    """The error for an unsupported setting that would change results."""
     return CheckpointError(
-        "the engine does not compute this variant",
+        "the engine does not support this variant",
         where=f"config.json {field}",
         found=repr(found)[:80],
         expected=expected,

@@ -111,7 +111,7 @@ _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
 def layouts(config: ModelConfig) -> tuple[Layout, ...]:
-    """The layouts that a checkpoint of this config may have."""
+    """The possible layouts of a checkpoint with this config."""
     if config.family is GPT_OSS:
         return HUGGING_FACE, ORIGINAL
     shapes = part_shapes(config)
@@ -183,7 +183,7 @@ def block_tensors(
 def stored_tensors(
     config: ModelConfig, layout: Layout, names: Collection[str]
 ) -> dict[str, TensorSpec]:
-    """Every tensor a checkpoint of this config holds, by name.
+    """All tensors of a checkpoint with this config, by name.
 
     An expert stack is taken as MXFP4 if `names` has its blocks or scales, or, when it has neither
     these nor the plain stack, if the config says so.
@@ -218,7 +218,8 @@ def stored_tensors(
 
 
 def detect_layout(config: ModelConfig, names: Collection[str], where: Path) -> Layout:
-    """The layout whose embedding table is among `names`; refuses others (E-CHECKPOINT-TENSOR)."""
+    """The layout whose embedding table is among `names`. Raises CheckpointError if none is
+    (E-CHECKPOINT-TENSOR)."""
     known = layouts(config)
     for layout in known:
         if layout.embedding in names:
@@ -235,7 +236,8 @@ def detect_layout(config: ModelConfig, names: Collection[str], where: Path) -> L
 def check_tensors(
     config: ModelConfig, layout: Layout, found: Mapping[str, TensorSpec], where: Path
 ) -> None:
-    """Refuse tensors that are missing, left over or misshapen (E-CHECKPOINT-TENSOR).
+    """Raise CheckpointError if tensors are missing, unknown or have a wrong shape
+    (E-CHECKPOINT-TENSOR).
 
     `found` has every stored tensor with its only dtype; `where` is the place in the message.
     """
@@ -249,7 +251,7 @@ def check_tensors(
     extra = sorted(set(found) - set(expected))
     if config.family is not GPT_OSS:
         extra = [name for name in extra if not name.endswith(_IGNORED_SUFFIX)]
-    problems += [f"{name} belongs to no part of this model" for name in extra]
+    problems += [f"{name} is not a tensor of this model" for name in extra]
     if not problems:
         return
     shown = "; ".join(problems[:_MAX_PROBLEMS_SHOWN])
@@ -257,6 +259,6 @@ def check_tensors(
     raise CheckpointError(
         f"{shown}; and {hidden} more" if hidden > 0 else shown,
         where=where,
-        do="the files and config.json must be of one checkpoint: fetch it again, whole",
+        do="download the checkpoint again; all files must be from the same checkpoint",
         code="E-CHECKPOINT-TENSOR",
     )

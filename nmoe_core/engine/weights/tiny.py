@@ -1,9 +1,9 @@
 """Writes a small checkpoint of seeded random weights, in the published layout of its family.
 
-It replaces trained weights and is marked as such: `config.json` has `nmoe_recipe`. The files are a
-function of the recipe alone, byte for byte, on any machine and at any thread count. Branches are
-damped so that the residual after the last block still tells tokens apart and heads can learn from
-it. With the published vocabulary: 53 MB, about two seconds.
+It replaces trained weights and is marked by `nmoe_recipe` in `config.json`. The bytes of the files
+depend only on the recipe, on any machine and with any number of threads. Branches are damped so
+that the residual after the last block still distinguishes tokens and heads can learn from it. With
+the published vocabulary: 53 MB, about two seconds.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from nmoe_core.engine.weights.tiny_config import SIZES, tiny_config, tiny_model
 from nmoe_core.engine.weights.weight_files import CONFIG_NAME, read_checkpoint_json
 
 INDEX_NAME = "model.safetensors.index.json"
-# The published files count from 00000 and name the last number, not the number of files.
+# Published files are numbered from 00000, and their names have the last number, not the count.
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
 
 _DAMPING = 0.25
@@ -68,7 +68,7 @@ def make_tiny_checkpoint(
     num_layers: int = 8,
     **sizes: int,
 ) -> Path:
-    """Write the checkpoint and return its directory; does nothing if it already exists.
+    """Write the checkpoint unless it exists already; return its directory.
 
     Constants that the arguments do not name are gpt-oss-20b's; in gpt-oss, blocks with and without
     a window alternate. `sizes` are fields of `ModelConfig` that replace fields of `SIZES`.
@@ -92,9 +92,9 @@ def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Te
     strangers = {file.name for file in directory.glob("*.safetensors")} - set(SHARD_NAMES)
     if strangers or not is_ours:
         raise CheckpointError(
-            "the directory holds a checkpoint that was not made by this command",
+            "the directory has a checkpoint that this command did not make",
             where=directory,
-            do="name another directory",
+            do="choose another directory",
             code="E-CHECKPOINT-FOREIGN",
         )
     with atomic.output_lock(directory):
@@ -125,7 +125,7 @@ def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor
 
 
 def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Every stored tensor, by its Hugging Face name."""
+    """All tensors, by their Hugging Face names."""
     layout = layouts(config)[0]
     shapes = part_shapes(config)
     table = (config.vocab_size, config.hidden_size)

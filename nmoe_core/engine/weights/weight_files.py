@@ -1,8 +1,8 @@
-"""Finds the files of a checkpoint, and reads tensors out of them without holding them in memory.
+"""Finds the files of a checkpoint, and reads tensors from them without loading whole files.
 
-Files are memory-mapped, and the part of a mapping that was read counts towards the process's
-memory: mappings are closed after every 8 MB. A tensor is a view of its mapping, to be copied before
-the next one is read; single experts are read by their place in the stack. Pickles are refused.
+Files are memory-mapped. Pages that were read count as the process's memory, so mappings are closed
+after every 8 MB. A tensor is a view of its mapping and must be copied before the next read; single
+experts are read by their index in the stack. Pickles are refused.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ GENERATION_NAME = "generation_config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAPPED_BYTES = 1 << 23
-# Files that transformers reads before an index, or adds to its weights.
+# Files that transformers prefers to an index, or adds to its weights.
 _OWN_WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 class WeightFiles:
-    """Open safetensors files, their tensors under one set of names.
+    """Several safetensors files, opened as one collection of tensors.
 
-    `specs` has the shape and type of every tensor, from the headers. A file that cannot be read is
-    refused (E-CHECKPOINT-FILE), and so are two that hold the same tensor (E-CHECKPOINT-TENSOR).
+    `specs` has the shape and type of every tensor, from the headers. Raises CheckpointError if a
+    file cannot be read (E-CHECKPOINT-FILE), or two files have the same tensor
+    (E-CHECKPOINT-TENSOR).
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -73,7 +74,7 @@ class WeightFiles:
             try:
                 self._handles[path] = safe_open(path, framework="pt", device="cpu")
             except SafetensorError as error:
-                raise _bad_file(path, str(error), "a whole safetensors file") from None
+                raise _bad_file(path, str(error), "a complete safetensors file") from None
         return self._handles[path]
 
 
@@ -98,9 +99,9 @@ def weight_files(place: Path) -> list[Path]:
             raise _bad_file(indexes[0], repr(name), "safetensors file names without directories")
         if not (place / name).is_file():
             raise CheckpointError(
-                f"the index names {name}, which is not there",
+                f"the index names {name}, which does not exist",
                 where=place,
-                do="fetch the checkpoint again, whole",
+                do="download the checkpoint again",
                 code="E-CHECKPOINT-MISSING",
             )
     others = {path.name for path in indexes[1:]}
@@ -129,26 +130,25 @@ def find_checkpoint(path: str | Path) -> Path:
             if file.suffix in PICKLE_SUFFIXES:
                 raise pickle_refused(file)
     raise CheckpointError(
-        "no checkpoint here",
+        "the directory has no checkpoint",
         where=root,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do="name the directory that holds them",
+        do="name the directory with these files",
         code="E-CHECKPOINT-MISSING",
     )
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
-    """The files that a checkpoint is made of; raises as `checkpoint_digest`."""
+    """The files of a checkpoint; raises as `checkpoint_digest`."""
     place = find_checkpoint(path)
     return [place / CONFIG_NAME, *weight_files(place)]
 
 
 def checkpoint_digest(path: str | Path) -> str:
-    """The digest of the weights: SHA-256 over the config's and every weight file's name and
-    SHA-256.
+    """Digest of the weights: SHA-256 of the names and SHA-256 of the config and all weight files.
 
-    Reads every byte once in a process while files are untouched. Raises as `find_checkpoint`, or if
-    the index names a missing file.
+    Each process reads a file once, unless it changes. Raises as `find_checkpoint`, or if the index
+    names a missing file.
     """
     files = checkpoint_files(path)
     return sha256_json({file.name: local_digest(file) for file in files})
@@ -172,7 +172,8 @@ def end_ids(path: str | Path, config: ModelConfig) -> list[int]:
 
 
 def read_checkpoint_json(path: Path) -> dict[str, Any]:
-    """One JSON object of a checkpoint; refuses other content (E-CHECKPOINT-FILE)."""
+    """Read a JSON object of a checkpoint. Raises CheckpointError for other content
+    (E-CHECKPOINT-FILE)."""
     try:
         return read_json_object(path)
     except FormatError as error:
@@ -182,17 +183,17 @@ def read_checkpoint_json(path: Path) -> dict[str, Any]:
 def pickle_refused(path: Path) -> CheckpointError:
     """The error for weights in a format that can run code."""
     return CheckpointError(
-        "pickled weights are not opened, since that can run code they carry",
+        "pickled weights are refused, since opening them can run code",
         where=path,
         expected="safetensors",
-        do="fetch the safetensors files of the checkpoint",
+        do="download the safetensors files of the checkpoint",
         code="E-CHECKPOINT-PICKLE",
     )
 
 
 def _bad_file(path: Path, found: str, expected: str, do: str = "fetch it again") -> CheckpointError:
     return CheckpointError(
-        "the file cannot be used",
+        "invalid checkpoint file",
         where=path,
         found=found,
         expected=expected,

@@ -412,7 +412,7 @@ def test_a_rule_without_a_selection_or_beside_include_is_refused(numbered: Corpu
     run = _run(numbered)
     with refused("E-CURATION-MISSING", naming=["select"]):
         curate.curate_shards(run, "web", [0])
-    with refused("E-CONFIG", "where and include"):
+    with refused("E-CONFIG", "set where or include, not both"):
         numbered.configure({"where": RULE, "include": ["keep"]})
 
 

@@ -38,7 +38,7 @@ def test_a_checkpoint_is_found_at_its_path_or_below(tiny_dir: Path, tmp_path: Pa
     (tmp_path / "root" / below).parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(tiny_dir, tmp_path / "root" / below)
     assert find_checkpoint(tmp_path / "root") == tmp_path / "root" / below
-    with refused("E-CHECKPOINT-MISSING", "no checkpoint here"):
+    with refused("E-CHECKPOINT-MISSING", "the directory has no checkpoint"):
         find_checkpoint(tmp_path)
 
 
@@ -73,7 +73,11 @@ SCALES = "model.layers.1.mlp.experts.gate_up_proj_scales"
         ("model.layers.0.mlp.experts.down_proj_scales", None, "down_proj_scales is missing"),
         ("lm_head.weight", None, "lm_head.weight is missing"),
         ("model.embed_tokens.weight", None, "no embedding table"),
-        ("model.layers.4.self_attn.sinks", torch.ones(4), "layers.4.*belongs to no part"),
+        (
+            "model.layers.4.self_attn.sinks",
+            torch.ones(4),
+            "layers.4.*is not a tensor of this model",
+        ),
         ("model.norm.weight", torch.ones(65), r"norm.weight is F32 \[65\], expected.*\[64\]"),
         ("model.norm.weight", torch.ones(64).byte(), r"norm.weight is U8 \[64\], expected"),
         (SCALES, torch.ones(8, 128, 2), r"proj_scales is F32 .* expected U8 \[8, 128, 2\]"),

@@ -171,5 +171,5 @@ def test_grouped_products_keep_the_promise_of_batch_invariance(tiny_dir):
 )
 def test_a_model_without_grouped_products_is_refused(family, device, dtype):
     config = replace(SMALL, family=next(f for f in FAMILIES if f.model_type == family))
-    with refused("E-CONFIG-EXPERTS", "does not compute this model here"):
+    with refused("E-CONFIG-EXPERTS", "does not support this model on this device"):
         with_experts(PLAIN, "grouped", config, torch.device(device), dtype, is_packed=False)

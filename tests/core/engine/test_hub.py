@@ -175,7 +175,7 @@ def test_the_pinned_version_is_asked_of_the_hub_once(asked):
     ],
 )
 def test_another_model_or_device_is_refused(options):
-    with refused("E-CONFIG-EXPERTS", "does not compute this model here"):
+    with refused("E-CONFIG-EXPERTS", "does not support this model on this device"):
         chosen_way(**options)
 
 
@@ -190,7 +190,7 @@ def test_another_gpu_is_refused(gpu: pytest.MonkeyPatch, capability: int):
 @pytest.mark.usefixtures("asked")
 def test_a_model_is_refused_before_its_weights_are_read(packed_dir, monkeypatch):
     monkeypatch.setattr(WeightFiles, "read", lambda *_: pytest.fail("weights were read"))
-    with refused("E-CONFIG-EXPERTS", "does not compute this model here"):
+    with refused("E-CONFIG-EXPERTS", "does not support this model on this device"):
         Transformer.from_checkpoint(packed_dir, moe_backend="hub", dtype=torch.bfloat16)
 
 

@@ -31,7 +31,7 @@ def test_cancelled_sequences_free_what_they_have_and_disturb_no_other(tiny_model
             generator.cancel(cancelled)
     assert got == greedy(tiny_model, prompts[0], 8)
     assert all_free(generator)
-    with pytest.raises(StateError, match="sequence 1 is not there"):
+    with pytest.raises(StateError, match="sequence 1 does not exist or has ended"):
         generator.cancel(running)
 
 
@@ -56,10 +56,10 @@ def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transf
     for _ in range(2):
         generator.update(quick, 7)
         assert stepped(generator)[1] == [quick]
-    with pytest.raises(StateError, match="awaits the token"):
+    with pytest.raises(StateError, match="waits for its next token"):
         generator.step()
     generator.update(slow, int(logits[0].argmax()))
-    with pytest.raises(StateError, match="awaits no token"):
+    with pytest.raises(StateError, match="does not wait for a token"):
         generator.update(slow, 1)
 
 

@@ -72,7 +72,7 @@ def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
 ):
     directory = make_tiny_checkpoint(tmp_path / "t", **SIZES, seed=1)
     assert _make_in_process(directory, NMOE_FAILPOINT=f"rename:{call}:kill") == -9
-    with pytest.raises(CheckpointError, match="no checkpoint here"):
+    with pytest.raises(CheckpointError, match="the directory has no checkpoint"):
         Transformer.from_checkpoint(directory)
     make_tiny_checkpoint(directory, **SIZES)
     assert checkpoint_digest(directory) == checkpoint_digest(tiny_dir)

@@ -269,7 +269,7 @@ def test_what_the_system_tells_of_processes_is_never_text(
     _write(tmp_path, "in/a.txt")
     (tmp_path / "in" / "env.txt").symlink_to(target)
     for patterns in ([pattern], [target]):
-        with refused("E-SOURCE-LINK", "is not read"):
+        with refused("E-SOURCE-LINK", "are not read"):
             find_files(patterns, tmp_path, follow_links=True)
 
 
