@@ -108,7 +108,7 @@ def require_checkpoints(run: Run) -> None:
 def _require(path: Path) -> None:
     if not path.is_dir():
         raise CheckpointError(
-            "no checkpoint here",
+            "no checkpoint at this path",
             where=path,
             do="materialise hydra/backbone, or correct the path of checkpoint",
             code="E-CHECKPOINT-MISSING",

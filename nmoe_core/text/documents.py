@@ -1,8 +1,7 @@
-"""The texts of many documents at once, as an Arrow array.
+"""Decodes many documents at once into an Arrow array of texts.
 
-With an encoding of tiktoken, the bytes of all tokens of a batch are taken out of one table in a
-single call. That is many times as fast as decoding document by document, which is what other
-tokenizers need.
+With a tiktoken encoding, one call looks up the bytes of all tokens of a batch in a table. That is
+many times faster than decoding document by document, as other tokenizers require.
 """
 
 import functools
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
 def decode_documents(
     tokenizer: Tokenizer, tokens: np.ndarray, spans: np.ndarray
 ) -> "pa.LargeStringArray":
-    """The texts of documents: `tokens` of a shard file, `spans` int64 `[documents, 2]`, each with
-    its EOS, perhaps with its BOS. A document that was cut inside a character ends with U+FFFD."""
+    """The texts of documents. `tokens` are of a shard file; `spans`, int64 `[documents, 2]`,
+    include EOS and, if the shard has it, BOS. A document that was cut inside a character ends with
+    U+FFFD."""
     import pyarrow as pa
 
     inner = [tokens[start : end - 1] for start, end in spans.tolist()]
@@ -33,7 +33,7 @@ def decode_documents(
     offsets = pa.py_buffer(np.frombuffer(places, np.int64)[lasts])
     texts = pa.Array.from_buffers(pa.large_binary(), len(inner), [None, offsets, payload])
     try:
-        return texts.cast(pa.large_string())  # which reads every byte for it
+        return texts.cast(pa.large_string())  # the cast checks every byte
     except pa.ArrowInvalid:
         decoded = [text.decode("utf-8", "replace") for text in texts.to_pylist()]
         return pa.array(decoded, pa.large_string())
@@ -41,7 +41,7 @@ def decode_documents(
 
 @functools.lru_cache(maxsize=2)
 def _table(reference: TiktokenReference) -> "pa.LargeBinaryArray":
-    """The bytes of each token, none for an id that has no token."""
+    """The bytes of each token, empty for an id without a token."""
     import pyarrow as pa
 
     payload, offsets = reference.token_bytes

@@ -1,9 +1,9 @@
 """Fast engines for the tokenizers of another library: gigatoken, then quicktok.
 
-An engine turns UTF-8 into ids. A tokenizer that its package does not support, or is known to encode
-wrongly, is refused here with the reason; `proof` shows that the engine is exact for the others. The
-packages read text that spells a special token as that token. So special tokens are left out of the
-loaded vocabulary, or listed in `is_split_on`: texts that spell one go to the reference.
+An engine converts UTF-8 to ids. This module refuses tokenizers that a package does not support or
+is known to encode wrongly, with the reason; `equivalence` proves that the engine is exact for the
+others. The packages parse special tokens in text. So special tokens are left out of the loaded
+vocabulary, or listed in `is_split_on`: texts that contain one are encoded by the reference.
 """
 
 import contextlib
@@ -21,24 +21,24 @@ from nmoe_core.text.reference import Encoded, Reference, TiktokenReference, is_f
 from nmoe_core.text.tokenizer_files import JsonReference, PieceReference
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
-PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # in the order of their speed
-_MAX_GAPS = 8  # ids for each token; engines take memory for each id, or end the process
-_BLANK = "\u2581"  # how SentencePiece writes a blank, which a text may spell too
+PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # fastest first
+_MAX_GAPS = 8  # maximum ids per token: engines allocate memory per id, or crash
+_BLANK = "\u2581"  # SentencePiece's character for a blank, which a text may also contain
 EncodeBytes = Callable[[Sequence[bytes]], Encoded]
 
 
 class Fast(NamedTuple):
-    """An engine that is loaded."""
+    """A loaded engine."""
 
     encode: EncodeBytes
     is_split_on: tuple[str, ...] = ()
-    """Spellings that it takes for special tokens."""
+    """Texts that the engine parses as special tokens."""
     is_for_stripped: bool = False
-    """Whether it drops blanks at the ends of a text."""
+    """Whether the engine drops blanks at both ends of a text."""
 
 
 class Unfit(Exception):
-    """The engine cannot be used for a tokenizer, and why."""
+    """The engine cannot be used for a tokenizer; the message is the reason."""
 
 
 def engine_version(name: str) -> str:
@@ -52,7 +52,7 @@ def engine_version(name: str) -> str:
 
 
 def load_engine(name: str, reference: Reference) -> Fast:
-    """An engine for a tokenizer. Raises Unfit if it is not installed, or does not have this
+    """Load an engine for a tokenizer. Raises Unfit if it is not installed or does not support the
     tokenizer."""
     engine_version(name)
     if (
@@ -66,7 +66,7 @@ def load_engine(name: str, reference: Reference) -> Fast:
 
 @contextlib.contextmanager
 def panics_as_unfit(name: str) -> Iterator[None]:
-    """Whatever an engine raises, a panic of Rust too, makes it unfit."""
+    """Convert any error of an engine to Unfit, even a panic of Rust code."""
     try:
         yield
     except Unfit:
@@ -85,7 +85,7 @@ def _gigatoken(reference: Reference) -> Fast:
     match reference:
         case TiktokenReference():
             base = _carried(reference, "gigatoken")
-            # Without special tokens, text that spells one is ordinary text.
+            # Without special tokens in the vocabulary, they are encoded as ordinary text.
             encoding = gigatoken.Tokenizer.from_tiktoken(
                 ensure_vocabulary(base) / CARRIED[base].file,
                 pretokenizer=base.removesuffix("_base"),
@@ -93,14 +93,14 @@ def _gigatoken(reference: Reference) -> Fast:
             )
         case JsonReference():
             if any(token.get("single_word") for token in reference.data.get("added_tokens") or []):
-                raise Unfit("gigatoken does not know single_word")
+                raise Unfit("gigatoken does not support single_word")
             encoding = gigatoken.Tokenizer.from_json(_without_specials(reference))
         case PieceReference():
             encoding = gigatoken.Tokenizer.from_sentencepiece(reference.data)
             split_on = (*reference.specials, _BLANK)
             is_for_stripped = True
         case _:
-            raise Unfit("gigatoken has no such tokenizer")
+            raise Unfit("gigatoken does not support this tokenizer")
     row = encoding.encode
 
     def encode(payloads: Sequence[bytes]) -> Encoded:
@@ -137,7 +137,7 @@ def _quicktok(reference: Reference) -> Fast:
 
 
 def _carried(reference: Reference, engine: str) -> str:
-    """The encoding that has the merges of this one, which the engine must have."""
+    """The name of the encoding with the same merges. Raises Unfit if the engine lacks it."""
     base = "o200k_base" if reference.name.startswith("o200k") else reference.name
     if base not in CARRIED:
         raise Unfit(f"{engine} does not have {base}")
@@ -152,8 +152,9 @@ def _without_specials(reference: JsonReference) -> bytes:
 
 
 def _refuse_other_merges(reference: JsonReference) -> None:
-    """quicktok merges the pair that makes the token of the lowest id. That agrees with the merges
-    if each longer token is made by one merge, in the order of ids, from tokens before it."""
+    """Refuse merges that quicktok would apply in another order: it merges the pair whose token has
+    the lowest id. That is correct if each longer token is made by exactly one merge, in the order
+    of ids, from earlier tokens."""
     model = reference.data["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     if model.get("type") != "BPE" or reference.added or any(model.get(key) for key in odd):
@@ -165,7 +166,7 @@ def _refuse_other_merges(reference: JsonReference) -> None:
         left, right = merge
         token = ids[left + right]
         if token < last or max(ids[left], ids[right]) >= token:
-            raise Unfit("its merges are not in the order of its ids, as quicktok requires")
+            raise Unfit("its merges are not in the order of its ids, which quicktok requires")
         last = token
         made.add(token)
     if any(
@@ -173,4 +174,4 @@ def _refuse_other_merges(reference: JsonReference) -> None:
         for token, id_ in ids.items()
         if token not in reference.specials
     ):
-        raise Unfit("some of its tokens are made by no merge, which quicktok would make")
+        raise Unfit("quicktok would make some of its tokens that its merges never make")

@@ -1,10 +1,10 @@
-"""Proves that a fast engine gives the ids of its reference, or refutes it.
+"""Proves or disproves that a fast engine gives the same ids as its reference.
 
-Both encode probes: texts of every kind, with this tokenizer's added tokens in many surroundings.
-An engine that differs on a probe is not used. Then both encode every code point in a few
-surroundings. Code points on which they differ, because libraries follow different versions of
-Unicode, are recorded, and documents with one of them go to the reference. A proof takes 1 to 10 s,
-once: its result is kept by the tokenizer's fingerprint and the versions of engine and reference.
+Both encode probes: texts of every kind, with the tokenizer's added tokens in many contexts. An
+engine that differs on a probe is not used. Then both encode every code point in a few contexts.
+Code points on which they differ, because libraries follow different versions of Unicode, are
+recorded, and documents with one of them are encoded by the reference. A proof takes 1 to 10 s once;
+its result is cached by the tokenizer's fingerprint and the versions of engine and reference.
 """
 
 import random
@@ -44,15 +44,15 @@ _ATOMS = (
 )
 _BLANKS = [" ", " ", "  ", "   ", "\t", "\n", "\n\n", "\u00a0", "\u3000", "\u2003"]
 _NUM_TEXTS = 1500
-# Planes that hold letters, marks and numbers; the others are of one kind each.
+# Planes with letters, marks and numbers; each other plane has characters of only one kind.
 SWEPT = (range(0x20, 0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))
 _CHUNK = 64
 VERSION = 1
 
 
 class Suspects:
-    """Code points that two libraries know differently, and texts that an engine does not read as
-    its reference does."""
+    """Finds texts that an engine may encode differently from its reference, by their code points
+    and special tokens."""
 
     def __init__(self, points: Sequence[int], engine: Fast) -> None:
         self._spellings = [text.encode() for text in engine.is_split_on]
@@ -77,7 +77,7 @@ class Suspects:
         return sorted(found)
 
     def _may_hold(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
-        """Indices of the texts with the first two bytes of such a code point, by one scan of all
+        """Indices of texts with the first two bytes of such a code point, found in one scan of all
         non-ASCII texts."""
         other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
         ends = np.cumsum([len(payloads[i]) for i in other])
@@ -91,7 +91,7 @@ class Suspects:
 
 
 class Proven:
-    """An engine whose ids equal its reference's except for `suspects`; loaded when it is used."""
+    """An engine whose ids equal its reference's except for `suspects`; loaded on first use."""
 
     def __init__(self, name: str, reference: Reference) -> None:
         self.name = name
@@ -123,7 +123,7 @@ def prove(name: str, reference: Reference) -> list[int]:
 
 
 def disprove(name: str, reference: Reference, reason: str) -> None:
-    """Note that an engine differs, so that no later process takes it."""
+    """Record that an engine differs, so that later processes do not use it."""
     keep(_file(name, reference), {"suspects": [], "unfit": reason})
 
 
@@ -156,13 +156,14 @@ def probe_texts(own: Sequence[str] = (), count: int = _NUM_TEXTS) -> list[str]:
 
 
 def _own(reference: Reference) -> list[str]:
-    """Up to 40 of its added tokens, and as many special ones."""
+    """Up to 40 added tokens of a tokenizer, and up to 40 special tokens."""
     added = random.Random(7).sample(reference.added, min(40, len(reference.added)))
     return [*added, *reference.specials[:40]]
 
 
 def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
-    """Code points on which the two differ: chunks first, then the points of a chunk that does."""
+    """Code points on which the two differ: compares chunks first, then each point of a differing
+    chunk."""
     chunks = _chunks()
     texts = ["".join(map(_surrounded, chunk)) for chunk in chunks]
     found = encode([text.encode() for text in texts])
@@ -171,13 +172,13 @@ def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
             alone = [_surrounded(point) for point in chunk]
             one_by_one = encode([text.encode() for text in alone])
             differing = list(_differing(one_by_one, reference.encode(alone)))
-            # If no single point shows the difference, it is between neighbours: all are suspect.
+            # If no single point differs, the difference depends on neighbours, so all are suspects.
             yield from (p for p, d in zip(chunk, differing) if d or not any(differing))
 
 
 @lru_cache(maxsize=1)
 def _swept(reference: Reference) -> Encoded:
-    """The reference's ids of all chunks: for several engines."""
+    """The reference's ids of all chunks, cached for several engines."""
     return reference.encode(["".join(map(_surrounded, chunk)) for chunk in _chunks()])
 
 
@@ -186,7 +187,7 @@ def _chunks() -> list[range]:
 
 
 def _surrounded(point: int) -> str:
-    """A code point in places where letters, numbers, marks, blanks and others behave
+    """A code point in contexts where letters, numbers, marks, blanks and others behave
     differently."""
     c = chr(point)
     return f"a{c}b {c}'s1{c}2345\n!{c} x\u0345{c}\u0334A{c}'LL/\n"
@@ -201,7 +202,7 @@ def _differing(found: Encoded, expected: Encoded) -> Iterator[bool]:
 
 
 def _ranges(points: Sequence[int] | Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive numbers: first and last of each."""
+    """The first and last number of each run of consecutive numbers."""
     first = last = -2
     for point in sorted(points):
         if point != last + 1:

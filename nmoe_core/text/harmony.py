@@ -1,5 +1,5 @@
-"""The encoding of Harmony, the prompt format of gpt-oss, and its control tokens. No network is
-needed: openai-harmony is given the project's own vocabulary."""
+"""The encoding of Harmony, the prompt format of gpt-oss, and its control tokens. It works offline:
+openai-harmony loads the vocabulary of this project."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def encoding() -> HarmonyEncoding:
             "openai-harmony cannot load its vocabulary",
             where=os.environ["TIKTOKEN_ENCODINGS_BASE"],
             found=str(error),
-            do=f"delete {_RANKS_NAME} there; it is made again",
+            do=f"delete {_RANKS_NAME} in this directory; it is made again",
             code="E-TOKENIZER-VOCABULARY",
         ) from error

@@ -1,9 +1,9 @@
 """Cuts a long text so that the ids of its pieces equal the ids of the whole.
 
-A rule is a pattern of the places to cut, and of the characters that the next piece leaves out.
-Encodings of tiktoken use the first rule, which follows from their split patterns. For any other
-tokenizer the rules are tried when it is loaded: a rule is used if no token can span its cut and no
-probe differs. Texts are encoded whole if no rule passes, and for Unigram, which depends on the
+A rule is a pattern of positions to cut, and of characters that the next piece drops. Encodings of
+tiktoken use the first rule, which follows from their split patterns. For any other tokenizer the
+rules are tried when it is loaded: a rule is used if tokens cannot span its cut and all probes
+agree. Texts are encoded whole if no rule passes, or if the model is Unigram, which depends on the
 whole text.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 PIECE_CHARS = 2**20
 _LETTERS = "A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣"
-_BLANK = re.compile("[\u2581\u0120]")  # as vocabularies write it
+_BLANK = re.compile("[\u2581\u0120]")  # characters for a blank in vocabularies
 
 
 class CutRule(NamedTuple):
@@ -39,13 +39,13 @@ _WORDS = (
 def safe_pieces(
     text: str, piece_chars: int = PIECE_CHARS, rule: CutRule | None = AFTER_LETTERS
 ) -> Iterator[str]:
-    """The text in pieces of at least `piece_chars` characters (except the last), and seldom many
+    """The text in pieces of at least `piece_chars` characters (except the last), and rarely many
     more.
 
-    No token spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken first
-    splits text by a pattern in which a run of letters ends at the next character that is not a
-    letter, and the next match starts there. The one exception is an apostrophe, which may belong to
-    a contraction. A cut therefore falls between a letter and a following ASCII or CJK character
+    A token never spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken
+    first splits text by a pattern in which a run of letters ends at the next character that is not
+    a letter, and the next match starts there. The one exception is an apostrophe, which may belong
+    to a contraction. A cut therefore falls between a letter and a following ASCII or CJK character
     that is not a letter, mark or apostrophe. A stretch without such a place stays whole.
 
     >>> list(safe_pieces("one two three", 4))
@@ -62,7 +62,7 @@ def safe_pieces(
 
 
 def proven_rule(row: Callable[[str], Sequence[int]], vocabulary: Iterable[str]) -> CutRule | None:
-    """The first rule under which pieces have the ids of the whole; None if there is none."""
+    """The first rule whose pieces give the ids of the whole text; None if there is none."""
     tokens = [_BLANK.sub(" ", token) + "a" for token in vocabulary]
     for rule in (AFTER_LETTERS, BEFORE_BLANKS, AT_BLANKS):
         if any(rule.place.search(token) for token in tokens):

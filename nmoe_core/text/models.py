@@ -1,10 +1,10 @@
 """The tokenizer of a model, and the ids under which it reads a document.
 
-A model's tokenizer is beside its weights. A checkpoint without one uses the encoding of gpt-oss if
-its table has as many rows. Any other is refused, since the ids of the shards may mean another text
-to it; only random weights read them anyway. If shards and model have equal ids, perhaps from
-different libraries, the model reads the ids of the shards; otherwise each document is decoded and
-tokenised again.
+A model's tokenizer is beside its weights. A checkpoint without a tokenizer uses the encoding of
+gpt-oss if its table has the same number of rows. Otherwise it is refused, since the ids of the
+shards may mean different text to it, unless its weights are random. If shards and model have equal
+ids (even from different libraries), the model reads the ids of the shards; if not, each document is
+decoded and tokenised again.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
-    """The tokenizer of a checkpoint whose table has `num_rows`; None if it cannot be told."""
+    """The tokenizer of a checkpoint whose table has `num_rows`; None if it is unknown."""
     for place in (directory, directory.parent):  # weights may be in `original/`
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
@@ -33,7 +33,7 @@ def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelIds:
-    """Turns the token ids of a shard's documents into the ids that a model has for their text."""
+    """Converts the token ids of a shard's documents to the model's ids of the same text."""
 
     shards: Tokenizer
     model: Tokenizer
@@ -56,19 +56,20 @@ class ModelIds:
 def model_ids(
     shards: TokenizerSettings, directory: Path, num_rows: int, *, is_random: bool = False
 ) -> ModelIds | None:
-    """Reader of shards of another tokenizer for a model; None if it reads their ids directly.
+    """The converter for shards that were made with another tokenizer; None if the model reads their
+    ids directly.
 
-    Raises TokenizerError if the model's tokenizer cannot be told, and its weights are not random
-    (E-TOKENIZER-NAME); or as `load_tokenizer`.
+    Raises TokenizerError if the model's tokenizer is unknown and its weights are not random
+    (E-TOKENIZER-NAME), or as `load_tokenizer`.
     """
     found = model_tokenizer(directory, num_rows)
     if found is None and not is_random:
         raise TokenizerError(
-            "the model has no tokenizer, so the ids that it reads are not known",
+            "the model has no tokenizer, so its ids are unknown",
             where=directory,
             found=f"{num_rows} rows",
             expected=f"{' or '.join(TOKENIZER_FILES)} beside the weights",
-            do="put the tokenizer of the model there",
+            do="copy the model's tokenizer to this directory",
             code="E-TOKENIZER-NAME",
         )
     if found is None or found.name == shards.name:
@@ -81,6 +82,7 @@ def model_ids(
 
 @lru_cache(maxsize=4)
 def _agree(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two libraries' tokenizers are one: their ids of texts of every kind are equal."""
+    """Whether two tokenizers of different libraries are equal: they give equal ids for texts of
+    every kind."""
     texts = probe_texts()
     return np.array_equal(one.encode_batch(texts).ids, other.encode_batch(texts).ids)

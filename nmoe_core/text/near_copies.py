@@ -1,6 +1,6 @@
-"""Near copies among labelled documents, by the Jaccard similarity of their shingles of tokens.
+"""Finds near copies among labelled documents, by the Jaccard similarity of their token shingles.
 
-A grader that was fitted on a document knows its near copies, too. Only pairs that can be similar
+A grader that was fitted on a document has also seen its near copies. Only pairs that can be similar
 enough are compared: sets of n elements with a similarity of t share one of their n - tn + 1 rarest
 (prefix filtering, Bayardo et al. 2007). Cost: 0.2 s for 400 documents among 3,000 of 192 tokens.
 """
@@ -16,7 +16,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) -> np.ndarray:
-    """Which documents have a near copy among others: bool `[N]`. Both are token ids."""
+    """Whether each document has a near copy in `among`: bool `[N]`. Both are token ids."""
     sets = [_shingles(tokens) for tokens in (*documents, *among)]
     if not documents or not among:
         return np.zeros(len(documents), np.bool_)

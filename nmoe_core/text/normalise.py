@@ -5,8 +5,8 @@ every U+FEFF are removed, white space is stripped from both ends, NFC last, sinc
 may have kept two characters from composing. Joiners and direction marks stay: scripts need them.
 The name enters every shard's fingerprints.
 
-`normalize_batch` gives the same texts at about a tenth of the cost: it looks at the UTF-8 bytes of
-all texts at once, and only texts that may change take the exact way.
+`normalize_batch` gives the same texts at about a tenth of the cost: it scans the UTF-8 bytes of all
+texts together, and runs the exact steps only on texts that may change.
 """
 
 import functools
@@ -28,17 +28,17 @@ _DROPPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 
 
 def normalize_text(text: str) -> str:
-    """Normalise one document, a long one by pieces, of which most take less memory.
+    """Normalise one document; a long one is processed in pieces, to save memory.
 
     >>> normalize_text(" cafe\\u0301\\r\\nline\\x00 ")
     'café\\nline'
     """
-    # No rule reaches over an LF, and NFC neither makes white space nor takes it away.
+    # Rules never span an LF, and NFC neither creates nor removes white space.
     return "".join(map(_normalized, _lines_of(text))).strip()
 
 
 def _lines_of(text: str) -> Iterator[str]:
-    """The text in pieces of at least `_PIECE_CHARS` characters, each but the last up to an LF."""
+    """The text in pieces of at least `_PIECE_CHARS` characters; all except the last end with LF."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + _PIECE_CHARS) + 1 or len(text)
@@ -83,7 +83,8 @@ def _sorted_marks(marks: str) -> str:
 
 @functools.cache
 def _mark_classes() -> np.ndarray:
-    """The class that marks are sorted by, 0 for other characters: uint8 `[code points]`."""
+    """The combining class by which marks are sorted, 0 for other characters: uint8 `[code
+    points]`."""
     classes = np.zeros(sys.maxunicode + 1, np.uint8)
     # A mark that decomposes into two may lack a class, but the first of the two has one.
     spelled = (unicodedata.normalize("NFD", chr(point)) for point in _MARKS)
@@ -92,11 +93,11 @@ def _mark_classes() -> np.ndarray:
 
 
 def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
-    """`normalize_text` of every text, and its UTF-8 bytes."""
+    """Every text normalised as by `normalize_text`, and its UTF-8 bytes."""
     normal = [text.strip() for text in texts]
     encoded = [_utf8(text) for text in normal]
     for i in _suspects(normal, encoded):
-        # Holds one copy less of a long text.
+        # Saves one copy of a long text.
         normal[i] = ""
         encoded[i] = b""
         normal[i] = normalize_text(texts[i])
@@ -107,18 +108,17 @@ def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # lone surrogates: a NUL sends it the exact way
+    except UnicodeEncodeError:  # lone surrogates; the NUL makes it a suspect
         return b"\x00"
 
 
 def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
-    """Indices of the texts that may not be normalised; every text that is not, is among them."""
+    """Indices of texts that may need normalisation; they include all texts that do."""
     suspects = _holders(range(len(texts)), encoded, _ascii_controls)
     others = [i for i, payload in enumerate(encoded) if len(payload) != len(texts[i])]
     suspects |= _holders(others, encoded, _other_controls)
     for i in others:
-        # `is_normalized` may normalise the whole text to compare it, which a long one must not
-        # cost.
+        # `is_normalized` may normalise the whole text, which is too expensive for a long one.
         is_long = len(texts[i]) > _LONG_CHARS
         if i not in suspects and (is_long or not unicodedata.is_normalized("NFC", texts[i])):
             suspects.add(i)
@@ -128,7 +128,7 @@ def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
 def _holders(
     indices: Sequence[int], encoded: list[bytes], find: Callable[[bytes], np.ndarray]
 ) -> set[int]:
-    """Indices of the texts in which `find` matches; it searches all texts at once."""
+    """Indices of texts in which `find` matches; searches all texts together."""
     payloads = [encoded[i] for i in indices]
     found = find(b"".join(payloads))
     if not len(found):
@@ -151,7 +151,7 @@ def _ascii_controls(payload: bytes) -> np.ndarray:
 
 
 def _other_controls(payload: bytes) -> np.ndarray:
-    """Offsets of C1 controls and U+FEFF in UTF-8 bytes, some of them twice: int64."""
+    """Offsets of C1 controls and U+FEFF in UTF-8 bytes, possibly repeated: int64."""
     found = [np.empty(0, np.int64)]
     for start, view in pieces(payload, 2):
         c1 = np.flatnonzero(view[:-1] == 0xC2)
@@ -163,7 +163,8 @@ def _other_controls(payload: bytes) -> np.ndarray:
 
 
 def pieces(payload: bytes, overlap: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces of a payload that fit a cache: temporary arrays do not grow with the payload."""
+    """Pieces of a payload that fit into the CPU cache; temporary arrays do not grow with the
+    payload."""
     view = np.frombuffer(payload, np.uint8)
     for start in range(0, len(view), _PIECE_BYTES):
         yield start, view[start : start + _PIECE_BYTES + overlap]

@@ -10,9 +10,9 @@ _REACH = 4
 def split_text(text: str, num_parts: int) -> list[str]:
     """At most `num_parts` parts of a text, without the white space at their ends.
 
-    A cut is at the last end of a paragraph before the place that would make equal parts; a quarter
-    of a part is searched. If there is none, it is at the end of a line, a sentence or a word; else
-    at that place, but never before a mark that belongs to a letter.
+    A cut is at the last end of a paragraph before the position that would make equal parts; a
+    quarter of a part is searched. If there is none, the cut is at the end of a line, a sentence or
+    a word. Otherwise it is at that position, but never before a combining mark.
 
     >>> split_text("One thing here.\\n\\nAnother one. And more.", 2)
     ['One thing here.', 'Another one. And more.']
@@ -29,7 +29,7 @@ def split_text(text: str, num_parts: int) -> list[str]:
 
 
 def _cut(text: str, first: int, last: int) -> int:
-    """A place in `first` to `last`."""
+    """The best position to cut between `first` and `last`."""
     for ends in _ENDS:
         found = max(_after(text, end, first, last) for end in ends)
         if found >= 0:
@@ -40,6 +40,6 @@ def _cut(text: str, first: int, last: int) -> int:
 
 
 def _after(text: str, end: str, first: int, last: int) -> int:
-    """The place after the last `end` there; -1 if there is none."""
+    """The position after the last `end` in this range; -1 if there is none."""
     place = text.rfind(end, first, last)
     return place if place < 0 else place + len(end)

@@ -1,4 +1,4 @@
-"""Reference tokenizers, each by the library that defines it, and the encodings of tiktoken.
+"""Reference tokenizers, each using the library that defines it, and the encodings of tiktoken.
 
 A reference knows its ids, its special tokens and its fingerprint without loading the library if
 possible; the library is loaded when text is encoded or decoded.
@@ -22,7 +22,7 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.text.vocabulary import keep, kept, load_tiktoken
 
-# Each byte takes 16 more on its way, which a long document must not take at once.
+# Conversion takes 16 bytes per byte, too much for a long document at once.
 _IDS_AT_A_TIME = 2**16
 _MANY_BLANKS = 2**16
 Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
@@ -43,7 +43,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def joined(rows: Sequence[Any]) -> Encoded:
-    """Ids of several texts, given one by one."""
+    """Concatenate the ids of several texts."""
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     parts = [np.asarray(row, np.uint32) for row in rows]
@@ -51,16 +51,16 @@ def joined(rows: Sequence[Any]) -> Encoded:
 
 
 class TokenBytes(NamedTuple):
-    """The bytes of text that each id spells: id i has `payload[offsets[i]:offsets[i + 1]]`, empty
-    if there is no such token."""
+    """The bytes of each token: id i has `payload[offsets[i]:offsets[i + 1]]`, empty if there is no
+    such token."""
 
     payload: bytes
     offsets: np.ndarray
     """int64 `[vocab_size + 1]`, from 0."""
 
     def of(self, ids: np.ndarray) -> bytes:
-        """Bytes of ids, int64 `[length]`, one after the other. Raises KeyError if an id has
-        none."""
+        """The concatenated bytes of ids, int64 `[length]`. Raises KeyError if an id has no
+        token."""
         starts = range(0, len(ids), _IDS_AT_A_TIME)
         return b"".join(self._of_some(ids[i : i + _IDS_AT_A_TIME]) for i in starts)
 
@@ -78,17 +78,17 @@ class TokenBytes(NamedTuple):
 
 
 class Reference:
-    """A tokenizer as its library has it.
+    """A tokenizer as its library implements it.
 
     Attributes:
         kind: Name of the library and of its package.
         name: Name in manifests.
-        fingerprint: Hex SHA-256 of everything that decides the ids of a text.
+        fingerprint: Hex SHA-256 of everything that determines the ids of a text.
         vocab_size: One more than the largest id.
-        own: Ids that the tokenizer's files give to `eos` and `bos`.
-        specials: Spellings that another library might take for special tokens.
+        own: Ids of `eos` and `bos` in the tokenizer's files.
+        specials: Spellings that another library might parse as special tokens.
         added: Spellings that are one token each anywhere in a text.
-        whole_texts: Whether only whole texts may be encoded, since no cut is safe.
+        whole_texts: Whether texts must be encoded whole, because cuts are never safe.
     """
 
     kind: Kind
@@ -118,7 +118,7 @@ class Reference:
         raise NotImplementedError
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its name, None if there is no such token."""
+        """The id of a token by its name; None if there is no such token."""
         raise NotImplementedError
 
     def tokens(self) -> Iterable[str]:
@@ -126,22 +126,22 @@ class Reference:
         raise NotImplementedError
 
     def spellings(self) -> dict[int, bytes]:
-        """The bytes of text that each id spells, in the same form for all tokenizers."""
+        """The bytes of each token, in the same form for all tokenizers."""
         raise NotImplementedError
 
 
 def unreadable(
     path: Path | str, found: str, do: str = "name another file, or restore it"
 ) -> TokenizerError:
-    """The error for a tokenizer that its library does not take."""
+    """The error for a tokenizer that its library cannot load."""
     return TokenizerError(
         "tokenizer cannot be read", where=path, found=found, do=do, code="E-TOKENIZER-FILE"
     )
 
 
 class TiktokenReference(Reference):
-    """An encoding of tiktoken; its size, EOS and fingerprint are kept by the library's version.
-    Raises TokenizerError as `load_tiktoken` does."""
+    """An encoding of tiktoken; its size, EOS and fingerprint are cached by the library's version.
+    Raises as `load_tiktoken`."""
 
     kind: Kind = "tiktoken"
 
@@ -165,7 +165,7 @@ class TiktokenReference(Reference):
         encode = partial(self.library.encode_to_numpy, disallowed_special=())
         try:
             return encode(text)
-        except ValueError:  # its expression gives up on a million blanks
+        except ValueError:  # the regular expression fails on a million blanks
             parts = []
             start = 0
             for run in self._blanks.finditer(text):
@@ -178,8 +178,8 @@ class TiktokenReference(Reference):
 
     @cached_property
     def _blanks(self) -> re.Pattern[str]:
-        """A long run of blanks before another character. Every encoding takes all of it but the
-        last blank as one piece; line ends are such blanks if they are not split off."""
+        """A long run of blanks before another character. Every encoding makes one piece of it,
+        without the last blank; line ends count as blanks unless they are split off."""
         line_ends = "\\r\\n" if "[\\r\\n" in self.library._pat_str else ""
         return re.compile(f"[^\\S{line_ends}\x1c-\x1f]{{{_MANY_BLANKS},}}(?=\\S)")
 
@@ -199,7 +199,7 @@ class TiktokenReference(Reference):
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of all ids; kept too, so that texts are decoded without the library."""
+        """The bytes of all ids; cached too, so that texts are decoded without the library."""
         file = f"tiktoken-{self.version}-{self.name}-{self.fingerprint[:16]}-bytes.json"
         if (found := kept(file)) is None:
             tokens = list(map(self._bytes_of, range(self.vocab_size)))

@@ -1,10 +1,10 @@
 """Text to token ids with exact engines, for any tokenizer.
 
-The library that defines a tokenizer is its reference. `engine = "auto"` takes the fastest engine
-that is proven to give the reference's ids (`proof`), else the reference. Engines are not part of an
-output's identity. A sample, at most 3 % of the cpu time, looks for differences that the proof
-missed: a difference is an error, and no later process takes the engine. Prep then starts again with
-the reference.
+The library that defines a tokenizer is its reference. `engine = "auto"` uses the fastest engine
+that is proven to give the reference's ids (see `equivalence`), else the reference. Engines are not
+part of an output's identity. Samples of at most 3 % of the CPU time are compared to find
+differences that the proof missed. A difference is an error, and later processes do not use the
+engine; prep then starts again with the reference.
 """
 
 import functools
@@ -31,15 +31,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """A reference, used through one engine.
+    """A reference tokenizer and the engine that encodes for it.
 
     Attributes:
         name: Name in manifests: an encoding's name, or `tokenizer-` and part of the fingerprint.
-        bos_token_id: None if documents start with their text.
+        bos_token_id: None if documents have no BOS.
 
     Raises:
-        TokenizerError: The engine is not installed, does not have the tokenizer or differs from
-            the reference (E-TOKENIZER-ENGINE); EOS or BOS is not known, or text can spell it
+        TokenizerError: The engine is not installed, does not support the tokenizer or differs from
+            the reference (E-TOKENIZER-ENGINE); or EOS or BOS is unknown or can be encoded from text
             (E-TOKENIZER-SPECIAL).
     """
 
@@ -54,21 +54,21 @@ class Tokenizer:
         self.bos_token_id = None if is_without else self._special("bos", settings.bos_token)
         if self.bos_token_id == self.eos_token_id:
             raise TokenizerError(
-                "BOS and EOS are one token, so documents could not be told apart",
+                "BOS and EOS are the same token, so boundaries of documents would be ambiguous",
                 where=self.name,
                 found=reference.decode([self.eos_token_id]),
-                do='leave prep.bos_token "none", or name another token',
+                do='set prep.bos_token = "none", or name another token',
                 code="E-TOKENIZER-SPECIAL",
             )
         if settings.engine != "auto":
-            self._fast = _fastest(reference, settings.engine)  # which may refuse
+            self._fast = _fastest(reference, settings.engine)  # raises if the engine cannot be used
         self._since = time.process_time()
         self._spent = _LOAD_S
         self._batches = 0
 
     @functools.cached_property
     def _fast(self) -> Proven | None:
-        """The engine that "auto" finds when the first text is encoded; decoding needs none."""
+        """The engine that "auto" chooses on the first encoding; decoding does not need it."""
         return _fastest(self._reference, "auto")
 
     @property
@@ -78,12 +78,12 @@ class Tokenizer:
 
     @property
     def reference(self) -> Reference:
-        """The library's own form of it."""
+        """The reference tokenizer."""
         return self._reference
 
     def load(self, with_reference: bool = False) -> None:
-        """Load now the engine that encodes texts and, `with_reference`, the reference of samples:
-        processes that are forked later share it. A reference takes up to 80 MB."""
+        """Load the engine now and, with `with_reference`, also the reference for samples, so that
+        processes forked later share it. A reference takes up to 80 MB."""
         if self._fast is None or with_reference:
             self._reference.row("")
 
@@ -104,7 +104,7 @@ class Tokenizer:
                 f"the tokenizer cannot encode a text that begins with {texts[0][:40]!r}",
                 where=self.name,
                 found=one_line(error),
-                do="leave the text out, or break up what it repeats",
+                do="leave the text out, or break up its repetition",
                 code="E-TOKENIZER-TEXT",
             ) from error
 
@@ -128,8 +128,8 @@ class Tokenizer:
         return np.split(encoded.ids, np.asarray(encoded.offsets)[1:-1]) if texts else []
 
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
-        """The first `max_tokens` ids of a text of any length: uint32 `[length]`, by pieces if the
-        tokenizer allows it."""
+        """The first `max_tokens` ids of a text of any length: uint32 `[length]`; encodes in pieces
+        if the tokenizer allows it."""
         parts = [np.empty(0, np.uint32)]
         num_tokens = 0
         rule = self._cut_rule if len(text) > PIECE_CHARS else None
@@ -141,7 +141,7 @@ class Tokenizer:
         return np.concatenate(parts)[:max_tokens]
 
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
-        """Text of token ids, without the BOS; a cut inside a character becomes U+FFFD."""
+        """The text of token ids, without BOS; a cut inside a character becomes U+FFFD."""
         tokens = np.asarray(ids).tolist()
         if tokens and tokens[0] == self.bos_token_id:
             tokens = tokens[1:]
@@ -162,7 +162,7 @@ class Tokenizer:
             found = int(found) if named is None and found.isdecimal() else named
         if found is None or not 0 <= found < self.vocab_size:
             raise TokenizerError(
-                f"the {what.upper()} token is not known",
+                f"the {what.upper()} token is unknown",
                 where=self.name,
                 found="no such token in its files" if asked == "auto" else asked,
                 expected=f"a token's name, or an id below {self.vocab_size}",
@@ -171,7 +171,7 @@ class Tokenizer:
             )
         if found != own and found in self._reference.row(self._reference.decode([found])):
             raise TokenizerError(
-                f"text can spell the {what.upper()} token",
+                f"ordinary text can contain the {what.upper()} token",
                 where=self.name,
                 found=self._reference.decode([found]),
                 expected="a special token",
@@ -181,9 +181,10 @@ class Tokenizer:
         return found
 
     def _compare_sample(self, fast: Proven, texts: Sequence[str], apart: set[int]) -> None:
-        """Compare a text of a batch with the reference, unless samples have cost their share."""
+        """Compare a text of a batch with the reference, unless samples have used their share of
+        time."""
         started = time.process_time()
-        if started < self._since:  # this process was forked since
+        if started < self._since:  # this process was forked in between
             self._since = 0.0
         self._batches += 1
         if not texts or self._spent > SAMPLE_SHARE * (started - self._since):
@@ -200,7 +201,7 @@ class Tokenizer:
             disprove(fast.name, self._reference, reason)
             self._fast = None
             raise TokenizerError(
-                f"engine {fast.name} does not tokenise as {self._reference.kind} does",
+                f"engine {fast.name} gives other ids than {self._reference.kind}",
                 where=self.name,
                 found=reason,
                 do="run again: later runs do not use the engine",
@@ -209,10 +210,10 @@ class Tokenizer:
 
 
 def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:
-    """The tokenizer of these settings, or of that name, made once per process while its files are
-    unchanged. Raises TokenizerError if there is no such encoding (E-TOKENIZER-NAME), its vocabulary
-    or file cannot be read or fetched (E-TOKENIZER-VOCABULARY, E-TOKENIZER-FILE); or as `Tokenizer`.
-    """
+    """The tokenizer with these settings or this name, cached per process while its files are
+    unchanged. Raises TokenizerError if the encoding is unknown (E-TOKENIZER-NAME), its vocabulary
+    or file cannot be read or downloaded (E-TOKENIZER-VOCABULARY, E-TOKENIZER-FILE), or as
+    `Tokenizer`."""
     if isinstance(settings, str):
         settings = TokenizerSettings(settings)
     if not settings.is_file:
@@ -236,14 +237,14 @@ def _loaded(settings: TokenizerSettings, path: Path | None, times: tuple[int, ..
 
 @functools.lru_cache(maxsize=4)
 def _reference(name: str, path: Path | None, times: tuple[int, ...]) -> Reference:
-    """One vocabulary for all settings; `times` makes changed files another tokenizer."""
+    """The reference, shared by all settings; `times` distinguishes versions of files."""
     if path is None:
         return TiktokenReference(name)
     return PieceReference(path) if path.suffix == ".model" else JsonReference(path)
 
 
 def _fastest(reference: Reference, engine: Engine) -> Proven | None:
-    """The requested engine, or the fastest exact one; None is the reference."""
+    """The requested engine, or the fastest exact one; None for the reference."""
     if engine == "reference":
         return None
     for name in PACKAGES if engine == "auto" else (engine,):

@@ -1,8 +1,8 @@
-"""Tokenizers that are files: `tokenizer.json` and SentencePiece models, here or on the hub.
+"""Tokenizers from files: `tokenizer.json` and SentencePiece models, local or on the hub.
 
-Text that spells a special token is ordinary text. The fingerprint covers what decides the ids of a
-text: of a `tokenizer.json` its normaliser, splitting, model and added tokens in canonical JSON, of
-a SentencePiece model its bytes.
+Special tokens in text are encoded as ordinary text. The fingerprint covers everything that
+determines the ids of a text: the normaliser, splitting, model and added tokens of a
+`tokenizer.json` in canonical JSON, or the bytes of a SentencePiece model.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|
 
 
 class JsonReference(Reference):
-    """A `tokenizer.json`. Raises TokenizerError if `tokenizers` is not installed, or does not take
-    the file (E-TOKENIZER-FILE)."""
+    """A `tokenizer.json`. Raises TokenizerError if `tokenizers` is not installed or cannot load the
+    file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "tokenizers"
 
@@ -49,7 +49,9 @@ class JsonReference(Reference):
             self._ids = _vocabulary(self.data["model"]) | ids
             self.vocab_size = max(self._ids.values()) + 1
             self.num_ids = len(self._ids)
-            if pairs := self.data["model"].get("merges"):  # each a list, or a text with a blank
+            if pairs := self.data["model"].get(
+                "merges"
+            ):  # each is a list, or two tokens separated by a blank
                 pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs]
                 self.data["model"]["merges"] = pairs
                 _check_merges(pairs, self.data["model"].get("continuing_subword_prefix") or "")
@@ -68,7 +70,7 @@ class JsonReference(Reference):
 
     @cached_property
     def library(self) -> Any:
-        """The tokenizer; it encodes text that spells a special token as any other text."""
+        """The library's tokenizer, set to encode special tokens as ordinary text."""
         try:
             import tokenizers
         except ImportError:
@@ -93,8 +95,8 @@ class JsonReference(Reference):
 
     @cached_property
     def _inside(self) -> re.Pattern[str] | None:
-        """A place inside each special token that its model reads in a text as any other token: a
-        text that spells it is cut there."""
+        """A pattern of positions inside special tokens that the model would otherwise recognise in
+        text; texts are cut there."""
         encode = self.library.encode
         read = [
             token
@@ -124,8 +126,8 @@ class JsonReference(Reference):
 
 
 class PieceReference(Reference):
-    """A SentencePiece model. Raises TokenizerError if `sentencepiece` is not installed, or does not
-    take the file (E-TOKENIZER-FILE)."""
+    """A SentencePiece model. Raises TokenizerError if `sentencepiece` is not installed or cannot
+    load the file (E-TOKENIZER-FILE)."""
 
     kind: Kind = "sentencepiece"
 
@@ -144,7 +146,7 @@ class PieceReference(Reference):
             is_unknown = self.library.is_unknown
             special = [i for i in pieces if is_control(i) or is_unknown(i)]
             self.specials = tuple(map(self.library.id_to_piece, special))
-        except (OSError, RuntimeError, ValueError) as error:  # pieces, messages may be no UTF-8
+        except (OSError, RuntimeError, ValueError) as error:  # also for invalid UTF-8
             raise unreadable(path, one_line(error)) from error
         self.whole_texts = self._is_unigram()
         self.fingerprint = hashlib.sha256(self.data).hexdigest()
@@ -178,8 +180,8 @@ class PieceReference(Reference):
 
 
 def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:
-    """Refuse a merge whose second token does not begin with the prefix: `tokenizers` cuts as many
-    bytes off it, which may end the process. Raises ValueError."""
+    """Raise ValueError if the second token of a merge does not start with the prefix: `tokenizers`
+    removes that many bytes and may crash."""
     if prefix and not all(second.startswith(prefix) for _, second in pairs):
         raise ValueError(f"a merge with a token that does not begin with {prefix!r}")
 
@@ -202,9 +204,9 @@ def _spelling(token: str, written: dict[str, int]) -> bytes:
 
 
 def _own_tokens(directory: Path, ids: dict[str, int]) -> dict[str, int]:
-    """Ids that the files beside a `tokenizer.json` give to its EOS and BOS.
+    """Ids of EOS and BOS according to the files beside a `tokenizer.json`.
 
-    A token that ends a turn of a chat is left out: it does not end a document.
+    A token that ends a chat turn is left out: it does not end a document.
     """
     config = _beside(directory / "tokenizer_config.json")
     generation = _beside(directory / "generation_config.json")
@@ -232,7 +234,7 @@ def _beside(path: Path) -> dict[str, Any]:
 
 
 def find_file(name: str) -> Path:
-    """The file of a name."""
+    """The tokenizer file with this name."""
     path = Path(name)
     if not path.exists() and not path.is_absolute() and name.count("/") == 1 and not path.suffix:
         path = _of_hub(name)

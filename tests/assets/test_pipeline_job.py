@@ -133,7 +133,7 @@ def test_a_pipeline_without_its_checkpoint_ends_before_any_part(
         outcome = job.execute_in_process(instance=instance, raise_on_error=False)
         assert parts(instance) == []
     [failed] = [event for event in outcome.all_events if event.is_step_failure]
-    assert "absent: no checkpoint here" in step_error(failed)
+    assert "absent: no checkpoint at this path" in step_error(failed)
     assert not run.tree.root.exists()
 
 

@@ -130,7 +130,7 @@ def find_checkpoint(path: str | Path) -> Path:
             if file.suffix in PICKLE_SUFFIXES:
                 raise pickle_refused(file)
     raise CheckpointError(
-        "the directory has no checkpoint",
+        "no checkpoint at this path",
         where=root,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
         do="name the directory with these files",

@@ -38,7 +38,7 @@ def test_a_checkpoint_is_found_at_its_path_or_below(tiny_dir: Path, tmp_path: Pa
     (tmp_path / "root" / below).parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(tiny_dir, tmp_path / "root" / below)
     assert find_checkpoint(tmp_path / "root") == tmp_path / "root" / below
-    with refused("E-CHECKPOINT-MISSING", "the directory has no checkpoint"):
+    with refused("E-CHECKPOINT-MISSING", "no checkpoint at this path"):
         find_checkpoint(tmp_path)
 
 

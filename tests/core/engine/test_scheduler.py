@@ -41,7 +41,7 @@ def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer
     requests = [Request(prompt_of(n), 3) for n in (10, 20, 30)]
     completions = generator.complete(requests)
     next(completions)
-    with pytest.raises(ConfigError, match="under way"):
+    with pytest.raises(ConfigError, match="are running"):
         generator.generate_batch([[1]], 1)
     completions.close()
     assert all_free(generator)

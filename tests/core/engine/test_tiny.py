@@ -72,7 +72,7 @@ def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
 ):
     directory = make_tiny_checkpoint(tmp_path / "t", **SIZES, seed=1)
     assert _make_in_process(directory, NMOE_FAILPOINT=f"rename:{call}:kill") == -9
-    with pytest.raises(CheckpointError, match="the directory has no checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint at this path"):
         Transformer.from_checkpoint(directory)
     make_tiny_checkpoint(directory, **SIZES)
     assert checkpoint_digest(directory) == checkpoint_digest(tiny_dir)
@@ -84,10 +84,10 @@ def test_a_checkpoint_of_another_origin_is_left_alone(tmp_path: Path):
     (stranger / "config.json").write_text('{"model_type": "gpt_oss"}')
     (stranger / "model.safetensors").write_bytes(b"weights")
     before = _hashes(stranger)
-    with refused("E-CHECKPOINT-FOREIGN", "not made by this command"):
+    with refused("E-CHECKPOINT-FOREIGN", "this command did not make"):
         make_tiny_checkpoint(stranger, **SIZES)
     (stranger / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="not made by this command"):
+    with pytest.raises(CheckpointError, match="this command did not make"):
         make_tiny_checkpoint(stranger, **SIZES)
     assert sorted(path.name for path in stranger.iterdir()) == ["model.safetensors"]
     assert _hashes(stranger).items() <= before.items()

@@ -246,7 +246,7 @@ def test_columns_of_several_files_widen_or_are_refused_and_may_be_missing_in_one
     table = pq.read_table(tmp_path / "train" / "shard_0000" / "columns.parquet")
     assert [str(table.schema.field(name).type) for name in ("n", "m")] == ["int64", "int64"]
     assert (table.column("n").null_count, table.column("m").null_count) == (0, 8)
-    with refused("E-SOURCE-FIELD", "two types", naming=["web", "int", "string"]):
+    with refused("E-SOURCE-FIELD", "incompatible types", naming=["web", "int", "string"]):
         prep_shards(split("b", "c"), settings, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

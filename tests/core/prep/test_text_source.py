@@ -238,7 +238,7 @@ def test_a_commit_of_the_hub_needs_no_look_up(
         ("", files("*.parquet"), ["no such file", "*.parquet"]),
         ("", files("{a,b}.{jsonl,txt}"), ["no such file"]),
         ("", files("a.jsonl", "b.txt"), ["[E-CONFIG]", "files and jsonl"]),
-        ("", {"eos_token_id": None}, ["[E-TOKENIZER-SPECIAL]", "the EOS token is not known"]),
+        ("", {"eos_token_id": None}, ["[E-TOKENIZER-SPECIAL]", "the EOS token is unknown"]),
         ("", {"tokenizer_path": "gpt9"}, ["[E-TOKENIZER-NAME]", "unknown tokenizer"]),
         ("{", {"tokenizer_path": "a.jsonl"}, ["[E-TOKENIZER-FILE]: a.jsonl"]),
     ],

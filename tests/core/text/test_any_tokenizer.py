@@ -250,11 +250,11 @@ def test_the_fingerprint_is_of_what_decides_the_ids(files: dict[str, str], tmp_p
 @pytest.mark.parametrize(
     ("config", "settings", "code", "says"),
     [
-        ({}, {}, "E-TOKENIZER-SPECIAL", "EOS token is not known"),
-        ({"eos_token": "<|im_end|>"}, {}, "E-TOKENIZER-SPECIAL", "EOS token is not known"),
+        ({}, {}, "E-TOKENIZER-SPECIAL", "EOS token is unknown"),
+        ({"eos_token": "<|im_end|>"}, {}, "E-TOKENIZER-SPECIAL", "EOS token is unknown"),
         ({}, {"eos_token": "<eos>"}, "E-TOKENIZER-SPECIAL", "found <eos>"),
         ({}, {"eos_token": 10**6}, "E-TOKENIZER-SPECIAL", "below 1501"),
-        ({}, {"eos_token": "a"}, "E-TOKENIZER-SPECIAL", "text can spell the EOS"),
+        ({}, {"eos_token": "a"}, "E-TOKENIZER-SPECIAL", "ordinary text can contain the EOS"),
         ({}, {"eos_token": 1, "bos_token": 1}, "E-TOKENIZER-SPECIAL", "one token"),
         ({"eos_token": "</s>"}, {"bos_token": "auto"}, "E-TOKENIZER-SPECIAL", "BOS token"),
         ({"eos_token": "</s>"}, {"engine": "quicktok"}, "E-TOKENIZER-ENGINE", "unrecognized"),

@@ -110,5 +110,5 @@ def test_other_targets_are_previewed_by_group_and_by_source_without_languages(
 def test_targets_by_language_without_the_attribute_are_refused_at_once(tmp_path: Path) -> None:
     settings = SETTINGS | {"calibration": {"target_by": "language"}}
     made = write_project(tmp_path, [jsonl_source("web", [{"id": "1", "text": "a"}])], settings)
-    with pytest.raises(Exception, match=r"needs attributes\.use"):
+    with pytest.raises(Exception, match=r"in attributes\.use"):
         _ = made.run
