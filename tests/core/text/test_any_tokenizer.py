@@ -255,7 +255,7 @@ def test_the_fingerprint_is_of_what_decides_the_ids(files: dict[str, str], tmp_p
         ({}, {"eos_token": "<eos>"}, "E-TOKENIZER-SPECIAL", "found <eos>"),
         ({}, {"eos_token": 10**6}, "E-TOKENIZER-SPECIAL", "below 1501"),
         ({}, {"eos_token": "a"}, "E-TOKENIZER-SPECIAL", "ordinary text can contain the EOS"),
-        ({}, {"eos_token": 1, "bos_token": 1}, "E-TOKENIZER-SPECIAL", "one token"),
+        ({}, {"eos_token": 1, "bos_token": 1}, "E-TOKENIZER-SPECIAL", "same token"),
         ({"eos_token": "</s>"}, {"bos_token": "auto"}, "E-TOKENIZER-SPECIAL", "BOS token"),
         ({"eos_token": "</s>"}, {"engine": "quicktok"}, "E-TOKENIZER-ENGINE", "unrecognized"),
         ("[", {}, "E-TOKENIZER-FILE", "tokenizer_config.json"),
