@@ -1,4 +1,4 @@
-"""The tables of `[compute]`. The text below a field is its help."""
+"""The tables of `[compute]`. The text below a field becomes its help."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class RayTable(StrictModel):
     """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
 
     address: str = ""
-    """Address of the cluster; empty takes `RAY_ADDRESS`, and without that starts Ray here."""
+    """Address of the cluster; empty: `RAY_ADDRESS`, or if that is not set, a new Ray on this
+    machine."""
     cpus_per_task: float = Field(default=1.0, gt=0)
-    """Processors that one item holds."""
+    """Number of CPUs per item."""
     gpus_per_task: float = Field(default=0.0, ge=0)
-    """GPUs that one item holds; Ray makes only those visible to it."""
+    """Number of GPUs per item; Ray makes only these visible to it."""
     max_retries: int = Field(default=3, ge=0)
     """Number of retries of an item after its worker or its node was lost."""
 
@@ -27,11 +28,11 @@ class PodTable(StrictModel):
     nothing."""
 
     cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
-    """Processors that the pod requests, such as 4 or 500m."""
+    """CPUs that the pod requests, such as 4 or 500m."""
     memory: str = Field(default="", pattern=r"^(\d+(\.\d+)?([KMGT]i?)?)?$")
-    """Memory that the pod requests and may not exceed, such as 16Gi."""
+    """Memory request and limit of the pod, such as 16Gi."""
     gpus: int = Field(default=0, ge=0)
-    """GPUs of the pod, `nvidia.com/gpu`; 0: none."""
+    """Number of GPUs of the pod (`nvidia.com/gpu`)."""
 
 
 class PodsTable(StrictModel):
@@ -47,12 +48,13 @@ class PodsTable(StrictModel):
 
 
 class ComputeTable(StrictModel):
-    """`[compute]`: where work runs; no byte depends on it."""
+    """`[compute]`: where work runs; the output does not depend on it."""
 
     backend: Literal["pool", "ray"] = "pool"
     """Processes of this machine, or a cluster, which works on as many shards as it has room for."""
     workers: int = Field(default=1, ge=1, le=4096)
-    """Shards that the pool grades, gives topics or curates at once; prep has its own workers."""
+    """Number of shards that the pool grades, assigns topics to or curates in parallel; prep has its
+    own workers."""
     ray: RayTable = RayTable()
     pods: PodsTable | None = None
 
