@@ -12,7 +12,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.cli.flags import add_earlier_flags, default_dtype
 from nmoe_core.cli.output import add_verb
-from nmoe_core.engine.generation.prompt_file import Prompts, Settings, complete_file
+from nmoe_core.tasks.generate import Prompts, Settings, complete_file
 
 if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard

@@ -95,10 +95,7 @@ _BY_WRITER = {
         "loader.plan.remote:_write",
         "loader.plan.remote:fetch_whole",
     ),
-    "generate": (
-        "nmoe_core.engine.generation.prompt_file:_resume",
-        "nmoe_core.engine.generation.prompt_file:complete_file",
-    ),
+    "generate": ("nmoe_core.tasks.generate:_resume", "nmoe_core.tasks.generate:complete_file"),
     "make-tiny-checkpoint": ("nmoe_core.engine.weights.tiny:_write",),
     "report --html": (
         "nmoe_core.report.plots.kept:kept_picture",
