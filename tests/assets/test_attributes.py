@@ -199,7 +199,7 @@ def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project
     assert _found(_rated(project, [1.0, 2.0, 3.0, 4.0]), "drift")[0]
     passed, found = _found(_rated(project, [4.0]), "drift")
     assert not passed
-    assert "of stars moved" in found
+    assert "of stars changed" in found
     run = project.run.with_settings({"checks.max_drift": 1.0})
     assert _found(run, "drift")[0]
     assert summary.attribute_page(run, "web", "own", 0)[1] == []
