@@ -88,7 +88,7 @@ def test_a_document_is_read_without_its_eos_and_only_below_the_data_root(tmp_pat
     assert reader.tokens("s//a.npy#s=3:e=5").tolist() == [7, 99]
     for wrong, says in (
         ("s//a.npy#s=0:e=2", "EOS token; found 6, expected 99"),
-        ("s//a.npy#s=3:e=6", "past its shard; found end 6, expected at most 5"),
+        ("s//a.npy#s=3:e=6", "after the end of its shard; found end 6, expected at most 5"),
     ):
         with refused("E-DOCID", naming=[says]):
             reader.tokens(wrong, eos_token_id=99)
