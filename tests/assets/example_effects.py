@@ -139,7 +139,7 @@ EFFECTS = {
     "nmoe hydra audit --documents 200": Effect(
         r"docs +kept +\d+ +\d+", ("out/labels/audit/docs/scores.jsonl",)
     ),
-    "nmoe hydra agree out/labels/val/shard_0 mine.jsonl": Effect(r"[1-9]\d* documents in both"),
+    "nmoe hydra agree out/labels/val/shard_0 mine.jsonl": Effect(r"\b%(judged)d documents in both"),
     "nmoe hydra look --kind disagreements --documents 20": Effect("student: [\\s\\S]+20 documents"),
     "nmoe hydra look --correct DOC_ID --scores density=1 correctness=3 --by mara --note quoted": (
         Effect("by: mara\nnote: quoted", ("out/labels/corrections.jsonl",))

@@ -118,6 +118,7 @@ def numbers(template: Path) -> dict[str, int]:
         "shard": _documents(data / "docs/train/shard_0001"),
         "curated": _documents(template / "out/curated/docs/train"),
         "steps": _num_steps(template),
+        "judged": len(read_rows(template / "mine.jsonl")),
     }
 
 

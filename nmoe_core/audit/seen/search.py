@@ -154,10 +154,10 @@ class Sentence:
         return self._before[place]
 
     def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
-        """For each of these ids: the place where it ends if it follows at a place of the sentence,
-        or, if not `is_next`, the place where it begins if it precedes it; -1 if it cannot. If more
-        ids of the vocabulary are possible than were read, as with a single letter, each id that was
-        read is compared."""
+        """For each of these ids, the end of its text if it continues the sentence at `place`. If
+        not `is_next`, the start of its text if it ends at `place`. -1 if the id does not fit. If
+        more ids of the vocabulary are possible than were read, as with a single letter, each id
+        that was read is compared."""
         cut = (self._tails if is_next else self._heads).get(place, ())
         if len(cut) < len(ids):
             known = self._following(place) if is_next else self._preceding(place)

@@ -1,6 +1,5 @@
 import ast
 import itertools
-import math
 import random
 import sysconfig
 from importlib.metadata import distributions
@@ -33,13 +32,14 @@ def real_texts() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[tuple[str, str]]:
-    """(kind, text) pairs cut at random lengths; nearly none is refused."""
+    """(kind, text) pairs, each text cut at three random lengths; nearly none is refused."""
     rng = random.Random(0)
     found = [
         (kind, text[: rng.randint(200, MAX_CHARS)])
         for kind, texts in real_texts().items()
         for text in texts
         if len(text) >= 200
+        for _ in range(3)
     ]
     scored = [one for one in found if refusal(one[1]) is None]
     assert len(scored) >= 0.99 * len(found)
@@ -72,8 +72,7 @@ def test_grades_of_real_text_spread_and_neither_repeat_each_other_nor_follow_the
         member = np.array([k == kind for k, _ in corpus])
         rho = spearman(grades[member].mean(1), lengths[member])
         assert rho is not None
-        # Which packages are installed decides the texts: two standard errors are chance.
-        assert abs(rho) < 0.3 + 2 / math.sqrt(member.sum()), kind
+        assert abs(rho) < 0.3, kind
 
 
 def test_texts_said_twice_and_not_shuffled_measure_the_same(corpus: list[tuple[str, str]]) -> None:
