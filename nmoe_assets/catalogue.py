@@ -155,7 +155,7 @@ ORDER_FACTS = (
 )
 
 
-def described(text: str, *facts: str) -> str:
+def with_facts(text: str, *facts: str) -> str:
     """A description in Markdown: the asset, and the meaning of its metadata."""
     meanings = (f"- `{fact.replace(', ', '`, `')}`: {_MEANINGS[fact]}" for fact in facts)
     return "\n".join((text, "", *meanings))
@@ -170,19 +170,21 @@ def curated_group(source: str) -> str:
     return f"{source}_curated"
 
 
-def about(*, rows: Columns = (), leads_to: Iterable[dg.AssetKey] = ()) -> dict[str, Any]:
+def asset_metadata(
+    *, columns: Columns = (), downstream: Iterable[dg.AssetKey] = ()
+) -> dict[str, Any]:
     """Definition metadata of an asset: the schema of its rows, and links to the assets that read
     it.
 
     A column's description names the column that it is made from, since only Dagster+ draws column
     lineage.
     """
-    columns = [
+    described = [
         dg.TableColumn(name, kind, "; from ".join((description, *made_from)))
-        for name, kind, description, *made_from in rows
+        for name, kind, description, *made_from in columns
     ]
-    schema = {"dagster/column_schema": dg.TableSchema(columns=columns)} if columns else {}
-    links = {f"leads to {key.to_user_string()}": dg.MetadataValue.asset(key) for key in leads_to}
+    schema = {"dagster/column_schema": dg.TableSchema(columns=described)} if described else {}
+    links = {f"leads to {key.to_user_string()}": dg.MetadataValue.asset(key) for key in downstream}
     return {**schema, **links}
 
 
@@ -206,14 +208,14 @@ def column_lineage(
     return {LINEAGE: lineage} if by_column else {}
 
 
-def shown(key: str, value: Any) -> Any:
+def to_metadata(key: str, value: Any) -> Any:
     """A fact as the UI shows it: paths are links, numbers are rounded, an interval is text."""
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
         return "not known" if value is None or None in value else "{:.4f} to {:.4f}".format(*value)
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        rows = [{name: str(shown(name, cell)) for name, cell in row.items()} for row in value]
+        rows = [{name: str(to_metadata(name, cell)) for name, cell in row.items()} for row in value]
         return table(rows)["sample"]
     return _four_figures(value) if isinstance(value, float) else value
 

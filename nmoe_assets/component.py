@@ -8,7 +8,7 @@ from nmoe_assets.assets import attributes, curation, hydra, regrade, sources
 from nmoe_assets.checks.manifests import manifest_checks
 from nmoe_assets.conditions import automation_sensor
 from nmoe_assets.dagster_private import find_migrations_once
-from nmoe_assets.names import named
+from nmoe_assets.names import prefixed
 from nmoe_assets.ops import sensors
 from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import task_jobs, verify_job
@@ -56,9 +56,9 @@ def _definitions(run: Run) -> dg.Definitions:
     tasks = task_jobs(run, plans)
     # Jobs are compared by identity, so a sensor must use the same objects as `jobs` below.
     jobs = {task.name: task.definition() for task in tasks}
-    prep = [task for task in tasks if task.name.startswith(named(run, "prep"))]
+    prep = [task for task in tasks if task.name.startswith(prefixed(run, "prep"))]
     verify = verify_job(run, plans)
-    label = named(run, "label")
+    label = prefixed(run, "label")
     retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
     made = dg.Definitions(
         assets=[

@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.inputs import CHANGED_MEANWHILE
-from nmoe_assets.names import asset_key, named
+from nmoe_assets.names import asset_key, prefixed
 from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
@@ -176,7 +176,7 @@ def automation_sensor(run: Run) -> dg.AutomationConditionSensorDefinition:
     prefix = run.config.automation.prefix
     target = dg.AssetSelection.key_prefixes([prefix]) if prefix else dg.AssetSelection.all()
     return dg.AutomationConditionSensorDefinition(
-        named(run, "follow_changes"),
+        prefixed(run, "follow_changes"),
         target=target,
         default_status=sensor_status(run),
         minimum_interval_seconds=run.config.automation.poll_interval_s,

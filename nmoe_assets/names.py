@@ -14,7 +14,7 @@ def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:
     return dg.AssetKey([prefix, *path] if prefix else list(path))
 
 
-def named(run: Run, name: str) -> str:
+def prefixed(run: Run, name: str) -> str:
     """`name`, or `prefix__name`: of a group, job, op, sensor or schedule."""
     prefix = run.config.automation.prefix
     return f"{prefix}__{name}" if prefix else name

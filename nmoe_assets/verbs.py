@@ -17,7 +17,7 @@ from dotenv import dotenv_values
 
 from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.component import build_definitions
-from nmoe_assets.names import named
+from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import task_jobs
 from nmoe_assets.ops.pipeline import console, step_error
@@ -51,7 +51,7 @@ def run_tasks(
     tasks = [job.name for job in task_jobs(run, run_sources(run))]
     made = build_definitions(run)
     known = {job.name for job in made.resolve_all_job_defs() if not job.name.startswith("__")}
-    chosen = [named(run, name) for name in names] or tasks
+    chosen = [prefixed(run, name) for name in names] or tasks
     for name in chosen:
         if name not in known:
             expected = ", ".join([*tasks, *sorted(known.difference(tasks))])

@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
-from nmoe_assets.catalogue import Columns, about, column_lineage, described
+from nmoe_assets.catalogue import Columns, asset_metadata, column_lineage, with_facts
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.conditions import automation
-from nmoe_assets.names import asset_key, named
+from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.pods import pod_tags
 from nmoe_assets.resources import Machine
@@ -33,12 +33,12 @@ class Asset:
         group: The asset's group in the lineage.
         stage: The part of the pipeline, shown as a tag.
         kind: Kind of the output, shown as a badge.
-        text: The description; `facts` adds explanations of the page's metadata.
+        description: The description; `facts` adds explanations of the page's metadata.
         facts: Names of the facts to explain.
-        version: Version of the asset's code and of the settings that it reads.
+        code_version: Version of the asset's code and of the settings that it reads.
         deps: Inputs.
-        leads_to: Keys of the assets that read it.
-        rows: Columns of the output's rows, with the columns that they are made from.
+        downstream: Keys of the assets that read it.
+        columns: Columns of the output's rows, with the columns that they are made from.
         pool: The pool in which the step takes a slot.
         partitions: None for an unpartitioned asset.
         max_age_days: Age in days at which the asset is shown as overdue; None for never.
@@ -51,12 +51,12 @@ class Asset:
     group: str
     stage: str
     kind: str
-    text: str
+    description: str
     facts: tuple[str, ...] = ()
-    version: str
+    code_version: str
     deps: Deps = ()
-    leads_to: Sequence[list[str]] = ()
-    rows: Columns = ()
+    downstream: Sequence[list[str]] = ()
+    columns: Columns = ()
     pool: str | None = None
     partitions: dg.PartitionsDefinition[str] | None = None
     max_age_days: int | None = None
@@ -111,26 +111,27 @@ class Asset:
             path = dep.asset_key.path if isinstance(dep, dg.AssetDep) else dep
             mapping = dep.partition_mapping if isinstance(dep, dg.AssetDep) else None
             deps.append(dg.AssetDep(asset_key(run, path), partition_mapping=mapping))
+        downstream = [asset_key(run, key) for key in self.downstream]
         age = timedelta(days=self.max_age_days) if self.max_age_days else None
         decorate = dg.asset(
             key=key,
             deps=deps,
             check_specs=self.own_checks.specs(),
-            code_version=self.version,
+            code_version=self.code_version,
             partitions_def=self.partitions,
             backfill_policy=dg.BackfillPolicy(most if self.partitions else None),
             automation_condition=automation(run, self.key, deps),
             freshness_policy=dg.FreshnessPolicy.time_window(age) if age else None,
-            group_name=named(run, self.group),
+            group_name=prefixed(run, self.group),
             pool=self.pool,
             op_tags=pod_tags(run, self.stage),
             kinds={self.kind},
-            description=described(self.text, *self.facts),
+            description=with_facts(self.description, *self.facts),
             owners=list(run.config.automation.owners),
             tags={"stage": self.stage},
             metadata={
-                **about(rows=self.rows, leads_to=[asset_key(run, key) for key in self.leads_to]),
-                **column_lineage(self.rows, key, [dep.asset_key for dep in deps]),
+                **asset_metadata(columns=self.columns, downstream=downstream),
+                **column_lineage(self.columns, key, [dep.asset_key for dep in deps]),
             },
         )
         return decorate(work)

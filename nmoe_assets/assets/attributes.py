@@ -24,20 +24,20 @@ def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
-    leads_to = [DUPLICATES] if name == "signatures" else _selections(run, [source])
+    downstream = [DUPLICATES] if name == "signatures" else _selections(run, [source])
     return Asset(
         run=run,
         key=[source, "attributes", name],
         group=source,
         stage="prep",
         kind="parquet",
-        text=f"`{name}` of each document, in the order of the shard. Rows of texts in an earlier "
-        "file are reused.",
+        description=f"`{name}` of each document, in the order of the shard. Rows of texts in an "
+        "earlier file are reused.",
         facts=("computed", "changed"),
-        version=settings.attribute(run, name).version,
+        code_version=settings.attribute(run, name).version,
         deps=[[source, "shards"]],
-        leads_to=leads_to,
-        rows=ATTRIBUTE_ROWS,
+        downstream=downstream,
+        columns=ATTRIBUTE_ROWS,
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda made: checks.check_attribute(run, source, name, map(int, made)),
     ).sharded(f"attributes/{name}", source, lambda key, result: _page(run, source, name, int(key)))
@@ -78,12 +78,12 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         group="curation",
         stage="curate",
         kind="parquet",
-        text="Exact and near copies among the documents of all sources, and which document of each "
-        "group is kept. Only files of shards whose rows changed are written.",
+        description="Exact and near copies among the documents of all sources, and which document "
+        "of each group is kept. Only files of shards whose rows changed are written.",
         facts=("copies", "shards_written"),
-        version=settings.attribute(run, "duplicates").version,
+        code_version=settings.attribute(run, "duplicates").version,
         deps=[[name, "attributes", "signatures"] for name in names],
-        leads_to=_selections(run, names),
+        downstream=_selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
@@ -105,13 +105,13 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="parquet",
-        text="Whether the run's `where` keeps each document, and the first clause that drops it: "
-        f"`{run.config.curation.where}`.",
+        description="Whether the run's `where` keeps each document, and the first clause that "
+        f"drops it: `{run.config.curation.where}`.",
         facts=("kept", "changed"),
-        version=settings.selection(run).version,
+        code_version=settings.selection(run).version,
         deps=deps,
-        leads_to=[[name, "curated"]],
-        rows=SELECTION_ROWS,
+        downstream=[[name, "curated"]],
+        columns=SELECTION_ROWS,
         checks=("rows", "drift"),
         check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),
     )

@@ -30,12 +30,12 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="curate",
         kind="scikitlearn",
-        text="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
+        description="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
         "the backbone's embedding table. The model is frozen: a new model moves every document, "
         "so you materialise it by hand.",
-        version=settings.topic_model(run).version,
+        code_version=settings.topic_model(run).version,
         deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
-        leads_to=[[name, "topics"] for name in names],
+        downstream=[[name, "topics"] for name in names],
         checks=("readable",),
         check=lambda: checks.check_topic_model(run),
     ).unpartitioned(lambda: curate.fit_topics(run, names), "topics_and_k")
@@ -50,11 +50,11 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        text="Topic of each document: the nearest centroid of the topic model.",
-        version=settings.TOPICS.version,
+        description="Topic of each document: the nearest centroid of the topic model.",
+        code_version=settings.TOPICS.version,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
-        leads_to=[[name, "curated"]],
-        rows=TOPIC_ROWS,
+        downstream=[[name, "curated"]],
+        columns=TOPIC_ROWS,
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
     ).sharded("topics", name)
@@ -70,13 +70,13 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        text=f"Documents {_rule(run)}, in training order "
+        description=f"Documents {_rule(run)}, in training order "
         f"({table.order}). lineage.jsonl has these columns.",
         facts=ORDER_FACTS,
-        version=settings.curated(run, name).version,
+        code_version=settings.curated(run, name).version,
         deps=[*_curated_from(run, name), *([DUPLICATES] if spreads_copies(run) else [])],
-        leads_to=[[name, key] for key in ("curated_manifest", *seen_names(run))],
-        rows=LINEAGE_ROWS,
+        downstream=[[name, key] for key in ("curated_manifest", *seen_names(run))],
+        columns=LINEAGE_ROWS,
         checks=("integrity",),
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
     ).sharded("curate", name, lambda key, result: {"order": shown_picture(result.picture)})
@@ -123,10 +123,10 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        text="Suffix arrays of the curated shards, in which `nmoe seen` finds a sentence, its "
-        "documents and the steps that read it.",
+        description="Suffix arrays of the curated shards, in which `nmoe seen` finds a sentence, "
+        "its documents and the steps that read it.",
         facts=("files_sorted", "changed"),
-        version=settings.SEEN_INDEX.version,
+        code_version=settings.SEEN_INDEX.version,
         deps=[[name, "curated"]],
         checks=("suffixes",),
         check=lambda made: checks.check_seen(run, name, map(int, made)),
@@ -143,11 +143,11 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="json",
-        text="Inventory of the curated shards, with the digests of their inputs.",
+        description="Inventory of the curated shards, with the digests of their inputs.",
         facts=("left_out", "composition", "misaligned_shards", *ORDER_FACTS),
-        version=settings.curated_manifest(run, name).version,
+        code_version=settings.curated_manifest(run, name).version,
         deps=[[name, "curated"]],
-        leads_to=[["mixture", "loader_plan"]],
+        downstream=[["mixture", "loader_plan"]],
     ).unpartitioned(lambda: curate.combine(run, name), "order_and_diversity")
 
 
@@ -161,8 +161,8 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group="mixture",
         stage="plan",
         kind="json",
-        text="The plan that a trainer's loader opens: sources, weights, quotas and digests, which "
-        "make the training stream a pure function of the step.",
+        description="The plan that a trainer's loader opens: sources, weights, quotas and "
+        "digests, which make the training stream a pure function of the step.",
         facts=(
             "steps, sequences",
             "sequences_SOURCE",
@@ -172,7 +172,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             "not_shown",
             "changed",
         ),
-        version=settings.loader_plan(run).version,
+        code_version=settings.loader_plan(run).version,
         deps=[
             *([name, "curated_manifest"] for name in names),
             *([name, "valid_manifest"] for name in valid),
@@ -211,10 +211,10 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         group="mixture",
         stage="plan",
         kind="objectstorage",
-        text="Copy of the loader plan and its data in a store, from which loaders read by URL. "
-        "Files that the store already has are not sent again.",
+        description="Copy of the loader plan and its data in a store, from which loaders read by "
+        "URL. Files that the store already has are not sent again.",
         facts=("files_sent, bytes_sent", "files_replaced"),
-        version=settings.published_plan(run).version,
+        code_version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],
     )
     return [asset.unpartitioned(lambda: publish(run.tree.plan, run.config.publish.url))]

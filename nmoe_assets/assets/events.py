@@ -15,7 +15,7 @@ import dagster as dg
 
 from nmoe_assets.assets.cost import Cost, Stopwatch
 from nmoe_assets.assets.run_log import run_log
-from nmoe_assets.catalogue import LINEAGE, shown, with_row_count
+from nmoe_assets.catalogue import LINEAGE, to_metadata, with_row_count
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.inputs import CurrentInputs, forget_tagged
@@ -272,13 +272,13 @@ def wait_for_lock() -> dg.RetryRequested:
 
 def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
     """Facts as pages show them, with throughput and cost if work was done."""
-    facts_shown = {key: shown(key, value) for key, value in facts.items()}
+    facts_shown = {key: to_metadata(key, value) for key, value in facts.items()}
     if not _has_worked(facts):
         return facts_shown
     rates = {}
     for key in _RATES:
         if facts.get(key) and cost.seconds > 0:
-            rates[f"{key}_per_second"] = shown(key, facts[key] / cost.seconds)
+            rates[f"{key}_per_second"] = to_metadata(key, facts[key] / cost.seconds)
     return {**facts_shown, **rates, **cost.facts(machine)}
 
 

@@ -38,10 +38,10 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="pytorch",
-        text="The frozen model that computes features and topics, a checkpoint in the "
+        description="The frozen model that computes features and topics, a checkpoint in the "
         "gpt-oss format. The kind tiny is made here from seeded random numbers.",
-        version=settings.backbone(run).version,
-        leads_to=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
+        code_version=settings.backbone(run).version,
+        downstream=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
     ).unpartitioned(lambda: make_backbone(run))
@@ -60,10 +60,10 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="label",
         kind="json",
-        text=f"Scores of documents from the oracle of kind {run.config.oracle.kind}: "
+        description=f"Scores of documents from the oracle of kind {run.config.oracle.kind}: "
         f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
         facts=("parse_rate", "salvaged", "oracle_calls", "labels_reused"),
-        version=settings.labels(run).version,
+        code_version=settings.labels(run).version,
         deps=[
             *([name, "docid_slices"] for name in names),
             # "Materialize all" would not reach the labels through the slices, which have no
@@ -73,8 +73,8 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
                 for name in names
             ),
         ],
-        leads_to=[[GROUP, name] for name in ("student", *heads(run), "calibration")],
-        rows=LABEL_ROWS,
+        downstream=[[GROUP, name] for name in ("student", *heads(run), "calibration")],
+        columns=LABEL_ROWS,
         pool="gpu",
         partitions=label_partitions,
         checks=("coverage", "parse_rate", "one_scorer"),
@@ -93,14 +93,14 @@ def student(run: Run) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="numpy",
-        text="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It needs "
-        "no backbone, so a head must rank better to be worth its backbone. It grades if [grading] "
-        "grader is `student`, or if `auto` chooses it; otherwise it drops the documents that it "
-        "is sure of before the probe.",
+        description="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It "
+        "needs no backbone, so a head must rank better to be worth its backbone. It grades if "
+        "[grading] grader is `student`, or if `auto` chooses it; otherwise it drops the documents "
+        "that it is sure of before the probe.",
         facts=STUDENT_FACTS,
-        version=settings.student(run).version,
+        code_version=settings.student(run).version,
         deps=[[GROUP, "oracle_labels"]],
-        leads_to=[[GROUP, name] for name in (*heads(run), "calibration")],
+        downstream=[[GROUP, name] for name in (*heads(run), "calibration")],
         checks=("readable",),
         check=lambda: checks.check_student(run),
     ).unpartitioned(lambda: hydra.train_student(run))
@@ -114,11 +114,11 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="pytorch",
-        text=f"The {kind}, trained on oracle labels over the frozen backbone.",
+        description=f"The {kind}, trained on oracle labels over the frozen backbone.",
         facts=HEAD_FACTS,
-        version=settings.head(run, kind).version,
+        code_version=settings.head(run, kind).version,
         deps=[[GROUP, name] for name in ("oracle_labels", "backbone", "student")],
-        leads_to=[[GROUP, "calibration"]],
+        downstream=[[GROUP, "calibration"]],
         pool="gpu",
         checks=("promotion", "baselines"),
         check=lambda: checks.check_head(run, kind),
@@ -135,7 +135,8 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="json",
-        text="Thresholds that turn the grader's scores into drop, band or keep, and their weights.",
+        description="Thresholds that turn the grader's scores into drop, band or keep, and their "
+        "weights.",
         facts=(
             *(
                 "tau_drop, tau_keep",
@@ -145,13 +146,13 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
             ),
             *("count", "grader", "backbone_tokens", "cost"),
         ),
-        version=settings.calibration(run).version,
+        code_version=settings.calibration(run).version,
         deps=[
             dg.AssetDep([GROUP, "oracle_labels"], partition_mapping=read),
             *([GROUP, name] for name in (*heads(run), "student")),
             *(dg.AssetDep(key, partition_mapping=dg.AllPartitionMapping()) for key in languages),
         ],
-        leads_to=[[GROUP, "regrade_plan"]],
+        downstream=[[GROUP, "regrade_plan"]],
         pool="gpu",
         checks=("thresholds", "calibrated_keep_rate", "false_drops"),
         check=lambda: checks.check_calibration(run),
@@ -176,14 +177,14 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="grade",
         kind="json",
-        text="A row per document with the decision keep, since the run names no grader."
+        description="A row per document with the decision keep, since the run names no grader."
         if is_off
         else "The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
-        version=settings.grades(run).version,
+        code_version=settings.grades(run).version,
         deps=[[name, "shards"], *graded_by_language(run, name), *([GROUP, made] for made in read)],
-        leads_to=[[name, "curated"]],
-        rows=GRADE_ROWS,
+        downstream=[[name, "curated"]],
+        columns=GRADE_ROWS,
         pool="gpu",
         checks=checks.grade_checks(run),
         check=lambda made: checks.check_grades(run, name, map(int, made)),

@@ -35,13 +35,13 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="grade",
         kind="json",
-        text="A preview of grading: stale shards, decisions that may flip, time. Materialise it "
-        "before a backfill of quality_scores to see the cost of the backfill.",
+        description="A preview of grading: stale shards, decisions that may flip, time. "
+        "Materialise it before a backfill of quality_scores to see the cost of the backfill.",
         facts=("may_flip_least, may_flip_most", "sampled, sampled_flips"),
-        version=settings.grades(run).version,
+        code_version=settings.grades(run).version,
         # The heads are not inputs: the calibration names the heads that it was fitted for.
         deps=[[GROUP, "calibration"], *([name, "shards"] for name in names)],
-        leads_to=[[name, "quality_scores"] for name in names],
+        downstream=[[name, "quality_scores"] for name in names],
         pool="gpu",  # a sample is graded
         checks=("flips",),
         check=lambda plan: checks.check_regrade(run, plan),

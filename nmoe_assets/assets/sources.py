@@ -14,10 +14,17 @@ from nmoe_assets.assets.events import (
     wait_for_lock,
 )
 from nmoe_assets.assets.run_log import run_log
-from nmoe_assets.catalogue import DOCUMENT_ROWS, SHARD_ROWS, SLICE_ROWS, about, shown, table
+from nmoe_assets.catalogue import (
+    DOCUMENT_ROWS,
+    SHARD_ROWS,
+    SLICE_ROWS,
+    asset_metadata,
+    table,
+    to_metadata,
+)
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.inputs import CurrentInputs, forget_tagged
-from nmoe_assets.names import asset_key, named
+from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError
@@ -34,13 +41,15 @@ def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
     reads = {"hf_dataset": spec.hf_dataset} if spec.hf_dataset else {"paths": list(spec.paths)}
     return dg.AssetSpec(
         asset_key(run, [source.name, "documents"]),
-        group_name=named(run, source.name),
+        group_name=prefixed(run, source.name),
         kinds={spec.kind},
         description=f"Documents of {source.name}, of kind {spec.kind}. This asset is external: "
         "prep records the revision that it read.",
         owners=list(run.config.automation.owners),
         tags={"stage": "prep"},
-        metadata=about(rows=DOCUMENT_ROWS, leads_to=[asset_key(run, [source.name, "shards"])])
+        metadata=asset_metadata(
+            columns=DOCUMENT_ROWS, downstream=[asset_key(run, [source.name, "shards"])]
+        )
         | reads,
     )
 
@@ -56,13 +65,13 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group=name,
         stage="prep",
         kind="numpy",
-        text=f"Token shards of the {split} split: one pass fills all requested shards. "
+        description=f"Token shards of the {split} split: one pass fills all requested shards. "
         "`nmoe explain` takes the ids in the sample.",
         facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
-        version=settings.prep(run, source, split).version,
+        code_version=settings.prep(run, source, split).version,
         deps=[[name, "documents"]],
-        leads_to=[[name, f"{_prefix(split)}manifest"]],
-        rows=SHARD_ROWS,
+        downstream=[[name, f"{_prefix(split)}manifest"]],
+        columns=SHARD_ROWS,
         partitions=shard_partitions(num_shards),
         checks=("integrity",),
         check=lambda made: checks.check_shards(run, name, split, map(int, made)),
@@ -83,7 +92,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         pass_facts = timed(made.facts, watch.read(), machine)
         parts = {}
         for bucket, result in made.shards.items():
-            facts = {key: shown(key, value) for key, value in result.facts.items()}
+            facts = {key: to_metadata(key, value) for key, value in result.facts.items()}
             sample = table(summary.sample_documents(run, name, split, bucket))
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
@@ -101,11 +110,11 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
     name = source.name
     prefix = _prefix(split)
     deps = [[name, f"{prefix}shards"]]
-    leads_to = [["mixture", "loader_plan"]]
+    downstream = [["mixture", "loader_plan"]]
     if split == "train":
-        leads_to = [] if run.config.grading.is_off else [[name, "docid_slices"]]
-        leads_to += [["curation", "topic_model"]]
-        leads_to += [[name, "valid_manifest"]] if source.has_valid else []
+        downstream = [] if run.config.grading.is_off else [[name, "docid_slices"]]
+        downstream += [["curation", "topic_model"]]
+        downstream += [[name, "valid_manifest"]] if source.has_valid else []
     else:
         deps.append([name, "manifest"])  # the check `no_leak` reads both
     return Asset(
@@ -114,11 +123,11 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group=name,
         stage="prep",
         kind="json",
-        text=f"Inventory of the {split} shards with SHA-256 checksums.",
+        description=f"Inventory of the {split} shards with SHA-256 checksums.",
         facts=("changed",),
-        version=settings.prep(run, source, split).version,
+        code_version=settings.prep(run, source, split).version,
         deps=deps,
-        leads_to=leads_to,
+        downstream=downstream,
     ).unpartitioned(lambda: prep.make_manifest(run, source, split), "documents_by_length")
 
 
@@ -131,13 +140,13 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=name,
         stage="label",
         kind="json",
-        text="Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
+        description="Document ids split 80/10/10 by the MD5 of the id: train fits the heads, val "
         "calibrates them, test only measures them.",
         facts=("train, val, test", "changed"),
-        version=settings.SLICES.version,
+        code_version=settings.SLICES.version,
         deps=[[name, "manifest"]],
-        leads_to=[["hydra", "oracle_labels"]],
-        rows=SLICE_ROWS,
+        downstream=[["hydra", "oracle_labels"]],
+        columns=SLICE_ROWS,
         checks=("split_rule",),
         check=lambda: checks.check_slices(run, name),
     ).unpartitioned(lambda: prep.make_slices(run, name))

@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.catalogue import shown
+from nmoe_assets.catalogue import to_metadata
 from nmoe_assets.checks.history import FAILED_PARTITIONS, evaluation, failed_partitions, make_newest
 from nmoe_assets.names import asset_key
 from nmoe_assets.pods import pod_tags
@@ -121,7 +121,7 @@ class Checks:
         self, name: str, verdict: Verdict, failed: Sequence[str] = ()
     ) -> dg.AssetCheckResult:
         is_warning = checks.level_of(self.run, name) == "warn"
-        facts = {key: shown(key, value) for key, value in verdict.facts.items()}
+        facts = {key: to_metadata(key, value) for key, value in verdict.facts.items()}
         return dg.AssetCheckResult(
             check_name=name,
             asset_key=self.key,

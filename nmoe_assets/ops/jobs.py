@@ -13,7 +13,7 @@ import dagster as dg
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
-from nmoe_assets.names import asset_key, named
+from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
@@ -55,7 +55,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         **metadata: dg.MetadataValue,
     ) -> TaskJob:
         made = [asset_key(run, key) for key in keys]
-        return TaskJob(named(run, name), made, partitions, metadata)
+        return TaskJob(prefixed(run, name), made, partitions, metadata)
 
     def of_sources(*names: str) -> list[tuple[str, str]]:
         return [(source.name, name) for name in names for source in sources]
@@ -101,7 +101,7 @@ def verify_job(run: Run, sources: list[SourcePlan]):  # as `TaskJob.definition`
     keys += [(s.name, "valid_manifest") for s in sources if s.has_valid]
     keys.append(("mixture", "loader_plan"))
     return dg.define_asset_job(
-        named(run, "verify"),
+        prefixed(run, "verify"),
         selection=dg.AssetSelection.checks_for_assets(*(asset_key(run, key) for key in keys)),
         description="Checksums, indexes and tokens of every manifest, and the plan's digests.",
     )

@@ -16,7 +16,7 @@ from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.catalogue import table
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.inputs import PIPELINE
-from nmoe_assets.names import named
+from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine
@@ -33,7 +33,7 @@ def pipeline_job(
     """The job over all tasks; `definitions` returns their jobs, once all definitions are made."""
     steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
 
-    @dg.op(name=named(run, "run_pipeline"), out=dg.Out(dg.Nothing))
+    @dg.op(name=prefixed(run, "run_pipeline"), out=dg.Out(dg.Nothing))
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
         require_startable(run)
         if context.run.remote_job_origin is None:
@@ -42,7 +42,7 @@ def pipeline_job(
             _launch(context, jobs, definitions())
 
     @dg.job(
-        name=named(run, "pipeline"),
+        name=prefixed(run, "pipeline"),
         description=f"The tasks one after the other, each over all its partitions:\n{steps}",
         executor_def=dg.in_process_executor,
     )

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from nmoe_assets.dagster_private import event_files
-from nmoe_assets.names import is_of_mixture, named
+from nmoe_assets.names import is_of_mixture, prefixed
 from nmoe_core.config.run import Run
 
 _PAGE = 500
@@ -57,7 +57,7 @@ def retention_job(
         check_keys: Gives the checks of the mixture, when all definitions are made.
     """
     table = run.config.retention
-    op_name = named(run, "delete_old_runs")
+    op_name = prefixed(run, "delete_old_runs")
 
     @dg.op(name=op_name, out=dg.Out(dg.Nothing))
     def delete_old_runs(context: dg.OpExecutionContext, config: RetentionConfig) -> None:
@@ -75,7 +75,7 @@ def retention_job(
         context.log.info(f"{len(found)} runs older than {before:%Y-%m-%d} {verb}; kept: {kept}")
 
     @dg.job(
-        name=named(run, JOB_NAME),
+        name=prefixed(run, JOB_NAME),
         executor_def=dg.in_process_executor,
         description="Deletes old runs and their events, except those a current asset depends on.",
         config={
@@ -97,7 +97,7 @@ def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefi
         return []
     return [
         dg.ScheduleDefinition(
-            name=named(run, "nightly_retention"),
+            name=prefixed(run, "nightly_retention"),
             job=job,
             cron_schedule=table.cron,
             execution_timezone=run.config.automation.verify_timezone,

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.conditions import sensor_status
-from nmoe_assets.names import asset_key, is_of_mixture, named
+from nmoe_assets.names import asset_key, is_of_mixture, prefixed
 from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_assets.partitions import label_partitions, range_tags
@@ -43,7 +43,7 @@ def source_watch(
     """
 
     @dg.sensor(
-        name=named(run, "source_watch"),
+        name=prefixed(run, "source_watch"),
         jobs=[definitions[job.name] for job in prep],
         minimum_interval_seconds=run.config.automation.source_poll_interval_s,
         default_status=sensor_status(run),
@@ -98,7 +98,7 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     labels = asset_key(run, ["hydra", "oracle_labels"])
 
     @dg.sensor(
-        name=named(run, "label_retries"),
+        name=prefixed(run, "label_retries"),
         job=label,
         minimum_interval_seconds=30,
         default_status=sensor_status(run),
@@ -146,7 +146,7 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """
 
     @dg.run_failure_sensor(
-        name=named(run, "failure_notice"),
+        name=prefixed(run, "failure_notice"),
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
         description="Reports a failed run in the log, and to NMOE_FAILURE_WEBHOOK if it is set.",
@@ -160,7 +160,7 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
         return None
 
     @dg.run_failure_sensor(
-        name=named(run, "failure_notice_of_commands"),
+        name=prefixed(run, "failure_notice_of_commands"),
         default_status=sensor_status(run),
         minimum_interval_seconds=15,
         monitor_all_code_locations=True,
@@ -205,7 +205,7 @@ def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
     starts = run.config.automation.starts
     status = dg.DefaultScheduleStatus
     return dg.ScheduleDefinition(
-        name=named(run, "nightly_verify"),
+        name=prefixed(run, "nightly_verify"),
         job=job,
         cron_schedule=run.config.automation.verify_cron,
         execution_timezone=run.config.automation.verify_timezone,

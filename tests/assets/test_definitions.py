@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from nmoe_assets.catalogue import shown
+from nmoe_assets.catalogue import to_metadata
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.checks import LEVELS
@@ -198,4 +198,4 @@ def test_the_workspace_file_names_a_location_that_loads() -> None:
 
 def test_an_interval_that_is_not_known_is_shown_as_such() -> None:
     for value, expected in ((None, "not known"), ([None, 1.0], "not known"), ([0, 1], "0.0000 to")):
-        assert shown("keep_ci95", value).startswith(expected)
+        assert to_metadata("keep_ci95", value).startswith(expected)

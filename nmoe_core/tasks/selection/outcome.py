@@ -13,7 +13,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.takedown.record import TAKEN_DOWN, load_takedown
 from nmoe_core.quality.calibration.graded import read_graded
-from nmoe_core.tasks.selection.reasons import COPIES, in_words, meaning
+from nmoe_core.tasks.selection.reasons import COPIES, describe_clause, meaning
 
 _COPY = ("exact_of", "near_of", "near_jaccard")
 
@@ -50,7 +50,7 @@ def _ruled(run: Run, shard: ShardPaths) -> Outcome:
         from nmoe_core.shards.attribute_file import read_attribute
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
-        return Outcome(codes, [*map(in_words, clauses_of(shard))])
+        return Outcome(codes, [*map(describe_clause, clauses_of(shard))])
     included = set(run.config.curation.include)
     decisions = ["drop", "band", "keep"]
     numbers = {name: 0 if name in included else i for i, name in enumerate(decisions, 1)}

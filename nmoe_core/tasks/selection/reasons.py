@@ -47,11 +47,11 @@ _EXCLUDED = re.compile(rf"\(NOT {_LISTED.pattern}\)")
 _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
 
 
-def in_words(clause: str) -> str:
+def describe_clause(clause: str) -> str:
     """Why a clause drops a document. Comparisons of columns with constants, also joined by OR, are
     put in words; any other clause is shown with NOT."""
     if len(parts := _alternatives(clause)) > 1:
-        failed = [*map(in_words, parts)]
+        failed = [*map(describe_clause, parts)]
         is_plain = not any(one.startswith("not ") for one in failed)
         return ", and ".join(failed) if is_plain else f"not {clause}"
     if clause in _WHOLE:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.tasks.selection.reasons import in_words
+from nmoe_core.tasks.selection.reasons import describe_clause
 from tests.planted import Planted
 from tests.refusals import refused
 
@@ -363,7 +363,7 @@ def test_what_a_clause_leaves_out_is_said_in_words_where_it_is_simple(
     clause: str, said: str
 ) -> None:
     with _where(clause) as where:
-        assert [in_words(one) for one in where.clauses] == [said]
+        assert [describe_clause(one) for one in where.clauses] == [said]
 
 
 def test_the_process_of_an_expression_executes_no_file_of_the_working_directory(
