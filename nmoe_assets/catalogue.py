@@ -1,11 +1,11 @@
-"""The page of an asset: description, schema and links, and how facts are displayed."""
+"""The page of an asset in the UI: description, schema, links, and the format of facts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-# Name, type and meaning of each column of an asset's rows, then the columns that it is made from.
+# Name, type and meaning of each column of an asset's rows, then its parent columns.
 Columns = Sequence[tuple[str, ...]]
 LINEAGE = "dagster/column_lineage"
 _TYPES = {str: "string", int: "integer", float: "number"}
@@ -79,11 +79,11 @@ _MEANINGS = {
     "documents_tokenized": "tokenized in this run; 0 if all requested shards were current",
     "shards_made": "requested shards that this run wrote",
     "shards_current": "requested shards that were current already",
-    "changed": "whether this run wrote the file; false if it was current",
+    "changed": "whether this run wrote the file; false if the file was current",
     "train, val, test": "documents of each split",
     "computed": "documents whose rows this run computed; the other rows were reused",
     "kept": "documents that the rule keeps",
-    "copies": "documents of each source, and how many are exact and near copies of others",
+    "copies": "documents of each source, with the numbers of exact and near copies",
     "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that are a set of scores",
     "salvaged": "parsed labels that were extracted from an answer with other text; heads do "
@@ -94,13 +94,13 @@ _MEANINGS = {
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
     "spearman_within_source": "the same rank correlation within each source, averaged",
     "mae_aggregate, r2_aggregate": "mean absolute error, and explained share of the variance",
-    "auc_better_half": "chance that a document of the oracle's better half is placed above one of "
-    "the other half",
-    "precision_top_fifth": "share of the fifth placed highest that is in the oracle's best fifth",
-    "false_drops_bottom_fifth": "share of the fifth placed lowest that is in its better half",
+    "auc_better_half": "probability that a document from the half that the oracle scores higher "
+    "is ranked above a document from the other half",
+    "precision_top_fifth": "share of the top fifth that is also in the oracle's top fifth",
+    "false_drops_bottom_fifth": "share of the bottom fifth that is in the oracle's better half",
     "spearman_source_only, spearman_length_only": "rank correlation by source or length alone",
     "spearman_student": "rank correlation of a student without a backbone on the same labels",
-    "gain_over_student": "rank correlation of the head minus that of the student",
+    "gain_over_student": "rank correlation of the head minus rank correlation of the student",
     "num_failed": "documents left out because their states are not finite",
     "head_steps": "steps trained in this run; 0 if the head was current",
     "backbone_documents": "documents scored in this run; the other scores were reused",
@@ -108,37 +108,37 @@ _MEANINGS = {
     "tau_drop, tau_keep": "a document is dropped if its aggregate is below tau_drop, kept from "
     "tau_keep on, and otherwise in the band",
     "groups": "thresholds and kept shares of each source or language with its own targets",
-    "target_keep_of_all": "the share of all documents that the targets of the groups add up to",
+    "target_keep_of_all": "share of all documents that would be kept if each group met its target",
     "tau_student": "a document whose student score is below it is dropped without the backbone",
     "tau_probe": "a document whose probe score is below it is dropped without the judge",
     "achieved_keep, achieved_band, achieved_drop": "share of val documents with each decision",
-    "count": "val documents: one half fits the thresholds, the other gives the shares",
-    "cost": "hours for a million documents like those of val, on the machine that calibrated",
+    "count": "val documents: one half fits the thresholds, the other measures the shares",
+    "cost": "hours per million documents like the val documents, on the machine of the calibration",
     "early_exits": "documents dropped without the judge, by the student or the probe",
-    "grader": "who grades: hydra (probe and judge) or the student",
+    "grader": "the model that grades: hydra (probe and judge) or the student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",
-    "percent_of_ceiling": "that mean, in percent of the highest that these documents can reach",
+    "percent_of_ceiling": "window_topics in percent of the highest expected mean of any order",
     "wrap_tv_8": "total variation between the topics of the first and the last 8 windows, 0 to 1",
     "before, after, shuffle": "in the source's order, in the chosen order, in a random order",
     "min_full, last, std": "topics in the poorest full and in the last window; standard deviation",
-    "kl_mean": "KL divergence of a window's topics from all topics, in nats; lower is more even",
-    "discrepancy_max": "largest distance of a topic from its even share, in windows",
+    "kl_mean": "KL divergence of a window's topics from all topics, in nats; lower is more diverse",
+    "discrepancy_max": "largest deviation of a topic from an even distribution, in windows",
     "padding": "share of window tokens that are padding",
     "cut_documents": "documents that would fit in one window but are split over several",
     "left_out": "documents that are not curated, by the first reason that applies",
     "composition": "languages, topics and sources whose shares of the tokens changed most",
-    "account": "totals of files, documents and tokens, and what was left out or added",
+    "account": "totals of files, documents and tokens, and the amounts removed or added",
     "not_shown": "the reason why this page does not compare the sources",
-    "misaligned_shards": "shards that were planned for another place in a window",
+    "misaligned_shards": "shards that start at another position in a window than planned",
     "steps, sequences": "length of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences of each source",
     "remix_NNNN": "shares before and after each remix",
     "files_sorted": "token files indexed in this run; 0 if no file changed",
-    "files_sent, bytes_sent": "sent in this run; 0 if the store had all files",
+    "files_sent, bytes_sent": "uploaded in this run; 0 if the store had all files",
     "files_replaced": "files in the store that were replaced by other content",
     "may_flip_least, may_flip_most": "bounds of changed decisions, at 95 % if a sample was graded",
-    "sampled, sampled_flips": "documents graded for this estimate; how many changed decision",
+    "sampled, sampled_flips": "documents graded for this estimate, and changed decisions",
 }
 STUDENT_FACTS = (
     *("n", "spearman", "spearman_within_source", "mae_aggregate, r2_aggregate"),
@@ -164,8 +164,8 @@ def with_facts(text: str, *facts: str) -> str:
 def curated_group(source: str) -> str:
     """The group of the assets after a source's scores.
 
-    A source's own group ends before the labels, so that the graph of groups has one direction:
-    sources, `hydra`, curated sources, `mixture`.
+    Assets of a source before the labels are in the group of the source, so that the groups form an
+    acyclic graph: sources, `hydra`, curated sources, `mixture`.
     """
     return f"{source}_curated"
 
@@ -176,8 +176,7 @@ def asset_metadata(
     """Definition metadata of an asset: the schema of its rows, and links to the assets that read
     it.
 
-    A column's description names the column that it is made from, since only Dagster+ draws column
-    lineage.
+    The description of a column names its parent column, since only Dagster+ shows column lineage.
     """
     described = [
         dg.TableColumn(name, kind, "; from ".join((description, *made_from)))
@@ -191,7 +190,7 @@ def asset_metadata(
 def column_lineage(
     rows: Columns, key: dg.AssetKey, deps: Iterable[dg.AssetKey]
 ) -> dict[str, dg.TableColumnLineage]:
-    """Metadata that links each column of an asset to the columns that it is made from.
+    """Metadata that links each column of an asset to its parent columns.
 
     `shards.tokens` is the column `tokens` of the inputs named `shards`, or of the asset `shards` of
     the same source.
@@ -213,7 +212,7 @@ def to_metadata(key: str, value: Any) -> Any:
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
-        return "not known" if value is None or None in value else "{:.4f} to {:.4f}".format(*value)
+        return "unknown" if value is None or None in value else "{:.4f} to {:.4f}".format(*value)
     if isinstance(value, list) and value and isinstance(value[0], dict):
         rows = [{name: str(to_metadata(name, cell)) for name, cell in row.items()} for row in value]
         return table(rows)["sample"]
@@ -238,9 +237,10 @@ def table(
 
 
 def with_row_count(metadata: Mapping[str, Any], *, of_partition: bool = False) -> dict[str, Any]:
-    """Metadata with the number of documents also under the name that Dagster plots over time.
+    """Metadata with the number of documents also under the key that Dagster plots over time.
 
-    Dagster takes `dagster/row_count` for the rows of the whole asset, also from a partition.
+    Dagster reads `dagster/row_count` as the rows of the whole asset, even in the event of a
+    partition.
     """
     if "documents" not in metadata:
         return dict(metadata)

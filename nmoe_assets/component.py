@@ -1,4 +1,4 @@
-"""A mixture of sources as definitions of Dagster, and as a component of `dg`."""
+"""A mixture of sources as Dagster definitions, and as a component of `dg`."""
 
 import warnings
 
@@ -29,8 +29,8 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 
     Attributes:
         config: The run's TOML; a relative path starts at the directory of `defs.yaml`.
-        prefix: The first part of every key, group, job and sensor; replaces the TOML's
-            `[automation] prefix`. Each mixture of a deployment needs its own prefix.
+        prefix: The prefix of every key, group, job and sensor; replaces `[automation] prefix` of
+            the TOML. Each mixture of a deployment needs its own prefix.
     """
 
     config: str
@@ -44,7 +44,7 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 
 def build_definitions(run: Run) -> dg.Definitions:
     """All assets, checks, jobs, sensors and schedules of a run."""
-    # The objects made here all stay in use, and garbage collection would take a fifth of the time.
+    # All objects made here stay in use, so garbage collection would only cost a fifth of the time.
     with gc_paused(), warnings.catch_warnings():
         # backfill_policy is marked beta; it is used as documented, and tested.
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -54,7 +54,7 @@ def build_definitions(run: Run) -> dg.Definitions:
 def _definitions(run: Run) -> dg.Definitions:
     plans = run_sources(run)
     tasks = task_jobs(run, plans)
-    # Jobs are compared by identity, so a sensor must use the same objects as `jobs` below.
+    # Dagster compares jobs by identity, so sensors must use the same objects as `jobs` below.
     jobs = {task.name: task.definition() for task in tasks}
     prep = [task for task in tasks if task.name.startswith(prefixed(run, "prep"))]
     verify = verify_job(run, plans)

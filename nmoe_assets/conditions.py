@@ -1,13 +1,13 @@
 """Automation: outputs follow the content of their inputs, never the times of files.
 
-An asset is due when its code version or the content of an input changed, and, if `[automation]`
-says `make` for its kind, also when it was missing at the first evaluation. It waits for an input
-that is missing, due itself, being made, about to be made, or has not passed a blocking check. An
-input that you make by hand may stay due for ever, so it is used as it is unless its last run
-failed. Assets that read shards wait while a blocking check of the manifest has failed, such as the
-checksums. Scores do not follow heads and backbone directly, only the calibration, which names them:
-scores of new heads under an old calibration would be refused. Dagster proposes assets that may be
-stale; the fingerprints beside the files decide.
+An asset is due if its code version or the content of an input changed, and, if `[automation]` has
+`make` for its kind, also if it was missing at the first evaluation. It waits for inputs that are
+missing, due, running or requested, or have not passed a blocking check. An input that you make by
+hand may stay due for ever, so its current version is used unless its last run failed. Assets that
+read shards wait while a blocking check of the manifest, such as the checksums, has failed. Scores
+follow the calibration, which names heads and backbone, and not the heads directly: grading refuses
+new heads with an old calibration. Dagster proposes assets that may be stale; the fingerprints
+beside the files decide.
 """
 
 import functools
@@ -44,8 +44,7 @@ _BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")
 _code_changed = _AC.code_version_changed()
 _in_progress = _AC.run_in_progress() | _AC.backfill_in_progress()
 _failed = _AC.execution_failed()
-# Dagster looks at the newest execution of a check: one that is unfinished, or ended without a
-# verdict, has not passed.
+# Dagster uses the newest execution of a check; an execution without a verdict has not passed.
 _unusable = (
     _AC.missing() | _in_progress | _AC.any_checks_match(~_AC.check_passed(), blocking_only=True)
 )
@@ -56,9 +55,9 @@ def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) ->
     """The condition that requests the asset of a key (without the mixture's prefix); None for
     never.
 
-    A tick evaluates every node of every condition for every input, so no node here repeats what
-    another one implies. `asset_matches` is cheaper than `any_deps_match`, with which Dagster
-    evaluates one input after the other and reads the status of each separately.
+    A tick evaluates every node of every condition for every input, so conditions here have no
+    redundant nodes. `asset_matches` is cheaper than `any_deps_match`, which reads the status of
+    each input separately.
     """
     mode = _mode(run, key[-1])
     if mode == "off":
@@ -95,30 +94,31 @@ def _unread(run: Run, key: dg.AssetKey) -> tuple[dg.AssetKey, ...]:
 
 @functools.cache
 def _not_ready(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True for an input that cannot be used, or will be made; `ignored` as in `_due_input`."""
+    """True for an input that cannot be used yet, or will be made again; `ignored` as in
+    `_due_input`."""
     return _unusable | _AC.will_be_requested() | _due_input(ignored)
 
 
 @functools.cache
 def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True for an input until it is made from its changed inputs, except the `ignored` ones. A
-    request does not end it, since it may not lead to a run; nor does a run that is seen together
-    with new code, since it may have used the old code."""
+    """True for an input from a change of its inputs (except `ignored`) until it is made from them.
+    A request does not reset the condition, since it may not lead to a run. A run that appears in
+    the same tick as new code does not reset it either, since the run may have used the old code."""
     changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
 
 
 @functools.cache
 def _not_made(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True for an input that is new and will be made again. `_not_ready` does not notice this if
-    all partitions of the input are read: Dagster never reports such an input as about to be
-    requested, since no run makes it together with the assets that read it."""
+    """True for an input that is new and will be made again. If an asset reads all partitions of an
+    input, `_not_ready` does not detect this: Dagster never reports the input as about to be
+    requested, since no run makes both."""
     return _AC.newly_updated() & _outdated(ignored)
 
 
 def _of_other_documents(run: Run) -> Condition:
-    """True for labels until they are made from the current documents: heads and thresholds would
-    refuse them, and you start labelling by hand, since it may cost money."""
+    """True for labels of earlier documents, which heads and thresholds would refuse. Labelling may
+    cost money, so you start it by hand."""
     shards = (asset_key(run, (source.name, "shards")) for source in run_sources(run))
     changed = (_AC.asset_matches(key, _AC.data_version_changed()) for key in shards)
     waits = functools.reduce(or_, changed).since(_AC.newly_updated())
@@ -126,7 +126,7 @@ def _of_other_documents(run: Run) -> Condition:
 
 
 def _any_changed(deps: Collection[dg.AssetKey]) -> Condition:
-    """True if the code of the asset or the content of one of these inputs is new."""
+    """True if the code of the asset or the content of one of these inputs changed."""
     inputs = (_AC.asset_matches(dep, _AC.data_version_changed()) for dep in deps)
     return functools.reduce(or_, inputs, _code_changed)
 
@@ -146,27 +146,28 @@ def _any_deps(condition: Condition, ignored: Collection[dg.AssetKey]) -> Any:
 def _outdated(ignored: Collection[dg.AssetKey]) -> Condition:
     """True for a new output that was not made from the current inputs."""
     meanwhile = _AC.any_new_update_has_run_tags(tag_keys={CHANGED_MEANWHILE})
-    # If both are new, Dagster compares their times.
+    # If both changed in the same tick, Dagster compares their times.
     after = _any_deps(_AC.newly_updated(), ignored).since(_AC.newly_updated())
     return (
-        meanwhile.with_label("an input changed while it was made")
-        | after.with_label("an input was made after it")
+        meanwhile.with_label("an input changed during the run")
+        | after.with_label("an input changed after the run")
         | _code_changed
     )
 
 
 def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetKey]) -> Condition:
-    """True from new code or new content of an input until the output is requested or made from it.
+    """True from a change of the code or an input until the output is requested or made from it.
 
-    A run has not used the new content if an input changed during the run, which a tag of the run
-    records (`nmoe_assets.inputs`), or after the run and before the next tick.
+    A run did not use the new content if an input changed during the run, which a tag of the run
+    records (`nmoe_assets.inputs`), or between the run and the next tick.
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
-        # Later, a missing output is requested when its inputs are made, which is new content.
+        # After that, a missing output is requested when its inputs are made, since their content is
+        # new.
         reason |= _AC.initial_evaluation() & _AC.missing()
     made = _AC.newly_updated() & ~_outdated(ignored)
-    # A run that is only requested may begin before an input that changed in the same tick.
+    # A requested run may start before a change of an input in the same tick, so it does not count.
     requested = _AC.newly_requested() & ~changed
     return reason.since(requested | made)
 

@@ -38,9 +38,9 @@ __all__ = [
 
 
 def find_migrations_once() -> None:
-    """Name the migrations of the storage by their path. Dagster names them as a resource of its
-    package; then each time that an SQLite instance is opened, alembic looks the resource up and
-    registers a function for the end of the process."""
+    """Pass the migrations of the storage as a path. Dagster passes them as a package resource; then
+    alembic registers an exit function each time that an SQLite instance is opened, and memory
+    grows."""
     sql.ALEMBIC_SCRIPTS_LOCATION = str(Path(sql.__file__).with_name("alembic"))
     sql.get_alembic_config.cache_clear()
 
@@ -84,7 +84,7 @@ def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, locati
 
     place = ManagedGrpcPythonEnvCodeLocationOrigin(LoadableTargetOrigin(module_name=location))
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(place, "__repository__"), run.job_name)
-    # Dagster changes the tag of the repository, but does not add it.
+    # Dagster can change the repository tag of a run, but cannot add it.
     label = origin.repository_origin.get_label()
     instance.add_run_tags(run.run_id, {".dagster/repository": label})
     if (stored := instance.get_run_by_id(run.run_id)) is not None:

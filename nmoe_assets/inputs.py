@@ -1,4 +1,4 @@
-"""The inputs of a step at the start of its work, for the events and for automation."""
+"""The versions of a step's inputs at its start, for events and automation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def forget_tagged(
     outputs are made again too. Raises as `forget`."""
     if context.run.tags.get(REBUILD, "") in ("", "false"):
         return
-    from nmoe_core.tasks.graph.records import forget  # definitions load without it
+    from nmoe_core.tasks.graph.records import forget  # imported late, so that definitions load fast
 
     name = "/".join(key)
     forget(run, [f"{name}:{partition}".rstrip(":") for partition in partitions])
@@ -37,7 +37,7 @@ class _Newest(NamedTuple):
 
 
 class CurrentInputs:
-    """The newest materialisation of each input of a step, read on construction.
+    """The newest materialisation of each input of a step, read when the object is created.
 
     Raises:
         dg.Failure: In a run of the pipeline, an input did not pass a blocking check.
@@ -51,10 +51,10 @@ class CurrentInputs:
         self._newest = self._read()
 
     def version_tags(self, seen: Mapping[dg.AssetKey, str]) -> dict[str, str]:
-        """The tags by which Dagster later finds outputs whose input has changed.
+        """The event tags by which Dagster detects that an input has changed.
 
         Args:
-            seen: Versions of external inputs that the step itself read.
+            seen: Versions of external inputs that the step has read.
         """
         tags: dict[str, str] = {}
         newest = {**self._newest, **{key: _Newest(None, seen[key]) for key in seen}}
@@ -68,8 +68,8 @@ class CurrentInputs:
     def watched(self) -> Iterator[None]:
         """Tag the run if an input is made again before the block ends, even if the block fails.
 
-        The output may then be made from the old input, so automation does not count it as made from
-        the new one (`nmoe_assets.conditions`).
+        The output may then be made from the old input, so automation does not treat it as current
+        (`nmoe_assets.conditions`).
         """
         try:
             yield
@@ -90,8 +90,8 @@ class CurrentInputs:
 
 
 def _require_checked_inputs(context: dg.AssetExecutionContext) -> None:
-    """Refuse inputs whose blocking checks failed. In Dagster a check blocks only assets of its own
-    run; the pipeline, which has several runs, stops at it too."""
+    """Refuse inputs whose blocking checks failed. In Dagster a check blocks only assets of the same
+    run; this also stops later runs of the pipeline."""
     graph = context.repository_def.asset_graph
     inputs = context.assets_def.asset_deps[context.asset_key]
     blocking = [key for key in graph.get_check_keys_for_assets(inputs) if graph.get(key).blocking]
@@ -105,6 +105,6 @@ def _require_checked_inputs(context: dg.AssetExecutionContext) -> None:
             raise dg.RetryRequested(_CHECK_LOOKS, _CHECK_WAIT_S)
         asset = key.asset_key.to_user_string()
         raise dg.Failure(
-            f"{asset} did not pass its check {key.name}: repair it and make it again",
+            f"{asset} did not pass the check {key.name}: correct the cause and make it again",
             allow_retries=False,
         )

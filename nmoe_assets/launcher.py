@@ -1,14 +1,14 @@
 """Launches runs on one machine and knows whether their processes are alive.
 
-Dagster's own launcher learns of a dead process only from the server that started it. If the server
-is gone too, for example after a power cut, the run would stay "started" for ever: automation would
-wait for it, and it would keep its place in the queue. With this launcher the daemon's run
-monitoring fails such a run, and `run_retries` of dagster.yaml starts it again. All processes of a
-DAGSTER_HOME must see each other: one machine, not several containers.
+Dagster's default launcher learns that a process is dead only from the server that started it. If
+the server is dead too, for example after a power cut, the run would stay "started" for ever:
+automation would wait for it, and it would keep its place in the queue. With this launcher the
+daemon's run monitoring fails such a run, and `run_retries` of dagster.yaml starts it again. All
+processes of a DAGSTER_HOME must see each other: one machine, not several containers.
 
 The process that launches runs is the daemon, which also evaluates the conditions of automation. A
-tick over 50 sources makes a million small objects, and at Python's default threshold the garbage
-collector takes half of the tick's processor time. Here it runs less often.
+tick over 50 sources creates a million small objects, and with Python's default threshold the
+garbage collector takes half of the tick's CPU time. Here it runs less often.
 """
 
 import gc
@@ -17,11 +17,11 @@ import dagster as dg
 
 from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
 
-# Tolerance between two clocks: events use the system clock, which may be adjusted; process start
-# times count from boot.
+# Tolerance between two clocks: events use the system clock, which may be adjusted, and start times
+# of processes are counted from boot.
 _CLOCK_S = 60.0
 # New objects between two garbage collections; Python's default is 700. Processes of runs do not
-# load this launcher, so they still free tensors in cycles as usual.
+# load this launcher, so their collector frees tensors in cycles as usual.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
@@ -29,13 +29,13 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
     """Dagster's default launcher, with health checks by process id."""
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:
-        """Dagster calls this once in a process, before its first launch."""
+        """Called by Dagster once per process, before the first launch."""
         super().register_instance(instance)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_BETWEEN_COLLECTIONS))
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster may request health checks."""
+        """True: this launcher can check the health of runs."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
@@ -66,9 +66,9 @@ def _named_process(instance: dg.DagsterInstance, run_id: str) -> tuple[int, floa
 
 
 def _is_alive(pid: int, named_s: float) -> bool:
-    """Whether the process of an id is alive. The system reuses ids: a process that began after the
-    log named the id is another one."""
-    import psutil  # here, since definitions load without it
+    """Whether the process with an id is alive. The system reuses ids, so a process that started
+    after the log named the id does not count."""
+    import psutil  # imported late, so that definitions load fast
 
     try:
         process = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""Keys and names in Dagster. All begin with `[automation] prefix`, so that one deployment can hold
+"""Keys and names in Dagster. All start with `[automation] prefix`, so that one deployment can have
 several mixtures."""
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:
 
 
 def prefixed(run: Run, name: str) -> str:
-    """`name`, or `prefix__name`: of a group, job, op, sensor or schedule."""
+    """`name`, or `prefix__name`, for a group, job, op, sensor or schedule."""
     prefix = run.config.automation.prefix
     return f"{prefix}__{name}" if prefix else name
 

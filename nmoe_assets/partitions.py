@@ -1,5 +1,5 @@
 """Partitions: one per shard of a source, one per slice of labels. They are static, since the run's
-TOML decides them."""
+TOML defines them."""
 
 import functools
 from collections.abc import Sequence

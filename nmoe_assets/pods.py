@@ -10,12 +10,12 @@ from nmoe_core.config.run import Run
 
 
 def pod_tags(run: Run, stage: str) -> dict[str, Any]:
-    """Tags by which dagster-k8s gives the pod of a step its processors, memory and GPUs."""
+    """Tags from which dagster-k8s sets the CPUs, memory and GPUs of the pod of a step."""
     pod = getattr(run.config.compute.pods, stage, None)
     if pod is None:
         return {}
     asked = {"cpu": pod.cpu, "memory": pod.memory}
-    # Kubernetes takes GPUs as a limit. A limit on processors would only slow a step down.
+    # Kubernetes takes GPUs as a limit. A CPU limit would only slow the step down.
     limits = {"memory": pod.memory, "nvidia.com/gpu": str(pod.gpus) if pod.gpus else ""}
     resources = {
         "requests": {name: amount for name, amount in asked.items() if amount},
@@ -25,11 +25,11 @@ def pod_tags(run: Run, stage: str) -> dict[str, Any]:
 
 
 def executor(run: Run) -> dg.ExecutorDefinition:
-    """A pod for each step if `[compute.pods]` requests them, else the run's own process.
+    """An executor with one pod per step if `[compute.pods]` is set, else the process of the run.
 
-    In one process the steps run one after the other: they share a machine, and a process per step
-    would import torch and load the backbone again. Raises ConfigError if dagster-k8s is not
-    installed (E-CONFIG-KUBERNETES).
+    In the process of the run, steps run one after the other: a process per step would import torch
+    and load the backbone again. Raises ConfigError if dagster-k8s is not installed
+    (E-CONFIG-KUBERNETES).
     """
     if not run.config.compute.pods:
         return dg.in_process_executor

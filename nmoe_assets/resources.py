@@ -24,7 +24,7 @@ _PAUSES_S = (1, 5)
 
 
 class Notifier(dg.ConfigurableResource):
-    """Receiver of notices in addition to the log.
+    """Sends notices to a webhook, in addition to the log.
 
     Attributes:
         webhook_url: Receives `{"text": ...}` by POST, the format of chat services; if it is empty,
@@ -45,13 +45,13 @@ class Notifier(dg.ConfigurableResource):
         for pause_s in _PAUSES_S:
             try:
                 return _post(request)
-            except OSError:  # HTTP errors included; no other part sends it again
+            except OSError:  # includes HTTP errors; no other code retries
                 time.sleep(pause_s)
         return _post(request)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an HTTPError: a notice goes only to the configured host."""
+    """Turns a redirect into an HTTPError, so that a notice goes only to the configured host."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -63,20 +63,20 @@ def _post(request: urllib.request.Request) -> bool:
 
 
 class Machine(dg.ConfigurableResource):
-    """The machine that runs the work: its price, and its slots of pools.
+    """The machine of a run: its price, and its slots of pools.
 
     Attributes:
-        usd_per_hour: 0 leaves the cost out of the metadata.
+        usd_per_hour: Price of the machine; 0 omits the cost from the metadata.
     """
 
     usd_per_hour: float = 0.0
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Free slots, and show the run under this location, before the first step of a run.
+        """Free pool slots, and show the run under this location, before its first step.
 
         The daemon frees the slots of a run that was killed, but a job from the command line may run
-        without a daemon and would wait for ever. A run from the command line does not belong to a
-        location, so the pages of its job and the timeline would not list it.
+        without a daemon and would wait for ever. A run from the command line has no location, so
+        the page of its job and the timeline would not list it.
         """
         instance = context.instance
         run = context.run
@@ -90,7 +90,7 @@ class Machine(dg.ConfigurableResource):
                 if run_is_dead(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            # The daemon must not start it again; the user who gave the command can.
+            # The daemon must not restart it; the user can run the command again.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
             show_under_location(instance, run, LOCATION)
 

@@ -1,4 +1,4 @@
-"""`nmoe run`, `nmoe ui`: a project's jobs and pages, with Dagster's home and environment set up."""
+"""`nmoe run` and `nmoe ui`: run a project's jobs, and serve its pages, with DAGSTER_HOME set up."""
 
 import importlib.resources
 import os
@@ -28,7 +28,7 @@ from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
-# Fewer commits, and no telemetry; values in the user's environment take precedence.
+# Fewer database commits, and no telemetry; values in the user's environment take precedence.
 _ENVIRONMENT = {
     "DAGSTER_EVENT_BATCH_SIZE": "1000",
     "DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH": "10000",
@@ -39,10 +39,10 @@ _ENVIRONMENT = {
 def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Execute the jobs of these tasks, or of all tasks. Returns the exit status and a row per task:
-    `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and `last_seconds`, the time of the last
-    good run. Raises ConfigError if a task is unknown; for all tasks also as `require_startable`,
-    before the first task begins.
+    """Execute the jobs of these tasks, or of all tasks. Returns the exit status and one row per
+    task: `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and `last_seconds`, the time of the
+    last good run. Raises ConfigError if a task is unknown; for all tasks also as
+    `require_startable`, before the first task begins.
 
     The status is 1 if a task failed, 130 after an interrupt, and 143 after SIGTERM. `show` is
     called for each task before it starts and when it has ended, with its number, from 1, and the
@@ -58,7 +58,7 @@ def run_tasks(
             raise ConfigError("unknown task", where=run.path, found=name, expected=expected)
     if names:
         require_tasks(run, names)
-    else:  # the job `pipeline` makes the same check
+    else:  # the job `pipeline` does the same check
         require_startable(run)
     done: list[dict[str, Any]] = []
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
@@ -87,9 +87,9 @@ def run_tasks(
 
 
 def costs(run: Run) -> list[dict[str, Any]]:
-    """A row per job of its successful runs, the job with the most seconds first: `task`, `runs`,
-    `seconds`, and `last`, the end of the last run. Empty if the project has no home of Dagster yet.
-    Writes nothing."""
+    """One row per job about its successful runs, in descending order of time: `task`, `runs`,
+    `seconds`, and `last`, the end of the last run. Empty if DAGSTER_HOME does not exist yet. Writes
+    no file."""
     home = Path(os.environ.get("DAGSTER_HOME", run.base / ".dagster"))
     if not (home / "dagster.yaml").is_file():
         return []
@@ -108,7 +108,7 @@ def costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _last_seconds(instance: dg.DagsterInstance, name: str) -> float | None:
-    """Seconds of the last run of a job that succeeded."""
+    """Seconds of the last successful run of a job."""
     chosen = dg.RunsFilter(job_name=name, statuses=[dg.DagsterRunStatus.SUCCESS])
     for record in instance.get_run_records(chosen, limit=1):
         if record.start_time and record.end_time:
@@ -126,31 +126,32 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
     for event in outcome.all_events:
         if event.event_type is dg.DagsterEventType.STEP_FAILURE:
             failed.setdefault(step_error(event), []).append(str(event.step_key))
-    for error, steps in failed.items():  # often one cause fails the same step of each source
+    for error, steps in failed.items():  # often one error occurs in the same step of each source
         print(f"{', '.join(steps)}: {error}", file=sys.stderr)
     print(f"ERROR: {name} failed; `nmoe ui` shows run {outcome.run_id[:8]}", file=sys.stderr)
 
 
 def serve(run: Run, port: int) -> int:
-    """Become `dagster dev` of the project. Raises ConfigError if the port is taken (E-CONFIG-PORT),
-    or `.env` sets variables that choose code (E-CONFIG-ENVIRONMENT)."""
+    """Replace this process by `dagster dev` of the project. Raises ConfigError if the port is in
+    use (E-CONFIG-PORT), or `.env` sets variables that decide which code runs
+    (E-CONFIG-ENVIRONMENT)."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((_HOST, port))
         except OSError as error:
-            do = f"stop the process on this port, or choose another one: --port {port + 1}"
-            what = "the port is taken"
+            do = f"stop the process on this port, or choose another port: --port {port + 1}"
+            what = "the port is in use"
             raise ConfigError(
                 what, where="nmoe ui", found=port, do=do, code="E-CONFIG-PORT"
             ) from error
     _set_up(run)
     _refuse_code(run.base / ".env")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may hold a foreign json.py
+    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may have a file like json.py
     # Dagster imports from this directory first, so it must not be the project's.
     loaded_from = ["-d", sysconfig.get_path("stdlib")]
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
-    served = ["-h", _HOST, "-p", str(port)]  # only this machine: the UI has no password
+    served = ["-h", _HOST, "-p", str(port)]  # only for this machine, since the UI has no password
     arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *loaded_from]
     arguments = [*quiet, *arguments, *served, "--log-level", "warning"]
     print(f"http://{_HOST}:{port} opens in a few seconds; Ctrl-C stops it", flush=True)
@@ -161,7 +162,7 @@ def serve(run: Run, port: int) -> int:
 
 
 def _refuse_code(path: Path) -> None:
-    """Refuse a file from which Dagster would read variables that decide which code runs."""
+    """Refuse a `.env` file with variables that decide which code Dagster runs."""
     prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
     names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
     if names:

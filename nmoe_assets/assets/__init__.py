@@ -1,1 +1,1 @@
-"""The assets: one module per part of the graph, and how a piece of work becomes events."""
+"""The assets: one module per part of the graph, and the events of their results."""

@@ -1,4 +1,4 @@
-"""The definition of one asset, and how its work becomes events."""
+"""Builds the Dagster definition of one asset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Asset:
 
     Attributes:
         run: The run that the asset belongs to.
-        key: The asset's key without the mixture's prefix, like all keys here.
+        key: The asset's key, like all keys here without the mixture's prefix.
         group: The asset's group in the lineage.
         stage: The part of the pipeline, shown as a tag.
         kind: Kind of the output, shown as a badge.
@@ -38,11 +38,11 @@ class Asset:
         code_version: Version of the asset's code and of the settings that it reads.
         deps: Inputs.
         downstream: Keys of the assets that read it.
-        columns: Columns of the output's rows, with the columns that they are made from.
+        columns: Columns of the output's rows, each with its parent columns.
         pool: The pool in which the step takes a slot.
         partitions: None for an unpartitioned asset.
         max_age_days: Age in days at which the asset is shown as overdue; None for never.
-        checks: Names of the checks that run in the asset's own step.
+        checks: Names of the checks that run in the step of the asset.
         check: Function of the checks; see `Checks.check`.
     """
 
@@ -65,13 +65,14 @@ class Asset:
 
     @property
     def own_checks(self) -> Checks:
-        """The checks of its step."""
+        """The checks that run in the step of the asset."""
         return Checks(self.run, self.key, self.checks, self.check)
 
     def unpartitioned(
         self, make: Callable[[], Result], picture: str = "picture"
     ) -> dg.AssetsDefinition:
-        """The definition, made by one call; `picture` names the metadata of its plot."""
+        """An unpartitioned asset whose output `make` returns; `picture` is the metadata key of its
+        plot."""
 
         def work(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
             return materialize_unpartitioned(context, machine, make, self.own_checks, picture)
@@ -83,7 +84,7 @@ class Asset:
         make: Callable[[Sequence[str]], Iterable[Attempt]],
         show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
     ) -> dg.AssetsDefinition:
-        """The definition, made partition by partition; see `materialize_partitions`."""
+        """A partitioned asset; see `materialize_partitions`."""
 
         def work(context: dg.AssetExecutionContext, machine: Machine) -> Events:
             yield from materialize_partitions(context, machine, make, self.own_checks, show)
@@ -96,13 +97,13 @@ class Asset:
         source: str,
         show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
     ) -> dg.AssetsDefinition:
-        """The definition, made by a task over the training shards of a source, one shard per
-        partition."""
+        """A partitioned asset whose output a task makes, one partition per training shard of a
+        source."""
         whole = replace(self, partitions=shard_partitions(self.run.config.prep.num_shards))
         return whole.partitioned(lambda keys: each_shard(self.run, task, source, keys), show)
 
     def definition(self, work: Callable[..., Any]) -> dg.AssetsDefinition:
-        """The definition with a given work function."""
+        """The Dagster definition with a given function for the step."""
         run = self.run
         most = self.run.config.automation.max_partitions_per_run
         key = asset_key(run, self.key)

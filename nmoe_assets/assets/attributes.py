@@ -1,5 +1,4 @@
-"""Assets of attributes: the rows of each attribute per shard, copies among all documents, and the
-selection."""
+"""Assets of attributes: the rows of each attribute per shard, duplicates, and the selection."""
 
 from typing import Any
 
@@ -19,7 +18,7 @@ DUPLICATES = ["curation", "duplicates"]
 
 
 def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
-    """The attributes of a source that are made shard by shard, one partition per shard."""
+    """The attributes of a source that are made per shard, one partition per shard."""
     return [_attribute(run, source.name, name) for name in shard_attribute_names(run)]
 
 
@@ -31,8 +30,8 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         group=source,
         stage="prep",
         kind="parquet",
-        description=f"`{name}` of each document, in the order of the shard. Rows of texts in an "
-        "earlier file are reused.",
+        description=f"`{name}` of each document, in the order of the shard. Rows are reused "
+        "if an earlier file has the same text.",
         facts=("computed", "changed"),
         code_version=settings.attribute(run, name).version,
         deps=[[source, "shards"]],
@@ -44,8 +43,9 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
 
 
 def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
-    """Histograms of the columns of a shard, and documents at both ends."""
-    if name == "signatures":  # hashes have no histograms and no ends
+    """Histograms of the columns of a shard, and the documents with the lowest and highest
+    values."""
+    if name == "signatures":  # histograms of hashes are meaningless
         return {}
     picture, rows = summary.attribute_page(run, source, name, bucket)
     return {"picture": shown_picture(picture), **table(rows)}
@@ -63,12 +63,12 @@ def selection_names(run: Run) -> tuple[str, ...]:
 
 
 def _selections(run: Run, sources: list[str]) -> list[list[str]]:
-    """Keys of the selections of sources; no other asset reads attributes."""
+    """Keys of the selections of sources, which are the only assets that read attributes."""
     return [[source, name] for source in sources for name in selection_names(run)]
 
 
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
-    """The asset of copies among all documents, if the run searches for copies."""
+    """The asset `duplicates`, if the run searches for copies."""
     names = [source.name for source in sources]
     if "duplicates" not in attribute_names(run):
         return []
@@ -79,7 +79,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         stage="curate",
         kind="parquet",
         description="Exact and near copies among the documents of all sources, and which document "
-        "of each group is kept. Only files of shards whose rows changed are written.",
+        "of each group is kept. Only files whose rows changed are written.",
         facts=("copies", "shards_written"),
         code_version=settings.attribute(run, "duplicates").version,
         deps=[[name, "attributes", "signatures"] for name in names],

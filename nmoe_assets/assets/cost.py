@@ -1,4 +1,4 @@
-"""Cost of work: wall seconds, processor seconds, and money if a price is set."""
+"""Cost of a step: wall time, CPU time, and money if a price is set."""
 
 import os
 import time
@@ -9,12 +9,12 @@ from nmoe_assets.resources import Machine
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a piece of work.
+    """Cost of a step or a partition.
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: Processor time of this process and of its ended children.
-        machine_share: The work's share of the machine, if other work ran at the same time.
+        cpu_seconds: CPU time of this process and of its ended children.
+        machine_share: Share of the machine, if other steps ran at the same time.
     """
 
     seconds: float
@@ -30,7 +30,7 @@ class Cost:
         }
 
     def __str__(self) -> str:
-        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processor time"
+        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of CPU time"
 
 
 class Stopwatch:

@@ -1,5 +1,4 @@
-"""Assets of curation: topics, curated shards and their manifest, the loader plan and its published
-copy."""
+"""Assets of curation: topics, curated shards and manifest, loader plan and published plan."""
 
 from dataclasses import replace
 
@@ -31,8 +30,8 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="curate",
         kind="scikitlearn",
         description="Topics: centroids of documents, by MiniBatchKMeans over mean-pooled rows of "
-        "the backbone's embedding table. The model is frozen: a new model moves every document, "
-        "so you materialise it by hand.",
+        "the backbone's embedding table. The model is frozen: a new model reorders "
+        "all documents, so materialise it by hand.",
         code_version=settings.topic_model(run).version,
         deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
         downstream=[[name, "topics"] for name in names],
@@ -70,7 +69,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        description=f"Documents {_rule(run)}, in training order "
+        description=f"The documents {_rule(run)}, in training order "
         f"({table.order}). lineage.jsonl has these columns.",
         facts=ORDER_FACTS,
         code_version=settings.curated(run, name).version,
@@ -85,10 +84,10 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 def _curated_from(run: Run, source: str) -> Deps:
     """The inputs of curated shards.
 
-    The place in a window at which a shard begins, and the part that training has consumed, depend
-    on the documents that earlier shards keep. Then a shard depends on these inputs of all shards:
-    Dagster has no mapping to a partition and all partitions before it that costs less than the
-    square of their number.
+    If the position in a window at which a shard starts, or the part that training has consumed,
+    depends on the documents that earlier shards keep, each shard depends on the inputs of all
+    shards. Dagster's mapping from a partition to all partitions before it would cost the square of
+    their number.
     """
     kept_from = ["shards", "quality_scores", *selection_names(run)]
     table = curate_settings(run, source)
@@ -135,7 +134,7 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
-    """The manifest that a trainer's loader opens."""
+    """The manifest of the curated shards of a source."""
     name = source.name
     return Asset(
         run=run,
@@ -162,7 +161,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="plan",
         kind="json",
         description="The plan that a trainer's loader opens: sources, weights, quotas and "
-        "digests, which make the training stream a pure function of the step.",
+        "digests. They make the training data a pure function of the step.",
         facts=(
             "steps, sequences",
             "sequences_SOURCE",
@@ -182,9 +181,9 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
-    """The loader plan. It is the first asset after all sources, so its page compares the sources
-    and shows the account of the run. If data cannot be read for the page, for example because they
-    were moved, the plan is made without it."""
+    """Make the loader plan. It is the first asset after all sources, so its page compares the
+    sources and shows the account of the run. If data cannot be read for these figures, for example
+    because they were moved, the plan is made without them."""
     from loader.plan.file import load_plan
     from nmoe_core.tasks.report.account import account_picture, commit_account
     from nmoe_core.tasks.report.columns import signals_picture
@@ -211,8 +210,8 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         group="mixture",
         stage="plan",
         kind="objectstorage",
-        description="Copy of the loader plan and its data in a store, from which loaders read by "
-        "URL. Files that the store already has are not sent again.",
+        description="Copy of the loader plan and its data in a store; loaders open its URL. "
+        "Files that the store already has are not uploaded again.",
         facts=("files_sent, bytes_sent", "files_replaced"),
         code_version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],

@@ -1,9 +1,9 @@
-"""Turns the result of a task into events of Dagster: `Result` -> `Attempt` -> `PartitionResult`.
+"""Turns results of tasks into Dagster events: `Result` -> `Attempt` -> `PartitionResult`.
 
-Dagster gives all partitions of a run one data version. Here an event that replaces Dagster's gives
-each partition its own version: a partition whose bytes did not change keeps its version, and the
-assets that depend on it do not become stale. If some partitions of a run fail, the others are
-logged and checked and the run fails, so a backfill shows exactly the failed partitions.
+Dagster gives all partitions of a run one data version. The events here replace Dagster's and have
+one version per partition: a partition whose bytes did not change keeps its version, so the assets
+that depend on it do not become stale. If some partitions of a run fail, the others are logged and
+checked and the run fails, so a backfill shows exactly the failed partitions.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result
 from nmoe_core.tasks.shards import Attempt
 
-# If another run writes the same output, the step waits: afterwards the output is current.
+# If another run is writing the same output, the step retries: then the output is current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
-# Facts that count work. If every one of them in a result is 0 or False, the output was current.
+# Facts that count work. If all of them in a result are 0 or False, the output was current.
 _WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
 _RATES = ("documents", "documents_tokenized", "tokens", *_WORK[:3])
 Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
@@ -43,7 +43,7 @@ class PartitionResult:
 
 
 def shown_picture(markdown: str) -> dg.MarkdownMetadataValue:
-    """A picture for the UI, which does not scale it: 800 pixels wide."""
+    """A picture of 800 pixels width, since the UI does not scale pictures."""
     from nmoe_core.report.plots import half_size
 
     return dg.MetadataValue.md(half_size(markdown))
@@ -56,7 +56,7 @@ def materialize_unpartitioned(
     checks: Checks | None = None,
     picture: str = "picture",
 ) -> dg.MaterializeResult:
-    """Make an unpartitioned output and check it; `picture` names the metadata of its plot. Raises
+    """Make an unpartitioned output and check it; `picture` is the metadata key of its plot. Raises
     dg.RetryRequested if another run is writing the output."""
     watch = Stopwatch()
     if checks is not None:
@@ -88,15 +88,14 @@ def materialize_partitions(
 
     Args:
         context: The asset's context.
-        machine: Prices the time.
-        make: Tries the partitions of these keys, in order; its workers log to this run.
+        machine: Has the price of an hour.
+        make: Makes the partitions of these keys, in order; its workers log to this run.
         checks: The asset's checks.
-        show: More metadata of a partition, such as pictures and samples.
+        show: Returns more metadata of a partition, such as pictures and samples.
 
     Raises:
-        dg.Failure: Some partitions failed, and the others are materialised; also as
-            `require_partitions`.
-        dg.RetryRequested: Another run is writing some of the partitions.
+        dg.Failure: Some partitions failed; the others are materialised. Also as
+        `require_partitions`. dg.RetryRequested: Another run is writing some of the partitions.
     """
     require_partitions(context)
     forget_tagged(context, checks.run, checks.asset, context.partition_keys)
@@ -110,7 +109,7 @@ def materialize_partitions(
                 outcome.add(key, attempt, show)
                 if key in outcome.failed:
                     context.log.error(f"partition {key}: {outcome.failed[key]}")
-    except BaseException:  # such as Terminate: the finished partitions are logged anyway
+    except BaseException:  # such as Terminate: the finished partitions are logged all the same
         made = outcome.results(whole_run.read())
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
@@ -119,7 +118,7 @@ def materialize_partitions(
     made = outcome.results(cost)
     context.log.info(f"{len(made)} of {len(context.partition_keys)} partitions: {cost}")
     if outcome.locked and not outcome.failed:
-        # Dagster retries the step many times, and partitions that were current are logged when it
+        # Dagster retries the step many times, so current partitions are logged only when it
         # succeeds.
         made = outcome.results(cost, worked_only=True)
         log_partitions(context, inputs, made)
@@ -134,8 +133,8 @@ def materialize_partitions(
 
 
 def require_partitions(context: dg.AssetExecutionContext) -> None:
-    """Raises dg.Failure if the run names no partitions. The launch dialogue fills in a job's tags;
-    the mutation `launchRun` of the API does not."""
+    """Raise dg.Failure if the run names no partitions. The launch dialogue of the UI fills in the
+    tags of the job; the mutation `launchRun` of the API does not."""
     if not context.run.tags.keys() & {RANGE_START, "dagster/partition"}:
         raise dg.Failure(
             f"this run names no partitions: launch it with the tags {RANGE_START} and {RANGE_END}",
@@ -145,7 +144,7 @@ def require_partitions(context: dg.AssetExecutionContext) -> None:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Outcomes of the partitions of a run so far."""
+    """The finished and failed partitions of a run so far."""
 
     machine: Machine
     finished: dict[str, tuple[Attempt, Result, Mapping[str, Any]]] = field(default_factory=dict)
@@ -178,7 +177,7 @@ class _Outcome:
         return made
 
     def failure(self) -> dg.Failure:
-        """The failure of a run, which may have made some of its partitions."""
+        """The error of a run in which partitions failed."""
         locked = {key: " ".join(str(error).split()) for key, error in self.locked.items()}
         failed = {**self.failed, **locked}
         first = next(iter(failed))
@@ -238,7 +237,7 @@ def _lineage(context: dg.AssetExecutionContext) -> dict[str, Any]:
 
 
 def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:
-    """Record the version of an external asset, unless it is on record already."""
+    """Log the version of an external asset, unless it is already logged."""
     records = context.instance.fetch_materializations(key, limit=1).records
     known = records[0].asset_materialization if records else None
     if known is None or (known.tags or {}).get("dagster/data_version") != version:
@@ -248,7 +247,7 @@ def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: 
 def _attempts(
     context: dg.AssetExecutionContext, make: Callable[[Sequence[str]], Iterable[Attempt]]
 ) -> Generator[tuple[str, Attempt], None, None]:
-    """The attempt at each partition; if workers were lost, the remaining partitions get their
+    """Yield the attempt of each partition. If workers are lost, the remaining partitions get this
     error."""
     left = list(context.partition_keys)
     try:
@@ -266,12 +265,12 @@ def told(error: NmoeError | OSError) -> str:
 
 
 def wait_for_lock() -> dg.RetryRequested:
-    """Another run writes this output: Dagster retries the step until that run has ended."""
+    """The request to retry the step until the other run that is writing this output has ended."""
     return dg.RetryRequested(_LOCK_RETRIES, _LOCK_WAIT_S)
 
 
 def timed(facts: Mapping[str, Any], cost: Cost, machine: Machine) -> dict[str, Any]:
-    """Facts as pages show them, with throughput and cost if work was done."""
+    """Facts as the UI shows them, with throughput and cost if the run did work."""
     facts_shown = {key: to_metadata(key, value) for key, value in facts.items()}
     if not _has_worked(facts):
         return facts_shown

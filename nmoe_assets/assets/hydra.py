@@ -39,7 +39,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         stage="heads",
         kind="pytorch",
         description="The frozen model that computes features and topics, a checkpoint in the "
-        "gpt-oss format. The kind tiny is made here from seeded random numbers.",
+        "gpt-oss format. If its kind is tiny, this asset makes it from seeded random numbers.",
         code_version=settings.backbone(run).version,
         downstream=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
         checks=("readable",),
@@ -66,8 +66,8 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         code_version=settings.labels(run).version,
         deps=[
             *([name, "docid_slices"] for name in names),
-            # "Materialize all" would not reach the labels through the slices, which have no
-            # partitions; it reaches them through these partitioned inputs.
+            # "Materialize all" reaches the labels only through partitioned inputs, and the slices
+            # have no partitions.
             *(
                 dg.AssetDep([name, "shards"], partition_mapping=dg.AllPartitionMapping())
                 for name in names
@@ -86,7 +86,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
 
 
 def student(run: Run) -> dg.AssetsDefinition:
-    """The scorer without a backbone, the baseline of the heads."""
+    """The student: a scorer without a backbone, and the baseline of the heads."""
     return Asset(
         run=run,
         key=[GROUP, "student"],
@@ -94,9 +94,9 @@ def student(run: Run) -> dg.AssetsDefinition:
         stage="heads",
         kind="numpy",
         description="Ridge regression of the oracle's scores on hashed n-grams of token bytes. It "
-        "needs no backbone, so a head must rank better to be worth its backbone. It grades if "
-        "[grading] grader is `student`, or if `auto` chooses it; otherwise it drops the documents "
-        "that it is sure of before the probe.",
+        "needs no backbone, so a head must rank better to justify its cost. It grades if "
+        "[grading] grader is `student`, or if `auto` chooses it; otherwise it drops clearly bad "
+        "documents before the probe reads them.",
         facts=STUDENT_FACTS,
         code_version=settings.student(run).version,
         deps=[[GROUP, "oracle_labels"]],
@@ -126,7 +126,7 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
 
 
 def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
-    """Thresholds, fitted on the heads' own scores of val documents and also reported on test."""
+    """Thresholds, fitted on the grader's scores of val documents and also reported on test."""
     read = dg.SpecificPartitionsPartitionMapping([*label_keys("val"), *label_keys("test")])
     languages = [key for source in sources for key in graded_by_language(run, source.name)]
     return Asset(
@@ -177,7 +177,7 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="grade",
         kind="json",
-        description="A row per document with the decision keep, since the run names no grader."
+        description="One row per document with the decision keep, since the run has no grader."
         if is_off
         else "The grader's scores of every document, and the decision drop, band or keep.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),

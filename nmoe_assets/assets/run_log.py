@@ -18,8 +18,8 @@ class _RunLog(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log a record's message at its level. As in any handler, a failure to log does not stop
-        the work."""
+        """Log a record's message at its level. As in any handler, an error of logging does not stop
+        the step."""
         try:
             self._log.log(record.levelno, self.format(record))
         except Exception:  # noqa: BLE001

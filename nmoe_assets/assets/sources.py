@@ -36,7 +36,7 @@ from nmoe_core.tasks.report import summary
 
 
 def documents(run: Run, source: SourcePlan) -> dg.AssetSpec:
-    """The source itself; prep observes its revision."""
+    """The source as an external asset; prep observes its revision."""
     spec = source.spec
     reads = {"hf_dataset": spec.hf_dataset} if spec.hf_dataset else {"paths": list(spec.paths)}
     return dg.AssetSpec(
@@ -66,7 +66,7 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         stage="prep",
         kind="numpy",
         description=f"Token shards of the {split} split: one pass fills all requested shards. "
-        "`nmoe explain` takes the ids in the sample.",
+        "`nmoe explain` accepts the ids in the sample.",
         facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
         code_version=settings.prep(run, source, split).version,
         deps=[[name, "documents"]],
@@ -116,7 +116,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         downstream += [["curation", "topic_model"]]
         downstream += [[name, "valid_manifest"]] if source.has_valid else []
     else:
-        deps.append([name, "manifest"])  # the check `no_leak` reads both
+        deps.append([name, "manifest"])  # the check `no_leak` reads both manifests
     return Asset(
         run=run,
         key=[name, f"{prefix}manifest"],

@@ -1,2 +1,1 @@
-"""The checks of assets: `nmoe_core.tasks.checks` computes the verdicts, and this folder reports
-them to Dagster."""
+"""Reports the verdicts of `nmoe_core.tasks.checks` to Dagster."""

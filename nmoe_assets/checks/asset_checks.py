@@ -1,7 +1,7 @@
 """The checks of one asset. `nmoe_core.tasks.checks` computes the verdicts; the run's `[checks]`
 sets the level of a failure: `block` stops the assets that follow in the same run.
 
-An asset checks its new output in its own step, which needs no second process and knows the
+An asset checks its new output in the step that made it, which needs no second process and knows the
 partitions of the run. Manifests and the plan have separate steps for their checks, so that the
 checks can run again without making the asset.
 """
@@ -61,7 +61,7 @@ class Checks:
         ]
 
     def results(self, *made: Any) -> Iterator[dg.AssetCheckResult]:
-        """Check an unpartitioned asset now."""
+        """Check an unpartitioned asset."""
         verdicts = self.check(*made)
         for name in self.names:
             yield self._result(name, verdicts[name])
@@ -71,8 +71,8 @@ class Checks:
     ) -> Iterator[dg.AssetCheckResult]:
         """Check the partitions that a run made.
 
-        A check has one verdict for all partitions, so the verdict of this run also names partitions
-        that failed earlier and were not made again.
+        In Dagster a check has one verdict for all partitions, so the verdict of this run also names
+        partitions that failed earlier and were not made again.
         """
         try:
             verdicts = self.check(made)
@@ -86,12 +86,13 @@ class Checks:
         make_newest(context.instance, context.run.run_id, results)
 
     def log_unchecked(self, context: dg.AssetExecutionContext, made: Sequence[str]) -> None:
-        """Log a failed check of the partitions of a run that ends before it has checked them."""
+        """Log failed checks of partitions if a run ends before it has checked them."""
         verdict = Verdict(False, f"the run ended before it checked {_some(made)}")
         for name in self.names:
             if made and name in _OF_EACH_PARTITION:
                 failed = [*made, *self._failed_before(context, name, made)]
-                # Dagster logs a check's evaluation too; the type of its parameter leaves it out.
+                # Dagster accepts the evaluation of a check here, but the type of the parameter does
+                # not include it.
                 event: Any = evaluation(self._result(name, verdict, failed))
                 context.log_event(event)
 
@@ -111,7 +112,7 @@ class Checks:
     def _failed_before(
         self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
     ) -> list[str]:
-        """Other partitions that did not pass earlier and still exist."""
+        """Other existing partitions that failed earlier."""
         check = dg.AssetCheckKey(self.key, name)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)
@@ -132,7 +133,7 @@ class Checks:
         )
 
     def definition(self, stage: str) -> dg.AssetChecksDefinition:
-        """The checks as a separate step, in a pod of a stage."""
+        """The checks as a separate step, in the pod of a stage."""
         name = "__".join(["check", *self.key.path])
         tags = pod_tags(self.run, stage)
 

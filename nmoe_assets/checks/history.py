@@ -1,8 +1,8 @@
-"""The verdicts of a check in Dagster, and which one Dagster takes as the newest.
+"""The verdicts of a check in Dagster, and the verdict that Dagster uses.
 
-Dagster takes the execution whose run was created last, and only if it checked the newest
-materialisation. If runs of one asset overlap, another run may end last; its verdicts would not
-count, or would block the assets that follow.
+Dagster uses the execution of the run that was created last, and only if it checked the newest
+materialisation. If runs of an asset overlap, another run may end last; then its verdicts would be
+ignored, or old verdicts would block the assets that follow.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from nmoe_assets.dagster_private import CheckTarget
 
 FAILED_PARTITIONS = "failed_partitions"
 _VERDICTS = ("SUCCEEDED", "FAILED")
-_LOOK_BACK = 40  # executions of runs that overlapped, including executions without a verdict
+_LOOK_BACK = 40  # number of executions to read, including executions without a verdict
 
 
 def failed_partitions(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> list[str]:
-    """Partitions that the last verdict names."""
+    """The failed partitions that the last verdict names."""
     history = instance.event_log_storage.get_asset_check_execution_history(check, _LOOK_BACK)
     verdicts = [record for record in history if record.status.value in _VERDICTS]
     newest = max(verdicts, key=_logged_at, default=None)

@@ -1,1 +1,1 @@
-"""Jobs: one per task, the pipeline over all of them, and retention of old runs."""
+"""Jobs (one per task, the pipeline, retention of old runs), sensors and schedules."""

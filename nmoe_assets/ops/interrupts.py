@@ -14,7 +14,7 @@ _ASKED = {signal.SIGINT, signal.SIGTERM}
 
 
 class ToldToStop(dg.DagsterExecutionInterruptedError):
-    """The process was told to stop by this signal: SIGTERM, if both came."""
+    """The process received this signal; SIGTERM if it received both."""
 
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__("told to stop")
@@ -22,21 +22,21 @@ class ToldToStop(dg.DagsterExecutionInterruptedError):
 
 
 def keep_ignored() -> None:
-    """Send interrupts again that Python ignored, since Dagster's handler may raise at a place where
-    Python drops the exception."""
+    """Send an interrupt again if Python ignored it: Dagster's handler may raise in code in which
+    Python drops exceptions."""
     send_again_if_ignored(dg.DagsterExecutionInterruptedError, signal.SIGINT)
 
 
 @contextmanager
 def interrupts_since() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises if the process was told to stop since the block began.
+    """Yield a function that raises if the process received SIGINT or SIGTERM since the block began.
 
-    A run that is executed in process delays interrupts while Dagster does its own work, and drops
-    at its end the interrupts that came after its last step. So the code that executes the run calls
-    this function afterwards. It raises ToldToStop if SIGINT or SIGTERM came.
+    Dagster delays interrupts of a run in this process between steps, and drops interrupts that
+    arrive after the last step. So the code that executes the run calls the function afterwards; it
+    raises ToldToStop.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # only the main thread gets signals
+        yield lambda: None  # only the main thread receives signals
         return
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

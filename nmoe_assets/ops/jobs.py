@@ -28,7 +28,7 @@ class TaskJob:
     partitions: dg.StaticPartitionsDefinition | None = None
     metadata: Mapping[str, dg.MetadataValue] = field(default_factory=dict)
 
-    def definition(self):  # Dagster does not export the type of what define_asset_job returns
+    def definition(self):  # Dagster does not export the return type of define_asset_job
         """The asset job, checks included."""
         made = ", ".join(dict.fromkeys(key.path[-1] for key in self.keys))
         note = " Choose some partitions or all; current partitions are not made again."
@@ -66,7 +66,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     shards = shard_partitions(table.num_shards)
     valid = [s for s in sources if s.has_valid]
     regrade_plan = dg.MetadataValue.asset(asset_key(run, ("hydra", "regrade_plan")))
-    # Thresholds need the languages, so they are made with the shards.
+    # Thresholds need the languages, so the job that makes shards makes them too.
     first = [tuple(key) for source in sources for key in graded_by_language(run, source.name)]
     recorded = [tuple(key) for source in sources for key in attribute_keys(run, source.name)]
     curated = [key for key in recorded if key not in first]
@@ -89,7 +89,7 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         ]
     if run.config.publish.url:
         jobs.append(job("publish", [("mixture", "published_plan")]))
-    if valid:  # a job has one partitions definition, and valid has its own number
+    if valid:  # a job has one partitions definition, and valid has another number of shards
         keys = [(s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid]
         jobs.insert(1, job("prep_valid", keys, shard_partitions(table.num_valid_shards)))
     return jobs

@@ -1,10 +1,10 @@
-"""The job `pipeline`: everything, from documents to the loader plan.
+"""The job `pipeline`, which makes all outputs, from documents to the loader plan.
 
 If the UI or the daemon starts it, it requests one backfill of all assets and ends. The backfill
 launches the runs, and its page shows their state, Terminate and retries. If `dagster job execute`
-starts it, without a daemon, it executes the job of each task in its own process, one after the
-other, and stops at the first failure. The console then shows a line per task and the errors; the UI
-shows the rest in the runs of the tasks.
+starts it, without a daemon, it executes the jobs of the tasks in this process, one after the other,
+and stops at the first failure. The console then shows one line per task and the errors; the UI
+shows the runs of the tasks.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,8 @@ _WRAPPERS = ("DagsterExecutionStepExecutionError", "RetryRequestedFromPolicy")
 def pipeline_job(
     run: Run, jobs: list[TaskJob], definitions: Callable[[], dg.Definitions]
 ) -> dg.JobDefinition:
-    """The job over all tasks; `definitions` returns their jobs, once all definitions are made."""
+    """The job over all tasks; `definitions` returns the complete definitions and is called in a
+    run."""
     steps = "".join(f"\n{i}. `{job.name}`" for i, job in enumerate(jobs, 1))
 
     @dg.op(name=prefixed(run, "run_pipeline"), out=dg.Out(dg.Nothing))
@@ -61,7 +62,7 @@ def _launch(
     context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
-    tags = {PIPELINE: context.run_id[:8]}  # as pages show ids
+    tags = {PIPELINE: context.run_id[:8]}  # the UI shows ids in this form
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
     context.add_output_metadata({"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")})
@@ -110,8 +111,8 @@ def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
 
 
 def step_error(event: dg.DagsterEvent) -> str:
-    """The error of a failed step as one line, without the path of its class. The log of the run has
-    its cause."""
+    """The error of a failed step as one line, without the module of its class. The log of the run
+    has the cause."""
     error = event.step_failure_data.error
     while error is not None and error.cls_name in _WRAPPERS and error.cause is not None:
         error = error.cause

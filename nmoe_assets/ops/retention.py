@@ -1,10 +1,10 @@
 """Deletes old runs with their events, but keeps the history of every current asset.
 
-Dagster keeps a materialisation in the events of its run, so deleting the run deletes it. A run is
+Dagster stores a materialisation in the events of its run, so deleting the run deletes it. A run is
 kept if it is recent, if it is among the last of its job, or if a current asset depends on it:
 
 * it made the version of an asset or partition that was current at the cutoff, or a later version;
-* it made an input of such a version: Dagster finds staleness by comparing the two;
+* it made an input of such a version, since Dagster compares both to find stale outputs;
 * it is the last attempt of a partition that failed, or the last execution of a check.
 """
 
@@ -53,8 +53,8 @@ def retention_job(
     """`retention`: delete runs of this mixture that no current asset depends on.
 
     Args:
-        run: The mixture's.
-        check_keys: Gives the checks of the mixture, when all definitions are made.
+        run: The run of the mixture.
+        check_keys: Returns the checks of the mixture; called in a run, after all definitions exist.
     """
     table = run.config.retention
     op_name = prefixed(run, "delete_old_runs")
@@ -77,7 +77,7 @@ def retention_job(
     @dg.job(
         name=prefixed(run, JOB_NAME),
         executor_def=dg.in_process_executor,
-        description="Deletes old runs and their events, except those a current asset depends on.",
+        description="Deletes old runs and their events, unless a current asset depends on them.",
         config={
             "ops": {
                 op_name: {"config": {"keep_days": table.keep_days, "keep_last": table.keep_last}}
@@ -140,9 +140,9 @@ def deletable_runs(
 
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete a run, its events, and the files of both. If a deletion stops halfway, the next
-    cleanup completes it."""
-    files = event_files(instance, run_id)  # Dagster leaves them, emptied
+    """Delete a run, its events, and their files. If a deletion is interrupted, the next cleanup
+    completes it."""
+    files = event_files(instance, run_id)  # Dagster leaves these files, without their rows
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     instance.delete_run(run_id)
     for path in files:

@@ -1,12 +1,12 @@
-"""Sensors and the schedule: runs that the daemon requests besides the runs for changed content.
+"""Sensors and the schedule: all runs that the daemon requests except for changed content.
 
 If a source has new input or a moved revision, prep of the source is requested; prep compares
 content and does no work if only times changed. Failed label slices are requested again, a limited
 number of times and with increasing waits. Each failed run is reported in one line to the log, and
-to a webhook if one is set.
+to the webhook if it is set.
 
-Dagster never runs a run key twice, so keys contain the time of the request in seconds: an input
-that changes back to earlier content also counts as a change.
+Dagster ignores a run key that it has seen before, so keys contain the time of the request in
+seconds. Then an input that changes back to earlier content is a change too.
 """
 
 import json
@@ -29,17 +29,17 @@ from nmoe_core.tasks.prep import source_mark
 
 _FIRST_WAIT_S = 60
 _MAX_TEXT = 500
-AssetJob = Any  # Dagster does not export the type of what define_asset_job returns
+AssetJob = Any  # Dagster does not export the return type of define_asset_job
 
 
 def source_watch(
     run: Run, sources: list[SourcePlan], prep: list[TaskJob], definitions: Mapping[str, AssetJob]
 ) -> dg.SensorDefinition:
-    """Requests prep of each source whose input changed since the last tick; the cursor holds the
-    sources' marks.
+    """Requests prep of each source whose input changed since the last tick; the cursor has the
+    listing digest of each source.
 
-    A source without a mark may have changed before the first tick: it is prepared, which does no
-    work if it is current.
+    A source without a digest in the cursor may have changed before the first tick, so prep is
+    requested, which does no work if the source is current.
     """
 
     @dg.sensor(
@@ -88,11 +88,11 @@ def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.R
 
 
 def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
-    """Requests failed label slices again; the cursor holds the tries of each slice and the time of
-    the next try.
+    """Requests failed label slices again; the cursor has the number of tries of each slice and the
+    time of the next try.
 
-    The wait begins when the failure is seen; a time of 0 means that the failure of the last try has
-    not been seen yet.
+    The wait starts when this sensor sees the failure; a time of 0 means that it has not seen the
+    failure of the last try yet.
     """
     budget = run.config.automation.label_retries
     labels = asset_key(run, ["hydra", "oracle_labels"])
@@ -124,7 +124,7 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
                 spent.append(key)
             elif not not_before:
                 tries[key] = [count, now + wait_s]
-            elif now >= not_before or now < not_before - wait_s:  # the clock went back meanwhile
+            elif now >= not_before or now < not_before - wait_s:  # the clock was set back
                 tries[key] = [count + 1, 0.0]
                 run_key = f"{key}:{count + 1}:{int(now)}"
                 requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))
@@ -142,7 +142,7 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """One line about each failed run, to the sensor's log and to the webhook.
 
     One sensor reports the runs that this location started. The other one reports runs of `dagster
-    job execute`, which may fail before they have a location, so it monitors all locations.
+    job execute`. They may fail before they have a location, so this sensor monitors all locations.
     """
 
     @dg.run_failure_sensor(
@@ -175,7 +175,7 @@ def failure_notices(run: Run) -> list[dg.SensorDefinition]:
         if not is_of_mixture(run, context.dagster_run):
             return dg.SkipReason("a run of another mixture")
         if PART_OF in context.dagster_run.tags:
-            return dg.SkipReason("a part of the pipeline, whose own run is reported")
+            return dg.SkipReason("a part of the pipeline, whose run is reported instead")
         _report(context, notifier)
         return None
 
@@ -189,14 +189,15 @@ def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:
-    """Job, run, the assets it was making, and the innermost error of the step that failed first."""
+    """The job, the run, the assets that it was making, and the root error of the first failed
+    step."""
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
     errors = (step_error(event) for event in context.get_step_failure_events())
     first = next(filter(None, errors), None) or context.failure_event.message or "no message"
     is_lost = run.tags.get("dagster/will_retry") == "true"
-    end = f"; Dagster starts it again (run {run.run_id})" if is_lost else f" (run {run.run_id})"
+    end = f"; Dagster restarts it (run {run.run_id})" if is_lost else f" (run {run.run_id})"
     return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
 
 
@@ -210,5 +211,5 @@ def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
         cron_schedule=run.config.automation.verify_cron,
         execution_timezone=run.config.automation.verify_timezone,
         default_status=status.RUNNING if starts else status.STOPPED,
-        description="Reads the files of every manifest again and reports those that changed.",
+        description="Reads the files of every manifest again and reports changed files.",
     )

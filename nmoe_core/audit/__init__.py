@@ -1,1 +1,1 @@
-"""Audits: where a document went, where a sentence was read, and what was taken down."""
+"""Audits of a run: trace a document, search for a sentence, and prove a takedown."""

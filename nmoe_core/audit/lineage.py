@@ -1,7 +1,7 @@
-"""One lineage, both ways: the documents that a training step read, and the outcome of a document.
+"""Lineage in both directions: the documents that a training step reads, and the fate of a document.
 
-Each fact is read from the files that the tasks committed, and checked to belong to its document. A
-fact that no task has made yet is None.
+Each fact is read from the committed files of the tasks, with a check that it belongs to the
+document. A fact is None if the task for it has not run yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INPUTS = {"kind", "paths", "hf_dataset", "hf_subset", "hf_split", "hf_data_file
 
 
 def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
-    """Trace of a document, which is named by its id or by an ingest id that only it has.
+    """Trace a document by its id, or by an ingest id that no other document has.
 
     At most `max_readings` sequences of the plan are listed.
 
@@ -104,19 +104,20 @@ def explain_step(
     row: int | None = None,
     at_hand: Callable[[Path], None] = lambda directory: None,
 ) -> Facts:
-    """The rows of a step of the plan, or only `row`, and the documents of each. `at_hand` is called
-    with the directory of each shard before its ids and lineage are read.
+    """The rows of a step of the plan, or only `row`, and the documents of each row. `at_hand` is
+    called with the directory of each shard before its ids and lineage are read.
 
     Returns:
-        `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and
-        `documents`; each document has the place of its tokens in the row, its `doc_id` in the data
-        tree, its `ingest_id`, and its decision, scores, topic and label if tasks gave them.
+        `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and `documents`;
+        each document has the position of its tokens in the row, its `doc_id` in the data tree, its
+        `ingest_id`, and its decision, scores, topic and label if they exist.
 
     Raises:
         PlanError: There is no plan (E-PLAN-FORMAT), or the data differ from it (E-PLAN-DATA).
-        FormatError: An index is missing or not of its file (E-INDEX-...).
-        StateError: The plan has no such step, or the step no such row (E-SEEK).
-        CurationError: A curated shard's lineage is not its own (E-CURATION-LINEAGE).
+        FormatError: An index is missing or belongs to another file (E-INDEX-...).
+        StateError: The step or the row is out of range (E-SEEK).
+        CurationError: The lineage file belongs to another version of the curated shard
+            (E-CURATION-LINEAGE).
     """
     plan = load_plan(run.tree.plan)
     first = step * plan.batch_size
@@ -142,15 +143,16 @@ def explain_step(
 def _check(what: str, number: int, count: int) -> None:
     if not 0 <= number < count:
         known = f"0 to {count - 1}"
-        raise StateError(f"no such {what}", found=number, expected=known, code="E-SEEK")
+        raise StateError(f"{what} is out of range", found=number, expected=known, code="E-SEEK")
 
 
 def _part(
     run: Run, origin: Origin, shards: dict[Path, Any], at_hand: Callable[[Path], None]
 ) -> Facts:
-    """A part of a row: its place, its document in the data tree, and the facts of its lineage."""
+    """A part of a row: its position, its document in the data tree, and the facts of its
+    lineage."""
     directory = origin.path.parent
-    root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN: of a run or a copy
+    root = directory.parents[2]  # {root}/{source}/{split}/shard_NNNN, in a run or a copy
     rel = origin.path.relative_to(root).as_posix()
     if directory not in shards:
         at_hand(directory)
@@ -203,7 +205,7 @@ def _find(run: Run, name: str) -> tuple[_Shard, ShardFile, int]:
 
 
 def _shards_with(run: Run, ingest_id: str) -> Iterator[_Shard]:
-    """The shard in each split of each source that would hold this ingest id."""
+    """The one shard in each split of each source that can hold this ingest id."""
     for source in run_sources(run):
         for split in SPLITS:
             path = run.tree.manifest(source.name, split)
@@ -214,7 +216,7 @@ def _shards_with(run: Run, ingest_id: str) -> Iterator[_Shard]:
 
 
 def _provenance(run: Run, shard: _Shard) -> Facts:
-    """Location of the shard's source in the mixture, and the revision that was read."""
+    """Location of the shard's source from the mixture, and the revision that prep read."""
     (spec,) = (source.spec for source in run_sources(run) if source.name == shard.paths.source)
     table = spec.model_dump(include=_INPUTS, exclude_defaults=True)
     info, made_from = (shard.manifest.extra.get(k, {}) for k in ("source_info", "fingerprints"))
@@ -249,7 +251,7 @@ def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId
 
 
 def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
-    """Curated position of a document of a data shard; None if curation left it out."""
+    """Curated position of a document of a data shard; None if curation dropped it."""
     curated = _Shard(shard.paths, is_curated=True)
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
@@ -261,7 +263,7 @@ def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
 
 
 def _labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
-    """The merged label records of those documents that have one."""
+    """The merged label records of these documents; documents without a label are left out."""
     found: dict[str, Facts] = {}
     for split in slices.SPLITS:
         path = run.tree.merged_labels(split)
@@ -284,7 +286,7 @@ class _Shard:
         self.files = shard_files(tree.curated if is_curated else tree.data, self.manifest)
 
     def number(self, rel: str, document: int) -> int:
-        """Number in the shard of a document that is `document` in its file."""
+        """Number in the shard of document `document` of a file."""
         before = takewhile(lambda file: file.rel != rel, self.files)
         return sum(len(file.spans) for file in before) + document
 

@@ -1,4 +1,4 @@
-"""The documents of a step of a plan by path or URL, without the run that made it."""
+"""The documents of a step of a plan, by path or URL, without the directory of the run."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ def _plan_at(url: str) -> LoaderPlan:
 
 
 def _fetch(directory: str, local: Path, checksum: str | None) -> None:
-    """Copy a file of a directory in a store to its place, unless one of this checksum is there."""
+    """Copy a file from a store to its local path, unless it exists there with this checksum."""
     with locked(local.with_name(".lock")):
         if checksum is not None and local.is_file() and local_digest(local) == checksum:
             return

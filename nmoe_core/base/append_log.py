@@ -1,8 +1,8 @@
-"""Append, tear, resume: a file of records that grows line by line and survives any kill.
+"""An append-only file of lines that can be resumed after a kill at any point.
 
-A killed writer leaves at most a torn last line, which the next writer cuts off after it has checked
-the lines before it. The kernel holds the lock of the only writer and frees it when its holder ends.
-Costs one flush per append, and an fsync only on request.
+A killed writer leaves at most an incomplete last line. The next writer checks the lines before it
+and then removes it. Only one process can write the file: the kernel frees its lock when it ends.
+Each append costs one flush, and an fsync only on request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _READ_BYTES = 4 * 2**20
 
 
 class Line(NamedTuple):
-    """A whole line of a file: its number from 1, its first byte, its bytes with the newline."""
+    """A complete line of a file: its number from 1, its byte offset, and its bytes with the
+    newline."""
 
     number: int
     offset: int
@@ -29,7 +30,7 @@ class Line(NamedTuple):
 
 
 class AppendLog:
-    """The only writer of one file; another one raises LockedError (E-LOCKED).
+    """Opens a file for its only writer; a second writer raises LockedError (E-LOCKED).
 
         with AppendLog(path) as log:
             for line in log.lines():
@@ -38,7 +39,7 @@ class AppendLog:
             log.append(b'{"id": "a"}\\n')
 
     `size` counts the bytes of the lines that were read or appended. The file and its directory are
-    made if they are missing.
+    created if they are missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +53,9 @@ class AppendLog:
         except BlockingIOError:
             self._file.close()
             raise LockedError(
-                "another process is writing this file", where=path, do="wait for it, or end it"
+                "another process is writing this file",
+                where=path,
+                do="wait until it ends, or end it",
             ) from None
 
     @property
@@ -70,7 +73,7 @@ class AppendLog:
         return not size and digest.hexdigest() == sha256
 
     def lines(self, end: int | None = None) -> Iterator[Line]:
-        """The whole lines before byte `end`; each line that is read counts towards `size`."""
+        """The complete lines before byte `end`; `size` grows with each line that is read."""
         self.size = 0
         self._hash = hashlib.sha256()
         self._file.seek(0)
@@ -87,7 +90,7 @@ class AppendLog:
         return self._file.read()
 
     def cut(self) -> None:
-        """Cut off everything after the first `size` bytes."""
+        """Truncate the file to the first `size` bytes."""
         self._file.truncate(self.size)
 
     def clear(self) -> None:
@@ -97,8 +100,8 @@ class AppendLog:
         self.cut()
 
     def append(self, payload: bytes, *, durable: bool = False) -> int:
-        """Write whole lines and hand them to the system; `durable` waits until they are on the
-        disk. Returns the offset of the first byte."""
+        """Write complete lines and flush them; with `durable`, wait until they are on the disk.
+        Returns the byte offset of the first line."""
         offset = self.size
         with named_errors(self.path):
             self._file.write(payload)
@@ -126,7 +129,7 @@ class AppendLog:
 
 
 def whole_lines(file: IO[bytes]) -> Iterator[Line]:
-    """The lines of an open file that end with a newline; a torn last one is left out."""
+    """The lines of an open file that end with a newline, without an incomplete last line."""
     offset = 0
     for number, payload in enumerate(file, 1):
         if not payload.endswith(b"\n"):

@@ -5,14 +5,14 @@ from tokenize import TokenError
 
 import numpy as np
 
-# Raised by numpy for headers, beside ValueError: it reads them, and types in them, as Python.
+# numpy parses a header and its dtype as Python, so a bad header raises these besides ValueError.
 _OF_HEADERS = (EOFError, OverflowError, TokenError, SyntaxError, TypeError)
-_OF_HEADERS += (MemoryError, RecursionError)  # of deep nesting; a map takes no memory
+_OF_HEADERS += (MemoryError, RecursionError)  # from deep nesting, since a map takes no memory
 
 
 def map_npy(path: Path) -> np.ndarray:
-    """The array of a `.npy` file, mapped: a header that promises more than the file holds takes no
-    memory. Raises FileNotFoundError; ValueError: the file is no such array."""
+    """Map the array of a `.npy` file, so a header with a false size allocates no memory. Raises
+    FileNotFoundError, or ValueError if the file is not a `.npy` array."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except _OF_HEADERS as error:

@@ -1,9 +1,9 @@
-"""Commit protocol: a file is visible whole under its name, or not at all.
+"""Commit protocol: a file appears under its name only when it is complete.
 
-Every write goes to a temporary file in the same directory, is flushed and fsynced, renamed, and the
-directory is fsynced. A manifest or summary is written last, so every file it names is durable.
-Costs two fsyncs per file. A process killed at any point leaves at most `.tmp.` files, which the
-next writer of that directory removes under its lock.
+Every write goes to a temporary file in the same directory; the file is flushed, fsynced and
+renamed, and the directory is fsynced. A manifest or summary is written last, so every file that it
+names is durable. This costs two fsyncs per file. A process killed at any point leaves at most
+`.tmp.` files, which the next writer of that directory removes under its lock.
 
 `NMOE_FAILPOINT=step:k:action` makes the k-th call of a step (write, fsync, rename) fail for tests:
 action `kill` ends the process with SIGKILL, any other is an errno name such as `ENOSPC`.
@@ -42,7 +42,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBUSY, errn
 
 
 def failpoint(step: str) -> None:
-    """Count one call of `step`; fail if `NMOE_FAILPOINT` says so, else do nothing."""
+    """Count one call of `step`; fail if `NMOE_FAILPOINT` names this call."""
     spec = os.environ.get("NMOE_FAILPOINT")
     if not spec:
         return
@@ -121,8 +121,8 @@ def fsync_dir(path: Path) -> None:
 
 
 def start_writeback(descriptor: int) -> None:
-    """Start writeback of a file before its fsync, if the system can: for many files, starting all
-    and then syncing them takes a third of the time."""
+    """Start writeback of a file before its fsync, if the system supports it. Starting it for all of
+    many files before syncing the first takes a third of the time."""
     if _LIBC is not None:
         _LIBC.sync_file_range(
             descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE
@@ -131,7 +131,7 @@ def start_writeback(descriptor: int) -> None:
 
 def replace_dir(staged: Path, final: Path) -> None:
     """Replace the directory `final` by the complete directory `staged`: a kill between the two
-    renames leaves `final` missing, never mixed, and the next run of the task makes it again."""
+    renames leaves `final` missing, never mixed, and the next run of the task writes it again."""
     old = final.with_name(f".{final.name}{TMP_MARK}old")
     if old.exists():
         shutil.rmtree(old)
@@ -146,8 +146,9 @@ def replace_dir(staged: Path, final: Path) -> None:
 
 
 def exchange_dirs(staged: Path, final: Path) -> bool:
-    """Swap two directories of one file system in one step; False, and no change, if the system
-    cannot: outside Linux, on NFS and some of FUSE, at a mount point, in a lower overlay layer."""
+    """Swap two directories of one file system atomically. Returns False, and changes nothing, if
+    this is not supported: outside Linux, on NFS and some FUSE file systems, at a mount point, or in
+    a lower layer of an overlay."""
     if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
         return False
     failpoint("rename")
@@ -163,10 +164,10 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
 
 @contextmanager
 def output_lock(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process and clear what a killed writer left in it.
+    """Lock `directory` for this process and delete the leftovers of a killed writer in it.
 
-    The lock is on the file `.lock`, which is removed at the end; the kernel frees the lock when its
-    holder ends. Raises LockedError if another process holds it (E-LOCKED).
+    The lock is on the file `.lock`, which is removed at the end; the kernel frees the lock when the
+    process that holds it ends. Raises LockedError if another process holds the lock (E-LOCKED).
     """
     path = directory / LOCK_NAME
     with _locked(path) as file:
@@ -174,15 +175,17 @@ def output_lock(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if _is_at(path, file):  # removed while it is held: a waiting process makes another
+            # If the file was removed while it was locked, a waiting process has created a new one.
+            if _is_at(path, file):
                 path.unlink()
                 _remove_lock_dir(directory)
 
 
 def clear_left(directory: Path, *names: str) -> None:
-    """Clear what a killed writer left in the directory of a current output, which no run may write
-    again: temporary files, its lock, and files of these names. Files of a writer at work stay, and
-    all stay if the directory cannot be written."""
+    """Delete the leftovers of a killed writer beside a current output: temporary files, the lock,
+    and files with these names. An output that is current may never be written again, so no later
+    run would delete them. If another process is writing, or the directory is read-only, all files
+    stay."""
     left = [directory / name for name in (LOCK_NAME, *names)]
     if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
         with suppress(LockedError, OSError), output_lock(directory):
@@ -191,13 +194,14 @@ def clear_left(directory: Path, *names: str) -> None:
 
 
 def _locked(path: Path) -> IO[str]:
-    """The file at `path`, made if it is missing; it is locked as long as it is open."""
+    """Open the file `path`, which is created if it is missing; it is locked as long as it is
+    open."""
     num_absent = 0
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+")  # noqa: SIM115 (closed by the caller)
-        except (FileNotFoundError, FileExistsError):  # the directory changed between two calls
+        except (FileNotFoundError, FileExistsError):  # the directory was changed by another process
             num_absent += 1
             if num_absent == _MAX_ABSENT:
                 raise
@@ -208,19 +212,19 @@ def _locked(path: Path) -> IO[str]:
             with file:
                 file.seek(0)
                 raise LockedError(
-                    "another process is writing here",
+                    "another process is writing to this directory",
                     where=path.parent,
                     found=f"lock held by pid {file.read().strip() or 'unknown'}",
-                    do="wait for it to end, or end it, and run again",
+                    do="wait until it ends, or end it, and run again",
                 ) from None
         if _is_at(path, file):
             _sign(file)
             return file
-        file.close()  # its holder removed it, or the directory was replaced
+        file.close()  # the file was removed, or the directory was replaced
 
 
 def _sign(file: IO[str]) -> None:
-    """Write into a lock who holds it; if that fails, as on a full disk, it is free again."""
+    """Write the process id into a lock file; if that fails, as on a full disk, free the lock."""
     try:
         with named_errors(file.name):
             os.ftruncate(file.fileno(), 0)
@@ -231,7 +235,7 @@ def _sign(file: IO[str]) -> None:
 
 
 def _remove_lock_dir(directory: Path) -> None:
-    """Remove a directory that exists only for a lock."""
+    """Remove a directory that was created only for a lock."""
     if directory.parent.name == LOCKS_NAME:
         with suppress(OSError):  # another lock is in it
             directory.rmdir()
@@ -246,9 +250,9 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files and staging directories of killed writers, by their names. The files
-    of an inner output with a lock of its own stay: its writer is at work, or its next writer
-    deletes them.
+    """Delete temporary files and staging directories of killed writers, by their names. Files of an
+    inner output that has a separate lock stay: its writer is running, or its next writer deletes
+    them.
     """
     for path in directory.rglob(f"*{TMP_MARK}*"):
         if _LEFTOVER.fullmatch(path.name) and not _has_own_lock(directory, path):
@@ -256,7 +260,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _has_own_lock(directory: Path, left: Path) -> bool:
-    """Whether a temporary file belongs to an output below `directory` with a lock of its own."""
+    """Whether a temporary file belongs to an output below `directory` that has a separate lock."""
     for path in (left, *takewhile(lambda parent: parent != directory, left.parents)):
         name = path.name.partition(TMP_MARK)[0]
         locks = [path.parent / LOCKS_NAME / one for one in (name, name.removeprefix("."))]
@@ -274,9 +278,9 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *beside: Path) -> Iterator[None]:
-    """Hold the file or directory `path` and delete leftovers of a killed writer beside it, of
-    `path` and of `beside`, which are written under this lock too. Raises as `output_lock`, which on
-    the parent would clear the temporary files of all its children."""
+    """Lock the file or directory `path`, and delete the leftovers of a killed writer of `path` and
+    of the files `beside`, which are written under this lock too. Raises as `output_lock`. A lock on
+    the parent directory would delete the temporary files of all its children."""
     with output_lock(path.parent / LOCKS_NAME / path.name):
         for one in (path, *beside):
             for name in (one.name, f".{one.name}"):

@@ -36,7 +36,8 @@ class DocId(NamedTuple):
 
 
 def parse_doc_id(text: str) -> DocId:
-    """The parts of a document id; FormatError if it is none, or its span is empty (E-DOCID)."""
+    """The parts of a document id. Raises FormatError if the text is not a document id or its span
+    is empty (E-DOCID)."""
     match = _DOC_ID.fullmatch(text)
     if match is None or int(match["start"]) >= int(match["end"]):
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Errors of the tasks that make data, each with the stem of its codes; see `loader.errors`."""
+"""Errors of the data pipeline, each with the prefix of its codes; see `loader.errors`."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from loader.errors import StateError as StateError
 from loader.errors import one_line as one_line
 from loader.errors import printable as printable
 
-# From torch, its libraries and Triton; a worker's error may come as a text alone.
+# Texts of torch, its libraries and Triton; of a worker's error only the text may be known.
 _FULL = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _LOST = re.compile(r"\b(CUDA|HIP|cuDNN|NCCL) error\b|Triton Error", re.IGNORECASE)
 
 
 class SourceError(NmoeError):
-    """A source is missing, empty, changed while it was read, or holds a record that cannot be
+    """A source is missing or empty, changed while it was read, or has a record that cannot be
     read."""
 
     code = "E-SOURCE"
@@ -42,7 +42,7 @@ class LabelError(NmoeError):
 
 
 class HeadError(NmoeError):
-    """A head is missing, was trained on another backbone, or gives values that are not finite."""
+    """A head is missing, was trained on another backbone, or returns values that are not finite."""
 
     code = "E-HEAD"
 
@@ -66,15 +66,15 @@ class LockedError(NmoeError):
 
 
 class DeviceError(NmoeError, RuntimeError):
-    """A GPU, or the memory of a device, failed in the middle of work."""
+    """A GPU failed, or the memory of a device ran out, during a task."""
 
     code = "E-DEVICE"
 
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise a device's errors, which torch raises as RuntimeError, as DeviceError: its memory ran
-    out (E-DEVICE-MEMORY), or it was lost (E-DEVICE-LOST). Any other error is raised as it is."""
+    """Turn device errors of torch, which are RuntimeErrors, into DeviceError: memory ran out
+    (E-DEVICE-MEMORY), or the device was lost (E-DEVICE-LOST). Other errors are raised unchanged."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -82,16 +82,16 @@ def device_errors() -> Iterator[None]:
             raise DeviceError(
                 "memory ran out",
                 found=one_line(error),
-                do="take a smaller batch or context (batch_size, max_ctx), moe_backend = "
-                '"packed", or a larger device, and run again: what was committed is kept',
+                do="use a smaller batch or context (batch_size, max_ctx), moe_backend = "
+                '"packed", or a larger device, and run again: committed shards are kept',
                 code="E-DEVICE-MEMORY",
             ) from error
         if _LOST.search(str(error)):
             raise DeviceError(
-                "the device failed, and this process cannot use it any more",
+                "the device failed, and this process can no longer use it",
                 found=one_line(error),
-                do="look at nvidia-smi and the kernel's log, and run again in a new process: what "
-                "was committed is kept",
+                do="check nvidia-smi and the kernel log, and run again in a new process: "
+                "committed shards are kept",
                 code="E-DEVICE-LOST",
             ) from error
         raise

@@ -1,8 +1,8 @@
-"""Digests, and the rule that decides whether an output has to be made again.
+"""Digests, and the rule that decides whether an output is current.
 
-Each task writes, with its output, the fingerprints of everything the output was made from: input
-digests, settings, and the task's own version. A task whose recorded fingerprints equal its current
-ones does no work. Fingerprints are values, never times.
+Each task writes, with its output, the fingerprints of all inputs of the output: input digests,
+settings, and the version of the task. A task whose recorded fingerprints equal its current ones
+does no work. Fingerprints are values, never times.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from nmoe_core.base.atomic import write_json
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
-# The coarsest resolution of file times: 2 s.
+# The coarsest resolution of file times, on FAT: 2 s.
 _CLOCK_NS = 2 * 10**9
 
 
 def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """The first key in which two records of inputs differ."""
+    """The first key whose values differ, or that only one of the two records has."""
     differing = (k for k in {**wanted, **there} if there.get(k) != wanted.get(k))
     return next(differing, None)
 
@@ -34,7 +34,7 @@ def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes.
 
-    Reads are large, so that a hashing thread seldom waits for the interpreter's lock.
+    Reads are large, so that a thread that hashes seldom waits for the GIL.
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
@@ -67,9 +67,10 @@ def recorded(summary: Path) -> Fingerprints | None:
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """A sealed JSON object without its hash; None if there is none or it is not as it was written.
+    """The JSON object of a file with a checksum, without the checksum; None if the file is missing
+    or was changed.
 
-    For files that only save work: without one, the work is done again.
+    For files that only save work: without the file, the work is repeated.
     """
     try:
         value = read_json_object(path)
@@ -80,8 +81,8 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def seal_summary(value: dict[str, Any]) -> dict[str, Any]:
-    """A task's summary as it is written: with a version, and sealed by a hash, which every summary
-    with a version has."""
+    """Add the version of the format and a checksum to a task's summary. Every summary with a
+    version has a checksum."""
     return sealed(value | {"schema_version": 1})
 
 
@@ -93,13 +94,13 @@ def read_summary(
     sealed_since: str = "schema_version",
     do: str = RESTORE,
 ) -> dict[str, Any]:
-    """A task's summary, unchanged since it was written; older ones have no hash. `error`, `code`
-    and `do` make the error. A summary with the key `sealed_since`, which is as old as the hash,
-    must have both.
+    """Read a task's summary and check its checksum. Old summaries have none; a summary with the key
+    `sealed_since` must have one, since both were introduced together. `error`, `code` and `do` are
+    the class, the code and the advice of the error.
 
     Raises:
-        NmoeError: Of class `error`: it was changed.
-        FormatError: It is missing, or not JSON.
+        NmoeError: Of class `error`: the file was changed.
+        FormatError: The file is missing or not JSON.
     """
     value = read_json_object(path)
     check_seal(value, path, required=sealed_since in value, error=error, code=code, do=do)
@@ -131,10 +132,9 @@ _known: dict[str, tuple[Identity, str]] = {}
 
 
 def local_digest(path: Path) -> str:
-    """SHA-256 of a local file, from memory if path, device, inode, size and times equal those of
-    the hashed file. The time of the last change of state (`ctime`) cannot be set, so a file
-    rewritten in place with its old times is noticed. A file changed in the last two seconds is
-    hashed every time."""
+    """SHA-256 of a local file. It is hashed again only if its path, device, inode, size or times
+    have changed, or if it was changed in the last two seconds. Programs cannot set `ctime`, so a
+    file that is rewritten in place with its old times is hashed again too."""
     identity = file_identity(path)
     if identity is None:
         return sha256_file(path)
@@ -151,13 +151,14 @@ def keep_digests(path: Path, files: Iterable[Path]) -> None:
 
 
 def recall_digests(path: Path) -> None:
-    """Load what `keep_digests` wrote; a file that was edited or damaged is ignored."""
+    """Load the digests that `keep_digests` wrote; a file that was edited or damaged is ignored."""
     for key, row in (read_sealed(path) or {}).items():
         _known[key] = Identity(*row[:-1]), row[-1]
 
 
 def file_identity(path: Path) -> Identity | None:
-    """A mark of an unchanged file; None while a further change could leave the mark equal."""
+    """The identity of a file's content; None if the file is so new that a further change could
+    leave its times equal."""
     stat = path.stat()
     if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
         return None

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No collection in the block; afterwards as before. Reference counts still free objects."""
+    """Disable the collector in the block and restore its state afterwards. Reference counts still
+    free objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

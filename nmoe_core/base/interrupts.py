@@ -1,9 +1,9 @@
 """Interrupts: SIGTERM ends a command with one line, and is sent again if Python ignores it.
 
 Python prints and ignores (`sys.unraisablehook`) an exception that a signal handler raises inside a
-finaliser, or inside a callback of a weak reference or of the garbage collector: the program is told
-to stop and continues. C++ code that imports a Python module, as torch does, aborts the process if
-the import raises: a signal waits until no import is under way, for some seconds at most.
+finaliser, a weak-reference callback or a garbage-collection callback, so the program would
+continue. C++ code that imports a Python module, as torch does, aborts the process if the import
+raises, so a signal during an import is delayed until the import ends, for some seconds at most.
 """
 
 import _thread
@@ -26,9 +26,9 @@ _hook_before: Callable[[Any], object] = sys.unraisablehook
 
 @contextmanager
 def graceful_shutdown() -> Iterator[None]:
-    """Inside, SIGTERM prints one line and exits with all cleanup, and Ctrl-C raises
-    KeyboardInterrupt, unless it is ignored or handled otherwise. That is also true if a library
-    replaces the handler's exception with its own, as C code may."""
+    """In the block, SIGTERM prints one line and exits with all cleanup, and Ctrl-C raises
+    KeyboardInterrupt unless SIGINT is ignored or has another handler. This also works if a library,
+    such as C code, replaces the handler's exception with another one."""
     _told.clear()
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -60,7 +60,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _waits(asked: signal.Signals, frame: FrameType | None) -> bool:
-    """Whether a signal came during an import, and is sent again."""
+    """Whether the signal arrived during an import and will be sent again."""
     since = _waits_since.setdefault(asked, time.monotonic())
     if _is_importing(frame) and time.monotonic() - since < _MAX_WAIT_S:
         _send_later(asked)

@@ -1,8 +1,8 @@
-"""JSON lines: one reader, one limit of size, one rule for texts and ids.
+"""JSON lines: the reader, the limit of a line's size, and the rules for texts and ids.
 
-A line ends with LF. A byte order mark before the first line is skipped, and a blank line holds no
-record but keeps its number. A line longer than `MAX_LINE_BYTES` is refused before more of it is
-read. Lone surrogate escapes are JSON. Memory: one line.
+A line ends with LF. A byte order mark before the first line is skipped. A blank line is no record,
+but counts in the line numbers. A line longer than `MAX_LINE_BYTES` is refused before the rest of it
+is read. Lone surrogate escapes are accepted. Memory: one line.
 """
 
 import codecs
@@ -19,18 +19,18 @@ from nmoe_core.base.append_log import Line
 MAX_LINE_BYTES = 256 * 2**20
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # whose mark starts with the mark of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is its prefix
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _MISSING = object()
 Refuse = Callable[[int, str], Exception]
-"""Makes the error for a line: its number from 1, and what is wrong with it."""
+"""Creates the error for a line from its number (from 1) and the description of its fault."""
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether a file is there and not compressed."""
+    """Whether a file exists and is not compressed."""
     return path.suffix.lower() not in COMPRESSED and path.is_file()
 
 
@@ -41,14 +41,15 @@ def marked_encoding(payload: bytes | memoryview) -> str:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """The fault of bytes that are not text of their encoding, and a guess at what they are."""
+    """Describe the first byte that is invalid in the encoding, with a guess at the true
+    encoding."""
     guess = ""
     if error.encoding == "utf-8":
         with suppress(UnicodeDecodeError):
             error.object.decode("cp1252")
             guess = ", perhaps Windows-1252"
         if b"\0" in error.object:
-            guess = ", perhaps UTF-16 without a byte order mark, or no text"
+            guess = ", perhaps UTF-16 without a byte order mark, or not text"
     return f"not {error.encoding.upper()} at byte {error.start}{guess}"
 
 
@@ -59,7 +60,7 @@ def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]
 
 
 def lines_of(file: IO[bytes], refuse: Refuse, digest: Any = None) -> Iterator[Line]:
-    """Every line of an open file, blank ones too; the last one may lack its newline.
+    """Every line of an open file, also blank lines; the last line may lack its newline.
 
     `refuse` makes the caller's error for a line that is too long; `digest`, a hash of `hashlib`, is
     updated with the bytes of the file.
@@ -102,7 +103,7 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
     it is not JSON, or nested too deep."""
     try:
         return orjson.loads(payload), False
-    except orjson.JSONDecodeError:  # which refuses lone surrogate escapes too
+    except orjson.JSONDecodeError:  # orjson also refuses lone surrogate escapes
         payload = bytes(payload)
     is_replaced = False
     try:
@@ -123,14 +124,15 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """The value, which must be an object; a ValueError says what it is."""
+    """The value if it is a JSON object; else ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object but {type(value).__name__}")
+        raise ValueError(f"{type(value).__name__}, not a JSON object")
     return value
 
 
 def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
-    """The value of a field: of the key with this name, else of the path that its dots separate."""
+    """The value of a field: of the key with this name, else of the nested keys that dots
+    separate."""
     if field in row:
         return row[field]
     value: Any = row
@@ -142,7 +144,7 @@ def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """The text of a record; null is an empty text. A ValueError describes a bad record."""
+    """The text of a record; null means an empty text. A ValueError describes a bad record."""
     value = value_of(row, field, _MISSING)
     if isinstance(value, str):
         return value
@@ -164,8 +166,8 @@ def id_of(
 ) -> str:
     """The id of a record; a ValueError describes a bad record.
 
-    A record must have `field` if one is named. Else the keys `unnamed` are tried in order, and
-    `default`, the record's place in the source, is the id if none of them gives one.
+    If `field` is given, the record must have it. Else the keys `unnamed` are tried in order; if
+    none has an id, the id is `default`, the record's position in the source.
     """
     if field is not None:
         if (value := value_of(row, field)) is None:
@@ -178,8 +180,8 @@ def id_of(
 
 
 def checked_id(value: Any, field: str, default: str) -> str:
-    """An id as text; None and "" take the default. ValueError for anything but text or a whole
-    number: a float or a list has more than one spelling, so it is not an id.
+    """An id as text; for None and "" the default. Raises ValueError unless the value is text or a
+    whole number: a float or a list can be written in more than one way.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         kind = type(value).__name__
@@ -188,5 +190,5 @@ def checked_id(value: Any, field: str, default: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text as UTF-8 can encode it: lone surrogates are escaped, so ids stay distinct."""
+    """The text with lone surrogates escaped, so that UTF-8 can encode it and ids stay distinct."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

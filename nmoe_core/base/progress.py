@@ -1,4 +1,4 @@
-"""Progress of long work, logged now and then: a command shows it, and so does the log of a run."""
+"""Logs the progress of long work; commands print it, and Dagster shows it in the log of a run."""
 
 import logging
 import time
@@ -12,13 +12,13 @@ _log = logging.getLogger(LOGGER)
 
 
 class Meter:
-    """Logs how much is done, its rate and the time that is left: after 5 s, then whenever at least
-    5 s and a twentieth of the time so far have passed, so an hour takes about 70 lines.
+    """Logs the completed amount, its rate and the time left: first after 5 s, then when at least 5
+    s and 5 % of the elapsed time have passed, so about 70 lines in an hour.
 
     Args:
         what: The work, such as `grade web`.
-        total: How much there is to do; None if it is not known.
-        unit: What is counted, in the plural.
+        total: The total amount; None if it is unknown.
+        unit: The counted things, in the plural.
     """
 
     def __init__(self, what: str, total: int | None, unit: str = "documents") -> None:
@@ -30,12 +30,12 @@ class Meter:
         self._next = self._started + _FIRST_S
 
     def add(self, count: int = 1) -> None:
-        """Add to the number that is done."""
+        """Add to the completed amount."""
         self.done += count
         self.say(self.line)
 
     def say(self, line: Callable[[float], str]) -> None:
-        """Log `line(seconds since the start)`, unless the last line was logged too recently."""
+        """Log `line(seconds since the start)` if enough time has passed since the last line."""
         now = time.monotonic()
         if now >= self._next:
             seconds = now - self._started

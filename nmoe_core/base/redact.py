@@ -1,4 +1,4 @@
-"""Keeps passwords and keys out of messages and records that quote received text."""
+"""Removes passwords and keys from received text that messages and records quote."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _MARGIN_CHARS = 2**16
 
 
 class Redactor:
-    """Hides one secret, in every spelling of it, and any Authorization header."""
+    """Hides one secret, in every encoding of it, and any Authorization header."""
 
     def __init__(self, secret: str | None) -> None:
         spellings: set[str] = set()
@@ -26,8 +26,8 @@ class Redactor:
         self._spellings = sorted(spellings, key=len, reverse=True)
 
     def clean(self, text: str, max_chars: int = sys.maxsize) -> str:
-        """The first `max_chars` characters of the text without the secret. Little more of a long
-        text is searched, and half a secret at the end of that part is left out."""
+        """The first `max_chars` characters of the text without the secret. Only this part and a
+        little more is searched; a part of a secret at its end is left out."""
         kept = text[: max_chars + _MARGIN_CHARS]
         for spelling in self._spellings:
             kept = kept.replace(spelling, HIDDEN)

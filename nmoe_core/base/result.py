@@ -1,4 +1,4 @@
-"""Result of a piece of work: the only type that passes from compute to an event of Dagster."""
+"""Result of a task: the only type that tasks pass to Dagster events."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +9,8 @@ class Result:
     """One committed result."""
 
     digest: str
-    """SHA-256 of its content; equal bytes have equal digests."""
+    """SHA-256 of the content; equal bytes have equal digests."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers and short texts for people, such as counts and the work that was done."""
+    """Numbers and short texts to display, such as counts of documents."""
     picture: str = ""
     """Markdown with an inline PNG, or empty."""

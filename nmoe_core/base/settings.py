@@ -1,6 +1,7 @@
-"""Settings that the configuration shares with the rooms that read it.
+"""Settings that the configuration shares with the packages that read it.
 
-They are here because the configuration is a lower layer than those rooms and must not import them.
+They are here because the configuration is a lower layer than those packages and must not import
+them.
 """
 
 from pathlib import Path
@@ -20,29 +21,29 @@ THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 
 
 def expert_fingerprints(choice: str) -> dict[str, str]:
-    """Fingerprints of the way experts are multiplied: none for the model's own ways, which differ
-    in memory alone."""
-    # The first name of `moe_backend`, which outputs hold.
+    """Fingerprints of the MoE backend: none for the model's default backends, which differ only in
+    memory."""
+    # The first name of the key `moe_backend`; existing outputs contain it.
     return {"experts": choice} if choice in ("grouped", "hub") else {}
 
 
 class TokenizerSettings(NamedTuple):
-    """The tokenizer, its tokens at the ends of a document, and the engine that runs it."""
+    """The tokenizer, its tokens for the start and end of a document, and its engine."""
 
     name: str = DEFAULT_TOKENIZER
-    """An encoding of tiktoken; or a `tokenizer.json`, a SentencePiece `.model`, the directory of
-    one of them, or its repository on the hub."""
+    """An encoding of tiktoken, a `tokenizer.json` or SentencePiece `.model` file, a directory with
+    such a file, or a repository on the hub."""
     engine: Engine = "auto"
     eos_token: str | int = "auto"
-    """The token that ends each document, by name or id; `auto`: the tokenizer's own."""
+    """The token that ends each document, by name or id; `auto`: the tokenizer's EOS."""
     bos_token: str | int = "none"
-    """The token that starts each document; `auto`: the tokenizer's own; `none`: there is none."""
+    """The token that starts each document; `auto`: the tokenizer's BOS; `none`: no token."""
     needs_eos: bool = True
-    """Whether one that names no EOS is refused; a model reads text without."""
+    """Whether a tokenizer without an EOS is refused; a model that only reads text needs none."""
 
     @property
     def is_file(self) -> bool:
-        """Whether the name is of a file, a directory or a repository, and not of an encoding."""
+        """Whether the name is a file, a directory or a repository, not an encoding."""
         path = Path(self.name)
         is_named_so = "/" in self.name or Path(self.name).is_file()
         is_named_so = is_named_so or path.suffix in (".json", ".model")
@@ -52,5 +53,5 @@ class TokenizerSettings(NamedTuple):
 
     @property
     def encoding(self) -> str:
-        """The name of an encoding. A file has its content for a name, which fingerprints hold."""
+        """The name of the encoding. A tokenizer file is named by the hash of its content."""
         return "file" if self.is_file else self.name

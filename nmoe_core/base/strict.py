@@ -1,4 +1,4 @@
-"""Strict configuration tables: unknown keys, wrong types and missing fields are one clear error."""
+"""Strict configuration tables: an unknown key, a wrong type or a missing field is a clear error."""
 
 import difflib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from nmoe_core.base.errors import ConfigError
 
 
 class StrictModel(BaseModel):
-    """A frozen table that refuses unknown keys, values of another type, and infinities."""
+    """A frozen table that refuses unknown keys, values of a wrong type, and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -28,8 +28,8 @@ def validate(model: type[Model], value: dict[str, Any], where: object) -> Model:
 
 @contextmanager
 def refusing(model: type[BaseModel], where: object) -> Iterator[None]:
-    """Turn pydantic's findings in a table into one ConfigError, which names the first offending key
-    and its value, and for an unknown key (E-CONFIG-KEY) the nearest known one."""
+    """Turn a validation error of pydantic into one ConfigError, which names the first bad key and
+    its value, and for an unknown key (E-CONFIG-KEY) the most similar known key."""
     try:
         yield
         return
@@ -52,14 +52,14 @@ def refusing(model: type[BaseModel], where: object) -> Iterator[None]:
 
 
 def with_tuples(value: Any) -> Any:
-    """Lists of TOML as tuples, which frozen tables hold."""
+    """The value with lists turned into tuples, since frozen tables hold tuples."""
     if isinstance(value, dict):
         return {key: with_tuples(item) for key, item in value.items()}
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
-    """Keys of the model that the path `loc` leads to, through nested models and lists of them."""
+    """Keys of the model at the path `loc`, which may lead through nested models and lists."""
     for part in loc:
         info = model.model_fields.get(str(part))
         if info is not None:

@@ -1,1 +1,1 @@
-"""A run for people to look at: one page of HTML, a data card, and Croissant metadata."""
+"""Building blocks of the report of a run: HTML and pictures."""

@@ -1,4 +1,4 @@
-"""HTML from Python values: every text is escaped, and only `Html` is taken as it is."""
+"""HTML from Python values: every text is escaped, except instances of `Html`."""
 
 import html
 import re
@@ -12,14 +12,14 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def escaped(value: object) -> Html:
-    """A value as HTML: numbers with their thousands separated, None as empty. Characters that no
-    page may hold, or that would reverse the direction of later text, are shown as U+FFFD."""
+    """A value as HTML: numbers with thousands separators, None as empty. Control characters and
+    characters that change the direction of text are shown as U+FFFD."""
     if isinstance(value, Html):
         return value
     if value is None:
@@ -35,7 +35,7 @@ def escaped(value: object) -> Html:
 
 
 def joined(parts: Iterable[object]) -> Html:
-    """Parts one after the other."""
+    """The concatenated parts."""
     return Html("".join(map(escaped, parts)))
 
 
@@ -69,7 +69,7 @@ def _cell(value: object) -> Html:
 
 
 def pictures(markdown: str) -> Html:
-    """The inline pictures of the Markdown that pages of the UI show."""
+    """The inline pictures of Markdown metadata, as HTML figures."""
     found = _PICTURE.findall(markdown)
     return joined(
         element("figure", Html(f'<img src="{data}" alt="{escaped(alt)}" loading="lazy">'))
@@ -78,7 +78,7 @@ def pictures(markdown: str) -> Html:
 
 
 def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]]) -> str:
-    """A whole document; a section is its anchor, its title and its content."""
+    """A complete HTML document; each section has an anchor, a title and content."""
     style = resources.files("nmoe_core.report").joinpath("page.css").read_text("utf-8")
     links = (element("a", name, href=f"#{anchor}") for anchor, name, _ in sections)
     body = joined(

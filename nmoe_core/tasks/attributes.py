@@ -1,4 +1,4 @@
-"""Tasks of attributes: the names that a run records, and one file per attribute and shard."""
+"""Tasks of attributes: one file per attribute and shard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_TEXTS = {
 
 
 def attribute_names(run: Run) -> list[str]:
-    """The attributes that the run records, in the order of making."""
+    """The attributes that the run records, in the order in which they are made."""
     table = run.config.attributes
     used = [name for name in table.use if name != "duplicates"]
     both = ["signatures", "duplicates"] if "duplicates" in table.use else []
@@ -42,7 +42,7 @@ def attribute_names(run: Run) -> list[str]:
 
 
 def shard_attribute_names(run: Run) -> list[str]:
-    """The attributes that are made shard by shard: all but duplicates."""
+    """The attributes that are made per shard: all except duplicates."""
     return [name for name in attribute_names(run) if name != "duplicates"]
 
 
@@ -53,7 +53,7 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
     unknown = sorted(set(only or ()) - set(known))
     if unknown or not known:
         raise ConfigError(
-            "no such attribute" if unknown else "the run records no attribute",
+            "unknown attribute" if unknown else "the run records no attributes",
             where=run.path,
             found=", ".join(unknown) or None,
             expected=f"of {', '.join(known)}" if known else None,
@@ -80,7 +80,7 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
 
 
 def user_files(run: Run, name: str) -> UserFiles:
-    """The files of a user's own attribute."""
+    """The user's files of an attribute."""
     from nmoe_core.attributes.joined import UserFiles
 
     pattern = run.config.attributes.files[name]
@@ -88,8 +88,8 @@ def user_files(run: Run, name: str) -> UserFiles:
 
 
 def open_attribute(run: Run, name: str) -> Attribute:
-    """An attribute of texts. Raises ConfigError if its package is not installed or contamination
-    has no evaluation set, and SourceError if a set cannot be read."""
+    """Open an attribute that is computed from texts. Raises ConfigError if its package is not
+    installed or contamination has no evaluation set, and SourceError if a set cannot be read."""
     from nmoe_core.attributes.attribute import Attribute
 
     module_name, function = _OF_TEXTS[name]
@@ -114,8 +114,8 @@ def open_attribute(run: Run, name: str) -> Attribute:
 
 
 def attribute_schema(run: Run, name: str) -> Any:
-    """Columns of an attribute as an Arrow schema, even before it is made; for a user's own
-    attribute, the columns of its files. Raises as `open_attribute`, and FormatError if a file
+    """Columns of an attribute as an Arrow schema, even before it is made; for an attribute from the
+    user's files, the columns of the files. Raises as `open_attribute`, and FormatError if a file
     cannot be read."""
     if name in run.config.attributes.files:
         return user_files(run, name).schema

@@ -18,7 +18,7 @@ from nmoe_core.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
 
-_TINY_LAYERS = 4  # more random blocks do not help a head
+_TINY_LAYERS = 4  # with random weights, more blocks do not improve a head
 
 
 def backbone_kind(run: Run) -> str:
@@ -43,7 +43,7 @@ def make_backbone(run: Run) -> Result:
         config = checkpoint.config
     is_tiny = backbone_kind(run) == "tiny"
     facts = {
-        "kind": "tiny: seeded random weights, a stand-in" if is_tiny else "checkpoint",
+        "kind": "tiny: seeded random weights, a placeholder" if is_tiny else "checkpoint",
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "experts": config.num_experts,
@@ -75,7 +75,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
     from nmoe_core.curate.topics.embed import table_shape
 
     is_random = backbone_kind(run) == "tiny"
-    if not is_random and not run.has_file:  # flags need not name the tokenizer of the shards
+    if not is_random and not run.has_file:  # flags may name another tokenizer than the shards have
         from nmoe_core.quality.heads.student_file import require_tokenizer
 
         data = run.tree.data
@@ -85,7 +85,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """The run's backbone, loaded once per process. Raises CheckpointError if it is missing
+    """Load the run's backbone, once per process. Raises CheckpointError if it is missing
     (E-CHECKPOINT-MISSING) or unreadable."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
@@ -110,7 +110,7 @@ def _require(path: Path) -> None:
         raise CheckpointError(
             "no checkpoint at this path",
             where=path,
-            do="materialise hydra/backbone, or correct the path of checkpoint",
+            do="materialise hydra/backbone, or correct the path of the checkpoint",
             code="E-CHECKPOINT-MISSING",
         )
 

@@ -27,11 +27,11 @@ Progress = Callable[[int, int | None], None]
 
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
-    """The splits to prepare of each source of the run, or of one stage of training; a source may
-    lack a validation split. Raises ConfigError for an unknown split or stage."""
+    """The splits to prepare for each source of the run, or of one stage of training; a source may
+    have no validation split. Raises ConfigError for an unknown split or stage."""
     for name in names:
         if name not in SPLITS:
-            raise ConfigError("no such split", found=repr(name), expected=" or ".join(SPLITS))
+            raise ConfigError("unknown split", found=repr(name), expected=" or ".join(SPLITS))
     sources = run_sources(run, stage=stage)
     return [(s, name) for s in sources for name in names if name == "train" or s.has_valid]
 
@@ -72,8 +72,8 @@ def make_split(
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """A file of documents to label or grade, one row per document: ids of documents in the run's
-    shards (`sample`: use only so many), or, with `is_text`, JSON lines with a text. The default of
-    `id_field` is `doc_id`, else `id`."""
+    shards (`sample`: use only so many of them), or, with `is_text`, JSON lines with a text. The
+    default of `id_field` is `doc_id`, else `id`."""
 
     path: Path
     is_text: bool
@@ -83,7 +83,7 @@ class InputFile:
 
 
 def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
-    """A slice of the documents of a file, with its labels in `out`."""
+    """A job that labels the documents of a file and writes the labels to `out`."""
     from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
     from nmoe_core.labels.jobs import LabelJob
 

@@ -72,7 +72,7 @@ def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
 
 
 def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Label the documents of shards with their topics; current shards are kept."""
+    """Assign topics to the documents of shards; current shards are kept."""
     from nmoe_core.curate.topics.assign import assign_topics
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -107,7 +107,7 @@ def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards, the
-    numbers of dropped documents, and the effect on the composition."""
+    numbers of dropped documents, and the change of the composition."""
     from nmoe_core.curate.shards.combine import combine_curated
     from nmoe_core.tasks.selection.composition import changes
     from nmoe_core.tasks.selection.outcome import left_out
@@ -126,8 +126,8 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
     """Write `mixture/loader_plan.json`, with the run's remixes, unless it is current. Raises as
     `with_remixes`, as `refuse_contaminated` if the run has a limit, and PlanError if a curated
-    source has too few tokens for the flow (E-PLAN-SHORT), or the run requests more steps than the
-    flow has (E-PLAN-STEPS)."""
+    source has too few tokens for the flow (E-PLAN-SHORT), or the run needs more steps than the flow
+    has (E-PLAN-STEPS)."""
     require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:
@@ -161,7 +161,8 @@ def planned_loader(
         run_stages(run),
         {name: tree.curated_manifest(name) for name in sources},
         run.loader,
-        root=Path(os.path.commonpath([tree.root, tree.data])),  # data_root may be elsewhere
+        # data_root can be outside the run's root.
+        root=Path(os.path.commonpath([tree.root, tree.data])),
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: tree.manifest(name, "valid") for name in valid_sources},
     )

@@ -1,11 +1,11 @@
-"""`nmoe generate`: completions of a file of prompts, in the order of the prompts.
+"""`nmoe generate`: completes a file of prompts, in the order of the file.
 
-A prompt is an object with an `id` of its own and `text` (a string, tokenised with no special
-tokens) or `tokens` (a list of ids). Every prompt is read and checked before anything is written,
-so the prompts are read twice. Records are appended as soon as all earlier ones are made. The next
-run cuts a torn line off, checks that the records belong to these prompts, and continues after them.
-The model and the settings are recorded in `<output>.made_with.json` before the first record; an
-output of another model or other settings, or a file without that record, is refused.
+A prompt is an object with a unique `id` and `text` (a string, tokenised without special tokens) or
+`tokens` (a list of ids). All prompts are read and checked before the output is written, so the file
+is read twice. A record is appended as soon as all earlier ones are complete. The next run removes
+an incomplete last line, checks that the records belong to these prompts, and continues after them.
+The model and the settings are recorded in `<output>.made_with.json` before the first record; output
+of another model or other settings, or output without this file, is refused.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Prompt(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Name of its tokens."""
+        """SHA-256 of the tokens."""
         return sha256_json(self.tokens)[:16]
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one shard: JSON lines, read again on each iteration. The shard has the prompts
-    whose place in the file, from 0, is `index` modulo `count`."""
+    """The prompts of one shard of a JSONL file, read again in each iteration. The shard has the
+    prompts whose number in the file, from 0, is `index` modulo `count`."""
 
     path: Path
     shard: Shard
@@ -80,8 +80,8 @@ class Prompts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The named one, else the checkpoint's own, loaded with the first use. Raises ConfigError
-        if the checkpoint has none."""
+        """The given tokenizer, else the checkpoint's, loaded on first use. Raises ConfigError if
+        there is none."""
         if self.tokenizer_name is not None:
             return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
         from nmoe_core.engine.weights.checkpoint import open_checkpoint
@@ -108,19 +108,19 @@ class Prompts:
         (E-SOURCE-MISSING)."""
         if not self.path.is_file():
             raise SourceError(
-                "no file of prompts here",
+                "the prompts are not a regular file",
                 where=self.path,
-                expected="a file, since it is read twice",
+                expected="a file that can be read twice",
                 code="E-SOURCE-MISSING",
             )
 
     def check(self, generator: BatchedGenerator, settings: Settings) -> None:
-        """Refuse prompts that the generator cannot complete; raises as `complete_file`."""
+        """Check that the generator can complete all prompts; raises as `complete_file`."""
         self.require_file()
         seen: set[str] = set()
         for prompt in self:
             if prompt.prompt_id in seen:
-                raise self._bad(prompt.place, f"id {prompt.prompt_id!r} again", "ids used once")
+                raise self._bad(prompt.place, f"id {prompt.prompt_id!r} again", "unique ids")
             seen.add(prompt.prompt_id)
             generator.check(settings.request(prompt))
 
@@ -136,7 +136,7 @@ class Prompts:
         try:
             f"{row['id']}{text}".encode()
         except UnicodeEncodeError:
-            raise self._bad(place, "half a surrogate pair", "text that UTF-8 can hold") from None
+            raise self._bad(place, "half a surrogate pair", "valid Unicode text") from None
         if isinstance(text, str) and tokens is None:
             ids = self.tokenizer.encode_batch([text]).ids.tolist()
             return Prompt(place, row["id"], ids, True)
@@ -158,18 +158,19 @@ def complete_file(
     settings: Settings,
     progress: Progress | None = None,
 ) -> Result:
-    """Complete the prompts that have no record yet.
+    """Complete the prompts that have no record in the output yet.
 
     Args:
         prompts: Prompts of one shard.
         output: JSON lines of `id, prompt_sha256, num_prompt_tokens, tokens, finish_reason`, and
-            `text` if the prompt was text. One shard of several has its number in the file's name.
+            `text` if the prompt is text. If there are several shards, the file name has the shard's
+            number.
         generator: An idle generator.
-        settings: How to continue a prompt.
-        progress: Called with the number of records after each.
+        settings: Settings of the completions.
+        progress: Called after each record with the number of records.
 
     Returns:
-        Its facts are `completions` in all, the `new` ones and their `new_tokens`.
+        A result with the facts `completions` (all), `new` (of this run) and `new_tokens`.
 
     Raises:
         SourceError: A line is not a prompt, or an id appears twice (E-SOURCE-RECORD), or the file
@@ -177,8 +178,8 @@ def complete_file(
         ConfigError: A prompt does not fit (E-CONFIG-GENERATE), or the output was made with other
             prompts, another model or other settings (E-CONFIG-MIXED).
         TokenizerError: A token is outside the model's vocabulary (E-TOKENIZER-VOCAB).
-        FormatError: The output is broken before its last line (E-COMPLETIONS-CORRUPT).
-        LockedError: Another process writes this output (E-LOCKED).
+        FormatError: A line of the output other than the last is damaged (E-COMPLETIONS-CORRUPT).
+        LockedError: Another process is writing this output (E-LOCKED).
     """
     prompts.check(generator, settings)
     shard = prompts.shard
@@ -221,7 +222,7 @@ def _made_with(prompts: Prompts, generator: BatchedGenerator, settings: Settings
         "dtype": str(generator.model.embedding.dtype).removeprefix("torch."),
         "batch_invariant": str(generator.batch_invariant),
         **expert_fingerprints(generator.model.runtime.experts.name),
-        # The tokenizer matters if a prompt is text.
+        # The tokenizer is needed only if a prompt is text.
         "tokenizer": prompts.tokenizer.fingerprint if "tokenizer" in vars(prompts) else "none",
         "shard": f"{prompts.shard.index}/{prompts.shard.count}",
         **{name: str(value) for name, value in asdict(settings).items()},
@@ -249,7 +250,8 @@ def _in_order(
 
 
 def _resume(log: AppendLog, made_with: Fingerprints, prompts: Prompts) -> int:
-    """Cut a torn line off, and count the records, which must belong to the first prompts."""
+    """Remove an incomplete last line, and count the records, which must belong to the first
+    prompts."""
     path = log.path.with_name(f"{log.path.name}.made_with.json")
     num_records = 0
     for prompt, line in zip(prompts, log.lines()):
@@ -278,7 +280,7 @@ def _check_record(path: Path, number: int, line: bytes, prompt: Prompt) -> None:
         raise FormatError(
             "the line is not a completion",
             where=f"{path}:{number}",
-            do="cut the file before this line and run again",
+            do="truncate the file before this line and run again",
             code="E-COMPLETIONS-CORRUPT",
         ) from None
     if found != (prompt.prompt_id, prompt.digest):
@@ -287,7 +289,7 @@ def _check_record(path: Path, number: int, line: bytes, prompt: Prompt) -> None:
 
 def _mixed(path: Path, found: str, expected: str) -> ConfigError:
     return ConfigError(
-        "the completions that lie here were made from something else",
+        "the output has completions of other prompts, another model or other settings",
         where=path,
         found=found,
         expected=expected,

@@ -41,7 +41,7 @@ def label_slices(
     *,
     is_whole_budget: bool = False,
 ) -> dict[str, Result]:
-    """Label slices named `train-00` and so on, by default all, with the run's oracle.
+    """Label slices (named `train-00` and so on, by default all) with the run's oracle.
 
     `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of these. Raises
     as `label_shard` and `require_budget`, and ConfigError for an unknown slice.
@@ -71,7 +71,7 @@ def label_slices(
 
 
 def merge_split(run: Run, split: str) -> Result:
-    """Join the labels of a split into one file; a current file is kept."""
+    """Merge the labels of a split into one file; a current file is kept."""
     from nmoe_core.labels.agreement import merge_noise
     from nmoe_core.labels.label_files import merge_labels
 
@@ -86,7 +86,8 @@ def merge_split(run: Run, split: str) -> Result:
 
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit the student on the part of each document that the oracle reads; a current student is
-    kept. `labels`: label files by split instead of the merged ones; None for no labels."""
+    kept. `labels`: label files by split, instead of the merged files; None if a split has no
+    labels."""
     from nmoe_core.quality.heads.student_file import make_student
 
     require_inputs(run, "student")
@@ -116,7 +117,7 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
 
 
 def import_head(run: Run, path: Path) -> Result:
-    """Convert a pickled head, read as tensors only, to the head file of its kind."""
+    """Convert a pickled head to the head file of its kind; only tensors are unpickled."""
     from nmoe_core.quality.heads.convert import import_pickle
 
     sizes = run.config.heads.max_ctx, run.config.heads.judge.num_heads
@@ -125,8 +126,8 @@ def import_head(run: Run, path: Path) -> Result:
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
-    """Fit weights and thresholds on the grader's scores of val documents; test documents are used
-    for reports only. `labels`: see `train_student`. Raises as `require_grader`."""
+    """Fit weights and thresholds on the grader's scores of val documents; test documents are only
+    used for reports. `labels`: see `train_student`. Raises as `require_grader`."""
     require_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.quality.calibration.calibrate import calibrate
@@ -169,8 +170,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with the thresholds fitted for it; raises as `require_grader`,
-    `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
+    """The run's scorer with its fitted thresholds; raises as `require_grader`, `load_calibration`,
+    `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.quality.calibration.summary_file import load_calibration
     from nmoe_core.quality.grading.grade import Grader
     from nmoe_core.quality.grading.languages import shard_languages
@@ -192,12 +193,12 @@ def load_grader(run: Run) -> Grader:
 
 
 def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
-    """As `ids_for_model`; None for the student, which reads the ids of shards."""
+    """`ids_for_model`, but None for the student, which reads the ids of shards."""
     return None if kind == "student" else ids_for_model(run)
 
 
 def _graders(run: Run) -> list[tuple[Scorer, Corpus]]:
-    """The graders that calibration chooses from, each with its form of the documents."""
+    """The graders that calibration chooses from, each with the documents in its token ids."""
     asked = run.config.grading.grader
     found = []
     if asked != "student":
@@ -305,8 +306,8 @@ def student_corpus(run: Run, max_tokens: int) -> Corpus:
 
 
 def head_corpus(run: Run) -> Corpus:
-    """The directory of the documents and their EOS id: the tokenizer's EOS or, if the run has no
-    file to name a tokenizer, the EOS of the shards."""
+    """The directory of the documents and their EOS id. A run without a file names no tokenizer, so
+    its EOS is read from the shards."""
     from nmoe_core.quality.heads.scores import Corpus
 
     data = run.tree.data
@@ -321,6 +322,6 @@ def head_corpus(run: Run) -> Corpus:
             "sources use different EOS tokens",
             where=data,
             found=", ".join(map(str, found)) or "no manifest",
-            do="name the directory that contains {source}/train/manifest.json",
+            do="give the directory that contains {source}/train/manifest.json",
         )
     return Corpus(data, found[0], max_ctx, ids_for_model(run))

@@ -23,7 +23,8 @@ from nmoe_core.sources.open import open_reader, open_source
 
 
 class ShardsResult(NamedTuple):
-    """One pass over a source: results by shard, facts of the pass, and the data version it read."""
+    """Result of one pass over a source: results by shard, facts of the pass, and the data version
+    that it read."""
 
     shards: dict[int, Result]
     facts: dict[str, int]
@@ -92,7 +93,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
         "changed": changed,
         "path": str(manifest.path),
     }
-    # Only the plan reads the valid manifest, and it records the digest of the whole file.
+    # Only the plan reads the manifest of the valid split, and it records the digest of the file.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
     return Result(digest, facts, manifest_picture(run, manifest, split) if picture else "")
 
@@ -102,26 +103,27 @@ def make_slices(run: Run, source: str) -> Result:
 
 
 def make_all_slices(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
-    """Make the slices of sources, and the slices of all together. Default: the sources of the
-    mixture or, without a mixture, all sources below the data root. Raises ConfigError if none
-    exists."""
+    """Make the slices of each source, and the combined slices. Default: the sources of the mixture
+    or, without a mixture, all sources below the data root. Raises ConfigError if there is no
+    source."""
     if names is None and run.has_file:
         names = [source.name for source in run_sources(run)]
     data = run.tree.data
     names = names or sorted(path.parent.name for path in data.glob("*/train"))
     if not names:
-        raise ConfigError("no source here", where=data, expected="directories with train/")
+        raise ConfigError("no sources found", where=data, expected="directories with train/")
     made = {name: make_slices(run, name) for name in names}
     return made | {"all": combine_slices(run.tree, names)}
 
 
 def source_mark(run: Run, source: SourcePlan) -> str:
-    """A mark of a source and its validation split that changes if the input may have changed.
+    """A digest of the file listing of a source and its validation split; it changes if the input
+    may have changed.
 
-    Reads only listings, so it can be called every few minutes. Local files are compared by name,
-    size and time of change: the mark may change without a changed byte, and prep then does no work.
-    Remote files and hub datasets are compared by the marks of their store. Raises SourceError if
-    they cannot be listed.
+    It reads only listings, so it can be called every few minutes. Local files are compared by name,
+    size and time of change: if only a time changed, prep finds the same bytes and does no work.
+    Remote files and hub datasets are compared by the version or ETag of their store. Raises
+    SourceError if they cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])

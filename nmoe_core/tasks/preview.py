@@ -1,6 +1,6 @@
-"""Preview of a run: the outputs that it would make, the reasons, and the resulting changes.
+"""Preview of a run: the outputs that it would make, with reasons, and the resulting changes.
 
-Writes no file. The graph tells which outputs are not current; changes that follow from existing
+It writes no file. The graph tells which outputs are not current; changes that follow from existing
 scores are computed in memory. If models have to run, a sample of documents is graded to estimate
 the rate of flips, with its interval, and the time.
 """
@@ -70,7 +70,7 @@ class RegradePlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """Shards of a split that are current, and the estimate for the other ones."""
+    """Number of current shards of a split, and an estimate for the other shards."""
 
     source: str
     split: str
@@ -82,15 +82,15 @@ class SplitState:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The whole preview.
+    """The complete preview.
 
     Attributes:
-        outputs: Every output that is not current, in the order of making.
+        outputs: Every output that is not current, in the order in which they are made.
         num_current: The number of current outputs.
         digest: The hash of the plan, for `nmoe run --plan`.
         splits: Shards of each split.
         regrade: None if the run has no grader.
-        curated: The shards to curate per source, with reasons.
+        curated: The shards that will be curated, per source, with reasons.
         tokens: Curated tokens per source, now and after the run; None if not known yet.
         flips: Some flipped decisions: document id, decision now, decision after the run.
         size_bytes: Current bytes of the files that would be replaced.
@@ -108,7 +108,8 @@ class RunPlan:
 
 
 def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int = 0) -> RunPlan:
-    """Plan all; see `plan_regrade` for `sample_documents`. Raises as `require_selectable`."""
+    """Preview the run; for `sample_documents` see `plan_regrade`. Raises as
+    `require_selectable`."""
     require_selectable(run)
     graph = walk(run, sources)
     names = [source.name for source in sources]
@@ -143,17 +144,17 @@ def require_plan(run: Run, digest: str) -> None:
     found = plan_digest(walk(run, run_sources(run)))
     if len(digest) < 8 or not found.startswith(digest):
         raise ConfigError(
-            "the run has changed since this plan was shown",
+            "inputs or settings have changed since this plan was shown",
             where=run.path,
             found=f"plan {found[:16]}",
             expected=digest,
-            do="show the new plan: nmoe plan",
+            do="show the new plan with `nmoe plan`",
             code="E-PLAN-MOVED",
         )
 
 
 def not_current(run: Run) -> list[State]:
-    """Every output that is not current, in the order of making."""
+    """Every output that is not current, in the order in which they are made."""
     return walk(run, run_sources(run)).not_current()
 
 
@@ -167,14 +168,15 @@ TOLD = ("task", "output", "partitions", "would be", "why")
 
 
 def told(outputs: Iterable[State]) -> list[tuple[str, str, int, str, str]]:
-    """Rows of a table of outputs with the header `TOLD`; partitions with one reason share a row."""
+    """Rows of a table of outputs with the header `TOLD`; partitions with the same reason share a
+    row."""
     groups = Counter((s.task, s.key, _VERBS[s.status], s.reason) for s in outputs)
     return [(task, key, count, what, why) for (task, key, what, why), count in groups.items()]
 
 
 def plan_regrade(run: Run, sources: Sequence[str], sample_documents: int = 0) -> RegradePlan:
     """Plan the regrade of sources, without shards that are not prepared yet. `sample_documents`:
-    number graded to estimate flips and time; 0: load no model."""
+    number of documents to grade, to estimate flips and time; 0 loads no model."""
     try:
         require_selectable(run)
         graph = walk(run, run_sources(run))

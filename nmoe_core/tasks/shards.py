@@ -1,8 +1,8 @@
-"""Runs a task over many shards in parallel, with results in order; a failed shard does not stop
-the others.
+"""Runs a task over many shards in parallel; results are in order, and the other shards continue if
+one fails.
 
-The worker commits the shard's output, under the shard's lock, so every worker needs access to the
-run's root.
+The worker commits the output of the shard, under the lock of the shard, so every worker needs
+access to the run's root.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt at one key: a result or an error, and its time in the worker's process."""
+    """The result or the error of one key, and the time in the worker process."""
 
     key: str
     result: Result | None
@@ -43,8 +43,8 @@ class Attempt:
 def each_shard(
     run: Run, task: ShardTask, source: str, keys: Iterable[str], *, picture: bool = True
 ) -> Iterator[Attempt]:
-    """Run a task over the numbered shards of a source. Errors of the task are in the attempts.
-    Raises as `map_shards`, and for `grade` as `require_selectable`."""
+    """Run a task over the numbered shards of a source. Errors of the task are returned in the
+    attempts. Raises as `map_shards`, and for `grade` as `require_selectable`."""
     if task == "grade":
         require_selectable(run)
     require_inputs(run, task.partition("/")[0], [source])
@@ -140,13 +140,14 @@ def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
     unknown = sorted(set(names or ()) - set(known))
     if unknown:
         raise ConfigError(
-            "no such source", found=", ".join(unknown), expected=f"of {', '.join(known)}"
+            "unknown source", found=", ".join(unknown), expected=f"of {', '.join(known)}"
         )
     return [name for name in known if names is None or name in names]
 
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
-    """Make the result of one key; only errors of this project and of files are caught."""
+    """Make the result of one key; catches only errors of this project and of the operating
+    system."""
     started = time.perf_counter()
     cpu_started = time.process_time()
     result = None

@@ -169,7 +169,7 @@ EFFECTS = {
         r"ordering_animation\.(mp4|gif)\n.*ordering_animation_umap", before=(_CURATE,)
     ),
     "nmoe curate shards --source web": Effect("docs: 2 shards written", ("out/curated/docs",)),
-    "nmoe ablate": Effect("kept text is worth", ("out/ablation.json",), is_slow=True),
+    "nmoe ablate": Effect("kept text saves", ("out/ablation.json",), is_slow=True),
     "nmoe ablate --tokens 300000 --eval trusted.jsonl": Effect(
         r"own +\d+ +kept", ("out/ablation.json",), is_slow=True
     ),

@@ -171,7 +171,7 @@ def _found(run: Run, name: str) -> tuple[bool, str]:
         ([1.0, 6.0], {"own.stars": (1, 5)}, "outside 1 to 5"),
         ([1.0, 5.0], {"own.stars": (1, 5)}, "finite"),
         ([1.0], {"own.star": (1, 5)}, "not a column of numbers"),
-        ([1.0], {"stars": (1, 5)}, "no such attribute"),
+        ([1.0], {"stars": (1, 5)}, "unknown attribute"),
     ],
 )
 def test_numbers_outside_their_range_do_not_pass(

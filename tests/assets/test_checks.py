@@ -171,7 +171,7 @@ def test_the_level_of_a_failed_check_is_configured(run: Run) -> None:
     blocking = {key.name: graph.get(key).blocking for key in graph.asset_check_keys}
     known = {name: level for name, level in LEVELS.items() if name not in OF_ATTRIBUTES}
     assert blocking == {name: level == "block" for name, level in (known | levels).items()}
-    with pytest.raises(ConfigError, match="no such check"):
+    with pytest.raises(ConfigError, match="unknown check"):
         checks.level_of(with_checks(run, levels={"promotoin": "warn"}), "promotion")
 
 

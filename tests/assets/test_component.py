@@ -177,7 +177,7 @@ def test_a_remix_is_the_next_version_of_a_runs_plan(
     assert made.facts["remix_0001"].startswith("from step 2: ")
     assert settings.loader_plan(run).version != version
     other = Run(own_project / "run.toml", {"batch_size": 2})
-    with refused("E-REMIX-CHAIN", naming=["went on from another plan", "remix_0001.json"]):
+    with refused("E-REMIX-CHAIN", naming=["continues another plan", "remix_0001.json"]):
         make_plan(other, sources, ("docs",))
     assert run.tree.plan.read_bytes() == written
     refused_line(capsys, "remix", *config, "x.json", "--step", "5", *edit, code="E-CONFIG")

@@ -26,7 +26,7 @@ def test_runs_that_a_power_cut_ended_are_failed_and_done_again(
     again = dagster.wait(lambda: _retry_of(dagster, run_id), 120, "it is started again")
     dagster.wait(lambda: dagster.status(again) == "SUCCESS", 300, "it is done")
     assert _grades(quality) == before
-    told, log = f"Dagster starts it again (run {run_id})", own_project / "dagster-daemon.log"
+    told, log = f"Dagster restarts it (run {run_id})", own_project / "dagster-daemon.log"
     dagster.wait(lambda: told in log.read_text(), 120, "it is told that it is done again")
     for source in SOURCES:
         assert dagster.partitions(source, "quality_scores") == (2, 0)

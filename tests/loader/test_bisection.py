@@ -152,7 +152,7 @@ def test_answers_are_given_again_before_a_cause_counts():
 
 def test_a_symptom_that_masks_do_not_explain_is_refused():
     for answers, named in (
-        ([False] * 9, "stays with all suspects masked"),
+        ([False] * 9, "remains if all suspects are masked"),
         ([True] * 9, "missing without a mask"),
         ([True] * 3 + [False] * 9, "contradict each other"),
     ):
@@ -196,7 +196,7 @@ def test_the_verb_replays_a_trainer_and_continues_after_an_interrupt(tree, tmp_p
     assert "no majority" in refused_line(capsys, *map(str, words), command, "--repeat", "2")
     for damaged in (b"\0\0\n", b"[]\n", b'{"command": "a", "plan_hash": "b"}\n'):
         (output / "replays.jsonl").write_bytes(damaged)
-        assert "not a log of replays" in refused_line(capsys, *map(str, words), command)
+        assert "not a record of a replay" in refused_line(capsys, *map(str, words), command)
 
 
 def test_a_command_that_does_not_repeat_its_answer_is_refused_before_a_commit(

@@ -1,1 +1,1 @@
-"""Plans of live runs: continued under other shares, and searched for documents that did harm."""
+"""Plans of live runs: change the mixture, and search for documents that caused harm."""

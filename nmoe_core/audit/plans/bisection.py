@@ -1,15 +1,15 @@
-"""`nmoe bisect`: find the documents of some steps that cause a symptom, by replays with documents
-masked.
+"""`nmoe bisect`: find the documents that cause a symptom, by replays with masked documents.
 
-A replay runs the user's command over a plan in which some suspects are not targets and their text
-is EOS. The last number that it prints measures the symptom, which is present if the number is above
-a threshold or not a number. Suspects are in the order in which the run reads them. The shortest
-prefix that must be masked to remove the symptom ends with a cause. Halving finds it in log2(n)
-replays, and one more replay tells whether it is the only one. If not, it stays masked, and the
-prefix before it is searched. Masking more documents must not bring the symptom back.
+A replay runs the user's command over a plan in which some documents are masked: their text is
+replaced by EOS and they are not targets. The last number that the command prints measures the
+symptom, which is present if the number is above a threshold or NaN. Suspects are in the order in
+which the run reads them. The shortest prefix that must be masked to remove the symptom ends with a
+cause. Halving finds this cause in log2(n) replays, and one more replay tells whether it is the only
+cause. If not, it stays masked, and the documents before it are searched. The search assumes that
+masking more documents never brings the symptom back.
 
-One wrong answer makes halving name an innocent document, so the deciding replays are repeated for
-each cause before the search continues, and for all causes at the end.
+One wrong answer would make halving name an innocent document, so the decisive replays are repeated
+for each cause before the search continues, and for all causes at the end.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Value = Callable[[LoaderPlan], float]
 def suspects_of(
     plan: LoaderPlan, first_step: int, stop_step: int, sources: Sequence[str] = ()
 ) -> list[Document]:
-    """Documents that the steps read: source, token file, start, end, each once, in the order of
-    reading. Raises ConfigError if the plan lacks a step or a source."""
+    """Documents that the steps read, as (source, token file, start, end), each once, in reading
+    order. Raises ConfigError if the plan lacks a step or a source."""
     stream = Stream(plan, "train")
     try:
         num_steps = stream.num_sequences // plan.batch_size
@@ -70,9 +70,9 @@ def find_causes(
     is_gone: Callable[[list[int]], bool],
     again: Callable[[list[int]], bool] | None = None,
 ) -> list[int]:
-    """Suspects, by number, whose masking removes the symptom; none of them can be left out. `again`
-    answers as `is_gone` (the default) from new replays. Raises PlanError if the symptom is missing
-    without a mask, is still there when all suspects are masked, or answers contradict each other
+    """A minimal set of suspects, by number, whose masking removes the symptom. `again` answers like
+    `is_gone` (the default), but from new replays. Raises PlanError if the symptom is missing
+    without a mask, remains if all suspects are masked, or if answers contradict each other
     (E-BISECT)."""
     again = again or is_gone
     causes: list[int] = []
@@ -80,10 +80,10 @@ def find_causes(
     was_gone = False
     was_there = False
     while not causes or not is_gone(causes):
-        if causes:  # after a wrong answer the search would visit document after document
+        if causes:  # else the search would visit one document after the other after a wrong answer
             _require_agreement(not again([*range(high), *causes[1:]]))
             _require_agreement(again([*range(high), *causes]))
-        low = 0  # masking this many of the head before `high` is not enough
+        low = 0  # masking so many suspects from the start is not enough
         while high - low > 1:
             middle = (low + high) // 2
             if is_gone([*range(middle), *causes]):
@@ -94,8 +94,8 @@ def find_causes(
                 was_there = True
         if not was_gone and not is_gone([*range(num_suspects)]):
             raise PlanError(
-                "the symptom stays with all suspects masked",
-                do="begin with an earlier step",
+                "the symptom remains if all suspects are masked",
+                do="start with an earlier step",
                 code="E-BISECT",
             )
         if not was_there and is_gone([]):
@@ -107,7 +107,8 @@ def find_causes(
         high -= 1
         causes.insert(0, high)
     _require_agreement(not again([]) and again(causes))
-    for cause in causes[1:] and causes:  # a single cause is unmasked without a mask
+    # With a single cause, unmasking it leaves no mask, which was replayed before.
+    for cause in causes[1:] and causes:
         _require_agreement(not again([other for other in causes if other != cause]))
     return causes
 
@@ -116,7 +117,7 @@ def _require_agreement(agrees: bool) -> None:
     if not agrees:
         raise PlanError(
             "replays contradict each other",
-            do="make the command give the same number twice, or take a majority with --repeat 3; "
+            do="make the command deterministic, or use the majority with --repeat 3; "
             "replays.jsonl stores the results: delete it to run all replays again",
             code="E-BISECT",
         )
@@ -145,10 +146,10 @@ class Replays:
         except (ValueError, KeyError, TypeError) as error:
             self._log.close()
             raise PlanError(
-                "not a log of replays",
+                "a line is not a record of a replay",
                 where=self._log.path,
                 found=str(error),
-                do="delete it: the replays are made again",
+                do="delete the file: the replays are run again",
                 code="E-BISECT",
             ) from None
         self._log.cut()
@@ -165,9 +166,8 @@ class Replays:
         self._log.close()
 
     def value(self, plan: LoaderPlan, *, again: bool = False) -> float:
-        """The last number that the command prints, or infinity if it is not a number; `again` uses
-        none of the earlier runs. Raises PlanError if the command fails or prints no number
-        (E-BISECT)."""
+        """The last number that the command prints, or infinity if it is NaN; `again` ignores
+        earlier runs. Raises PlanError if the command fails or prints no number (E-BISECT)."""
         first = self._repeat if again and (plan.plan_hash, 0) in self.asked else 0
         numbers = range(first, first + self._repeat)
         self.asked |= {(plan.plan_hash, number) for number in numbers}
@@ -186,7 +186,7 @@ class Replays:
                 raise PlanError(
                     "a replay printed no number",
                     found=f"exit status {done.returncode}, {''.join(last)[:200]!r}",
-                    do="print the symptom's number last",
+                    do="make the command print the number of the symptom last",
                     code="E-BISECT",
                 )
             row = {"plan_hash": plan.plan_hash, "command": self._command, "value": numbers[-1]}
@@ -202,8 +202,9 @@ def bisect(
     above: float,
     again: Value | None = None,
 ) -> list[Document]:
-    """The suspects that cause the symptom: `value` of a plan is above a threshold or NaN. `again`
-    is the value from new replays. Raises PlanError as `find_causes` does."""
+    """The suspects that cause the symptom, which is present if `value` of a plan is above a
+    threshold or NaN. `again` returns the value from new replays. Raises PlanError as
+    `find_causes`."""
 
     def is_gone(masked: list[int], value: Value = value) -> bool:
         found = value(mask(plan, [suspects[i] for i in masked], replace_text=True))
@@ -216,7 +217,7 @@ def bisect(
 def write_bisection(
     plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
 ) -> dict[str, Any]:
-    """Search, and commit the plan without the causes and, last, the result."""
+    """Search for the causes; then commit the plan without them, and last the result."""
     causes = bisect(plan, suspects, replays.value, above, partial(replays.value, again=True))
     masked = mask(plan, causes, replace_text=True)
     write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())

@@ -1,4 +1,4 @@
-"""`nmoe remix`: a run that continues under other shares, as files."""
+"""`nmoe remix`: change the mixture of a running plan; writes the new plan and its certificate."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MAX_STATE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """New shares of a run from a step on; see `loader.remix`. removed: sources that are no longer
-    read, by name, so that none is left out by accident."""
+    """New shares of a run from a step on; see `loader.remix`. `removed` names the sources that are
+    no longer read, so that no source is left out by accident."""
 
     weights: Mapping[str, float]
     sources: Mapping[str, Path] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Edit:
 
 
 def position_of(plan_path: Path, state_path: Path | None) -> tuple[LoaderPlan, int]:
-    """A plan, and the step of a loader's state in a JSON file; without a state, step 0."""
+    """A plan and a step: the step of the loader state in a JSON file, or 0 without a state."""
     plan = resolve_plan(plan_path)
     if state_path is None:
         return plan, 0
@@ -48,9 +48,9 @@ def position_of(plan_path: Path, state_path: Path | None) -> tuple[LoaderPlan, i
 def write_remix(
     plan: LoaderPlan, step: int, edit: Edit, output: Path, proof: Path | None = None
 ) -> dict[str, Any]:
-    """Commit the plan after an edit, and before it its certificate, by default beside it; returns
-    the changes. Raises as `loader.remix`, and ConfigError if a source that was read is neither
-    weighted nor removed."""
+    """Commit the certificate of an edit, by default beside the plan, and then the edited plan;
+    returns the changes. Raises as `loader.remix`, and ConfigError if a source of the old plan is
+    neither weighted nor removed."""
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:
         if name not in in_force:
@@ -62,7 +62,7 @@ def write_remix(
             raise ConfigError(
                 "a removed source has a weight" if is_weighted else "a source has no weight",
                 where=f"source {name!r}",
-                do="give it a weight, or remove it",
+                do="set its weight, or remove it",
             )
     given = {"sources": edit.sources, "phases": edit.phases, "steps": edit.steps}
     after, certificate = remix(plan, step, weights=edit.weights, **given)
@@ -75,26 +75,26 @@ def write_remix(
 
 
 def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -> dict[str, Any]:
-    """As `write_remix` for the plan of a run, whose remixes are numbered beside it."""
+    """`write_remix` for the plan of a run; the remixes are numbered beside the plan."""
     plan, reached = position_of(run.tree.plan, state_path)
     proof = run.tree.remix(len(run.tree.remixes()) + 1)
     return write_remix(plan, reached if step is None else step, edit, run.tree.plan, proof)
 
 
 def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, str]]:
-    """The plan that a run's remixes make of its first one, and for each the shares before and
-    after. Raises PlanError if one continues another plan (E-REMIX-CHAIN), or its certificate does
-    not hold (E-REMIX-CERTIFICATE)."""
+    """The plan of a run after all its remixes, and for each remix the shares before and after.
+    Raises PlanError if a remix continues another plan (E-REMIX-CHAIN), or its certificate does not
+    match (E-REMIX-CERTIFICATE)."""
     said = {}
     for path in tree.remixes():
         certificate = verify_certificate(path)
         if certificate.before.plan_hash != plan.plan_hash:
             raise PlanError(
-                "the run went on from another plan than its configuration and data make now",
+                "a remix continues another plan than configuration and data define now",
                 where=path,
                 found=plan.plan_hash,
                 expected=certificate.before.plan_hash,
-                do="restore them, or remove the remixes to plan the run anew",
+                do="restore them, or remove the remixes to plan the run again",
                 code="E-REMIX-CHAIN",
             )
         plan = certificate.after
@@ -132,7 +132,7 @@ def shares(certificate: Certificate) -> dict[str, Any]:
 
 
 def _around(plan: LoaderPlan, step: int) -> tuple[PlanStage, list[PlanStage]]:
-    """The stage that was read before a step, and the stages that are read from it."""
+    """The stage that was read before a step, and the stages that are read from this step on."""
     before = plan.stages[0]
     rest = []
     stop = 0

@@ -1,4 +1,4 @@
-"""`nmoe twin`: the plan of a run over the same text in another tokenizer, as a file."""
+"""`nmoe twin`: writes the plan of a run over the same text in another tokenizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +12,9 @@ from nmoe_core.base.atomic import replacing, write_bytes
 def write_twin(
     plan: LoaderPlan, sources: Mapping[str, Path], seq_len: int, output: Path
 ) -> dict[str, Any]:
-    """Commit the twin of a plan; returns `plan`, its path, `plan_id`, `sequences`, `steps` and the
-    sources whose documents were `not_compared`, but for their number. Raises as `loader.twin`."""
+    """Commit the twin of a plan. Returns `plan` (its path), `plan_id`, `sequences`, `steps` and
+    `not_compared`, the sources of which only the number of documents was compared. Raises as
+    `loader.twin`."""
     output = output.absolute()
     other = twin(plan, sources, seq_len).placed_in(output.parent)
     with replacing(output):

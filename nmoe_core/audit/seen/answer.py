@@ -1,7 +1,8 @@
-"""The answer: the places of a sentence in the documents of a run, and the steps that read it.
+"""Finds the occurrences of a sentence in the documents of a run, and the steps that read them.
 
-Exact: it has all occurrences in the decoded texts of all curated shards, and a row reads one if its
-inputs hold any of its tokens. The text of each listed occurrence is decoded and checked again.
+The answer is exact: it has all occurrences in the decoded texts of all curated shards. A row reads
+an occurrence if its inputs have any token of it. The text of each listed occurrence is decoded and
+checked again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A row of a step that holds tokens of the sentence; `is_whole` if it holds all of them."""
+    """A row of a step that has tokens of the sentence; `is_whole` means that it has all of them."""
 
     step: int
     row: int
@@ -52,19 +53,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A place of the sentence: its document in the data tree, and the rows that read it there."""
+    """An occurrence of the sentence: its document in the data tree, and the rows that read it."""
 
     source: str
     doc_id: str
     ingest_id: str
     position: int
-    """Tokens of the document before it."""
+    """Number of tokens of the document before the occurrence."""
     tokens: int
-    """Tokens that spell it, including tokens that it shares with the text around it."""
+    """Number of tokens of the occurrence, including tokens that also spell text around it."""
     before: str
     after: str
     readings: list[Reading] | None
-    """The first of them; None if there is no plan."""
+    """The first rows that read it; None if there is no plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Answer:
 
 
 class Index:
-    """The indexes of all curated shards of a run, opened; raises as `open_index`."""
+    """The open indexes of all curated shards of a run. Raises as `open_index`."""
 
     def __init__(self, run: Run) -> None:
         self.tokenizer = load_tokenizer(run.tokenizer)
@@ -97,20 +98,20 @@ class Index:
         _keep(run.tree.seen_digests, {part.path for part in self.parts})
 
     def find(self, text: str) -> list[Spans]:
-        """Places of a normalised text, by shard and token; raises as `checked`."""
+        """Occurrences of a normalised text, by shard and token. Raises as `checked`."""
         sentence = Sentence(_spellings(self.tokenizer), checked(text, self.tokenizer))
         return [Spans(part, part.start + sentence.find(part)) for part in self.parts]
 
 
 def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None) -> Answer:
-    """Look for a text, which is normalised as documents are. At most `limit` hits are listed; of
-    the plan only the steps below `before_step` count, by default all.
+    """Search for a text, which is normalised like documents. At most `limit` hits are listed. Only
+    steps of the plan before `before_step` count, by default all.
 
     Raises:
         FormatError: As `open_index`; the plan reads files that have no index (E-SEEN-MISSING), or a
             text differs from its index (E-SEEN-CHANGED).
         ConfigError, TokenizerError: As `checked`.
-        StateError: The plan has no such step, or there is no plan (E-SEEK).
+        StateError: The step is out of range, or there is no plan (E-SEEK).
         PlanError: The data differ from the plan (E-PLAN-DATA).
     """
     sentence = normalize_text(text)
@@ -123,14 +124,16 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
     if plan is None:
         if before_step is not None:
             what = "the run has no plan, so --step has no effect"
-            do = "leave --step out"
+            do = "omit --step"
             raise StateError(what, where=run.tree.plan, found=before_step, do=do, code="E-SEEK")
         return Answer(sentence, *counts, None, None, None, list(map(hits.of, first_found)))
     with closing(Stream(plan, "train")) as stream:
         steps = stream.num_sequences // plan.batch_size
         if before_step is not None and not 0 <= before_step <= steps:
             known = f"0 to {steps}"
-            raise StateError("no such step", found=before_step, expected=known, code="E-SEEK")
+            raise StateError(
+                "step is out of range", found=before_step, expected=known, code="E-SEEK"
+            )
         steps = steps if before_step is None else before_step
         _check_indexed(stream, index)
         read = set(stream.source_names)
@@ -150,8 +153,9 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
 
 
 def checked(text: str, tokenizer: Tokenizer) -> bytes:
-    """The bytes to look for. Raises ConfigError if they are fewer than `MIN_BYTES` (E-SEEN-SHORT);
-    TokenizerError: documents that had this text read otherwise (E-SEEN-TEXT)."""
+    """The bytes to search for. Raises ConfigError if they are fewer than `MIN_BYTES`
+    (E-SEEN-SHORT), and TokenizerError if the tokenizer changes the text, so that documents have
+    another form of it (E-SEEN-TEXT)."""
     payload = text.encode()
     if len(payload) < MIN_BYTES:
         found = f"{len(payload)} bytes of UTF-8"
@@ -167,14 +171,14 @@ def checked(text: str, tokenizer: Tokenizer) -> bytes:
             where=tokenizer.name,
             found=repr(decoded[:200]),
             expected=repr(text[:200]),
-            do="search for a part that the tokenizer keeps",
+            do="search for a part that the tokenizer does not change",
             code="E-SEEN-TEXT",
         )
     return payload
 
 
 class _Hits:
-    """The facts about occurrences; ids and lineage of a file are read once."""
+    """Collects the facts about occurrences; reads the ids and lineage of each file once."""
 
     def __init__(self, sentence: str, tokenizer: Tokenizer) -> None:
         self._sentence = sentence
@@ -236,25 +240,27 @@ def _reading(stream: Stream, n: int, batch_size: int, place: Place) -> Reading:
 
 
 def _check_indexed(stream: Stream, index: Index) -> None:
-    """Refuse a plan of which some documents were not looked at."""
+    """Raise FormatError if the plan reads documents that have no index."""
     known = {part.token_file for part in index.parts}
     if others := sorted(set(stream.files.paths()) - known):
         raise FormatError(
             "the plan reads files that are not curated shards of this run, so they have no index",
             where=others[0],
             found=f"{len(others)} files",
-            do="name the run of this plan",
+            do="use the run of this plan",
             code="E-SEEN-MISSING",
         )
 
 
 def _keep(path: Path, files: set[Path]) -> None:
-    """Keep digests, which would be computed again by each command; without them time is lost."""
+    """Save digests for the next command; if this fails, the next command hashes the files again."""
     if set(read_sealed(path) or {}) != {str(file.absolute()) for file in files}:
         try:
             keep_digests(path, files)
         except OSError as error:
-            _LOG.warning("%s cannot be kept, files are hashed each time: %s", path, error.strerror)
+            _LOG.warning(
+                "%s cannot be written, so files are hashed again: %s", path, error.strerror
+            )
 
 
 @lru_cache(maxsize=2)

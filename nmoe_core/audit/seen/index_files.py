@@ -1,8 +1,8 @@
 """The index of a curated shard: the suffix arrays of its token files, and their inputs.
 
-`seen/{source}/shard_NNNN/index.json` names the files beside it. Their names hold the digest of the
-tokens that they index, so the files of an earlier index stay as they are until the summary of the
-new one is in place. Four bytes per token.
+`seen/{source}/shard_NNNN/index.json` names the files beside it. Their names have the digest of the
+indexed tokens, so the files of an earlier index stay unchanged until the summary of the new index
+is committed. The index takes four bytes per token.
 """
 
 import hashlib
@@ -36,17 +36,17 @@ _DO = "run `nmoe seen --index`"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of whole documents of a token file, and the order of its suffixes.
+    """Successive complete documents of a token file, and the order of their suffixes.
 
-    tokens, suffixes: `[num_tokens]` each, mapped; a suffix is a place in `tokens`.
+    tokens, suffixes: `[num_tokens]` each, mapped; a suffix is an index into `tokens`.
     """
 
     shard: ShardPaths
     file: ShardFile
     path: Path
-    """The file of its suffixes."""
+    """The file of the suffixes."""
     start: int
-    """Place of its first token in the token file."""
+    """Offset of the first token in the token file."""
     tokens: memoryview
     suffixes: memoryview
 
@@ -56,12 +56,12 @@ class Part:
 
 
 def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
-    """Write the index of a curated shard; a current one is kept, and so is the suffix array of
-    every unchanged token file. Memory is set by the largest part; see `suffixes`.
+    """Write the index of a curated shard. A current index is kept, and so is the suffix array of
+    each unchanged token file. The largest part determines the memory; see `suffixes`.
 
     Raises:
         FormatError: The curated shard is missing or broken, or too large (E-SEEN-SIZE).
-        LockedError: Another process is making this index.
+        LockedError: Another process is writing this index.
         ConfigError: The extra `seen` is not installed (E-CONFIG-EXTRA).
     """
     with output_lock(shard.seen):
@@ -95,16 +95,16 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
 
 
 def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
-    """The parts of a shard's index. Raises FormatError if there is none (E-SEEN-MISSING), it is of
-    another version of the curated shard or that is of another tokenizer (E-SEEN-STALE), or it is
-    damaged (E-SEEN-CHANGED)."""
+    """The parts of a shard's index. Raises FormatError if the index is missing (E-SEEN-MISSING),
+    belongs to another version of the curated shard, the shard has another tokenizer (E-SEEN-STALE),
+    or the index is damaged (E-SEEN-CHANGED)."""
     manifest = load_manifest(shard.curated_manifest)
     path = shard.seen_index
     given = manifest.extra.get("tokenizer_fingerprint") or tokenizer.fingerprint
     read_as = given, manifest.eos_token_id, manifest.extra.get("bos_token_id")
     if read_as != (tokenizer.fingerprint, tokenizer.eos_token_id, tokenizer.bos_token_id):
         what = "the shard has another tokenizer than the run"
-        do = "name the tokenizer of the shards"
+        do = "set the tokenizer of the shards"
         path = shard.curated_manifest
         found = f"tokenizer {manifest.tokenizer}"
         raise FormatError(what, where=path, found=found, do=do, code="E-SEEN-STALE")
@@ -115,7 +115,7 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
         raise _refused(what, path, None, "E-SEEN-CHANGED" if is_there else "E-SEEN-MISSING")
     found = summary["fingerprints"]
     if found != index_fingerprints(manifest):
-        what = "the index is of another version of the curated shard"
+        what = "the index belongs to another version of the curated shard"
         raise _refused(what, path, found.get("curated"), "E-SEEN-STALE")
     for entry, row in zip(manifest.shards, summary["files"], strict=True):
         suffixes = shard.seen / row["suffixes"]
@@ -137,13 +137,13 @@ def _name(entry: ShardEntry) -> str:
 
 
 def _problem(directory: Path, entry: ShardEntry, row: dict[str, Any]) -> str | None:
-    """The problem of a row's file; None if it is unchanged."""
+    """The problem of the file of a row; None if the file is unchanged."""
     path = directory / row["suffixes"]
     if row["checksum"] != entry.checksum:
-        return "of other tokens"
+        return "the index of other tokens"
     if not path.is_file() or path.stat().st_size != 4 * entry.num_tokens:
-        return "no file, or one of another size"
-    return None if local_digest(path) == row["sha256"] else "other bytes than were written"
+        return "no file, or a file of another size"
+    return None if local_digest(path) == row["sha256"] else "other bytes than the recorded ones"
 
 
 def _write(

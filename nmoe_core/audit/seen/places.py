@@ -1,4 +1,4 @@
-"""The places of a sentence in token files, and the documents that hold them."""
+"""The positions of a sentence in token files, and the documents that have it."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -23,12 +23,12 @@ class Occurrence(NamedTuple):
 
     @property
     def document(self) -> int:
-        """Number, in the file, of the document that it is in."""
+        """Number, in the file, of the document of the occurrence."""
         return int(np.searchsorted(self.part.file.spans[:, 1], self.start, "right"))
 
 
 class Spans(NamedTuple):
-    """The occurrences in a part: short texts may have millions, so they are counted as arrays.
+    """The occurrences in a part of an index, as arrays, since a short text may have millions.
 
     tokens: start and end of each in the token file, ascending: int64 `[n, 2]`.
     """
@@ -42,12 +42,13 @@ class Spans(NamedTuple):
 
     @property
     def num_documents(self) -> int:
-        """Documents that hold one; a part has whole documents, so no other part counts them."""
+        """Number of documents with an occurrence; parts have complete documents, so each counts
+        once."""
         ends = self.part.file.spans[:, 1]
         return len(np.unique(np.searchsorted(ends, self.tokens[:, 0], "right")))
 
     def places(self) -> Iterator[Place]:
-        """Their tokens, each once: occurrences that overlap or touch are one place."""
+        """Merged token ranges: occurrences that overlap or touch are one place."""
         if not len(self.tokens):
             return
         starts = self.tokens[:, 0]
@@ -61,6 +62,6 @@ class Spans(NamedTuple):
 
 
 def occurrences(found: Iterable[Spans], most: int | None = None) -> list[Occurrence]:
-    """The first `most` of them, by default all."""
+    """The first `most` occurrences, by default all."""
     each = (Occurrence(part, *own) for part, tokens in found for own in tokens[:most].tolist())
     return list(islice(each, most))

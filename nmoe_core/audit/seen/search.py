@@ -1,12 +1,13 @@
-"""All places of a sentence in indexed tokens, whatever tokens spell it there.
+"""Finds all occurrences of a sentence in indexed tokens, in every tokenisation.
 
-The ids that a tokenizer gives a sentence on its own seldom spell it inside a text: its first and
-last word may share a token with the text around it. So no ids are guessed. In every occurrence, one
-token spells byte `p - 1` of the sentence, or a token holds all of it. Every token of the vocabulary
-that can do so is looked up among the suffixes; the tokens that must follow narrow the ranges or, if
-the ranges are short, are read; the tokens that must precede are always read. The result is exactly
-all occurrences in the bytes that the tokens spell. Among all `p`, the search takes the one whose
-tokens are the rarest in the first part, so that few places have to be read.
+A sentence inside a text is seldom tokenised like the sentence alone: its first and last word may
+share a token with the text around them. So the search does not encode the sentence. For a byte
+position `p`, each occurrence either has a token that spells byte `p - 1` of the sentence, or is
+inside a single token. The search looks up every such token of the vocabulary in the suffix array.
+Then it compares the neighbouring tokens with the rest of the sentence: following tokens narrow the
+range of suffixes or, if the range is short, are read; preceding tokens are always read. The result
+is exactly all occurrences in the bytes that the tokens spell. The search uses the `p` whose tokens
+are the rarest in the first part, so that it reads few positions.
 """
 
 import heapq
@@ -21,11 +22,11 @@ from nmoe_core.audit.seen.index_files import Part
 from nmoe_core.audit.seen.spellings import Spellings
 
 _MAX_ANCHOR = 48  # bytes
-# Places `p` that are compared, by so many tokens of the part.
+# Number of values of `p` that are compared, and number of sampled tokens of the part.
 _CHOICES = 12
 _SAMPLE = 8192
-_MAX_TOKENS = 1000  # that cross a `p`; more only if every `p` has more
-# Places read in the time of a search, and of an id in it.
+_MAX_TOKENS = 1000  # limit of tokens per `p`, unless every `p` has more
+# Number of positions that can be read in the time of one search, and in the time of one of its ids.
 _READ_AT_ONCE = 8000
 _READ_PER_ID = 40
 
@@ -33,7 +34,7 @@ _READ_PER_ID = 40
 _Span: TypeAlias = tuple[int, int]
 """Bytes `[start, stop)` of the sentence."""
 _Places: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""The first token of each place, and the one after its last: int64 `[n]` each."""
+"""Start and end of the tokens of each occurrence, end exclusive: int64 `[n]` each."""
 
 
 class _Token(NamedTuple):
@@ -46,7 +47,7 @@ class _Token(NamedTuple):
 
 
 class Sentence:
-    """A text to look for, at least one byte; `find` gives its places in a part of an index."""
+    """A text of at least one byte to search for; `find` returns its occurrences in a part."""
 
     def __init__(self, spellings: Spellings, text: bytes) -> None:
         self._spellings = spellings
@@ -94,9 +95,10 @@ class Sentence:
         return every[np.lexsort(every.T[::-1])]
 
     def _rarest(self, part: Part) -> list[_Token]:
-        """The tokens that can spell byte `p - 1` and not the whole sentence, for the best `p`."""
+        """The tokens that can spell byte `p - 1` but not the complete sentence, for the best
+        `p`."""
         stride = len(part.suffixes) // _SAMPLE + 1
-        sample = np.asarray(part.tokens)[np.asarray(part.suffixes)[::stride]]  # ids ascend
+        sample = np.asarray(part.tokens)[np.asarray(part.suffixes)[::stride]]  # ascending ids
         best = list[_Token]()
         least = None
         last = min(len(self._text) - 1, _MAX_ANCHOR)
@@ -132,7 +134,8 @@ class Sentence:
         return found
 
     def _following(self, place: int) -> dict[int, int]:
-        """The ids that can follow at a place of the sentence, and the places where they end."""
+        """The ids that can continue the sentence from byte `place`, each with the byte where it
+        ends."""
         if place not in self._after:
             size = len(self._text)
             tails = self._tails.get(place, range(0))
@@ -142,7 +145,8 @@ class Sentence:
         return self._after[place]
 
     def _preceding(self, place: int) -> dict[int, int]:
-        """The ids that can precede a place of the sentence, and the places where they begin."""
+        """The ids that can end before byte `place` of the sentence, each with the byte where it
+        starts."""
         if place not in self._before:
             text = self._text
             spellings = self._spellings
@@ -154,10 +158,10 @@ class Sentence:
         return self._before[place]
 
     def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
-        """For each of these ids, the end of its text if it continues the sentence at `place`. If
-        not `is_next`, the start of its text if it ends at `place`. -1 if the id does not fit. If
-        more ids of the vocabulary are possible than were read, as with a single letter, each id
-        that was read is compared."""
+        """For each id, the byte of the sentence where its text ends if it continues the sentence at
+        `place`; if not `is_next`, the byte where its text starts if it ends at `place`; -1 if it
+        does not match. If the vocabulary has more candidates than there are ids, as for a single
+        letter, each id is compared directly."""
         cut = (self._tails if is_next else self._heads).get(place, ())
         if len(cut) < len(ids):
             known = self._following(place) if is_next else self._preceding(place)
@@ -181,7 +185,7 @@ class Sentence:
         return 0 if spelled.endswith(text[:place]) else -1
 
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
-        """The ids that spell the sentence from a place, by the place where they end."""
+        """The ids that spell the sentence from byte `place` on, by the byte where they end."""
         if place not in self._known:
             found = []
             text = self._text
@@ -196,13 +200,14 @@ class Sentence:
         return self._known[place]
 
     def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
-        """The places where tokens `[first, end)` spell these bytes of the sentence and the
-        neighbouring tokens spell the rest. Spans that grow to the same one are read together. A
-        document's EOS spells no text, and is the last token of a part: so no token is read past a
-        document's end or before its start."""
+        """Extend each span of matched bytes to the complete sentence, by reading neighbouring
+        tokens; yields the occurrences. Spans that grow to the same span are read together. The EOS
+        of a document spells no text and is the last token of a part, so no token beyond a document
+        is read."""
         tokens = np.asarray(part.tokens)
         size = len(self._text)
-        waiting = [(stop, -start) for start, stop in spelled]  # first to their end, then back
+        # First forward to the end, then backward.
+        waiting = [(stop, -start) for start, stop in spelled]
         heapq.heapify(waiting)
         while waiting:
             stop, start = heapq.heappop(waiting)
@@ -228,7 +233,7 @@ class Sentence:
 
 
 def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:
-    """The value of each id, -1 if it has none; by a table of all ids if that is faster."""
+    """The value of each id, or -1; uses a table of all ids if this is faster."""
     if len(ids) < _READ_AT_ONCE:
         return np.array([known.get(i, -1) for i in ids.tolist()], np.int64)
     table = np.full(num_ids, -1)
@@ -237,12 +242,13 @@ def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.nd
 
 
 def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
-    """Within the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
-    each id. All are searched at once: a step of the bisection is a few calls of numpy."""
+    """Among the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
+    each id. All ids are searched together, so a step of the bisection is a few numpy calls."""
     tokens = np.asarray(part.tokens)
     suffixes = np.asarray(part.suffixes)
     wanted = np.array(ids, np.int64)
-    wanted = np.concatenate([wanted, wanted + 1])  # the first of each, and the first after it
+    # The first position of each id, and the first after it.
+    wanted = np.concatenate([wanted, wanted + 1])
     first = np.full(len(wanted), low)
     end = np.full(len(wanted), high)
     for _ in range((high - low).bit_length()):

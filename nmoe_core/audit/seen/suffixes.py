@@ -1,7 +1,7 @@
-"""The suffix array of tokens: all their places, ordered by the tokens that follow.
+"""The suffix array of tokens: all positions, ordered by the tokens from there on.
 
-libdivsufsort orders bytes: ids become two or three of them, the highest first, and only the places
-of bytes at which an id begins are kept. This takes 15 bytes of memory per token while it runs, 10
+libdivsufsort sorts bytes, so each id becomes two or three bytes, the highest first, and only the
+positions at which an id begins are kept. This takes 15 bytes of memory per token while it runs, 10
 if all ids are below 65,536.
 """
 
@@ -18,20 +18,22 @@ _CHUNK = 2**24
 
 
 def load_sorter() -> Any:
-    """The package that sorts. Raises ConfigError if it is not installed (E-CONFIG-EXTRA)."""
+    """Import the package that sorts suffixes. Raises ConfigError if it is missing
+    (E-CONFIG-EXTRA)."""
     try:
         return importlib.import_module("pydivsufsort")
     except ImportError as error:
         raise ConfigError(
-            f"indexes of sentences need the package `{error.name}`",
+            f"the index of `nmoe seen` needs the package `{error.name}`",
             do="pip install 'nmoe-data[seen]'",
             code="E-CONFIG-EXTRA",
         ) from error
 
 
 def parts(spans: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Start and end of runs of whole documents, of at most `most` tokens each; a longer document is
-    a run of its own. spans: int64 `[num_documents, 2]`, one after another."""
+    """Split documents into parts of at most `most` tokens; returns start and end of each. A
+    document with more tokens is a part. spans: contiguous document spans, int64 `[num_documents,
+    2]`."""
     ends = spans[:, 1]
     found = []
     start = 0
@@ -45,8 +47,9 @@ def parts(spans: np.ndarray, most: int) -> list[tuple[int, int]]:
 
 
 def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
-    """Whether `suffixes` is `suffix_array(tokens)`, in linear time: each place is there once, and
-    of neighbours the first has the smaller id, or the same and the next places are in order."""
+    """Check in linear time that `suffixes` is `suffix_array(tokens)`: each position appears once,
+    and of two neighbours the first has the smaller id, or the same id and the positions after them
+    are in order."""
     count = len(tokens)
     if len(suffixes) != count or (np.bincount(suffixes, minlength=count) != 1).any():
         return False
@@ -59,7 +62,7 @@ def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Places of all tokens, ordered by the ids from there on: uint32 `[num_tokens]`.
+    """Positions of all tokens, ordered by the ids from there on: uint32 `[num_tokens]`.
 
     tokens: uint32 or uint16 `[num_tokens]`, at least one. Raises FormatError if there are more than
     `MAX_TOKENS`, or an id has more than three bytes (E-SEEN-SIZE).
@@ -67,7 +70,7 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
     largest = int(tokens.max())
     if len(tokens) > MAX_TOKENS or largest >= 2**24:
         raise FormatError(
-            "too large to be sorted",
+            "the part is too large to sort",
             found=f"{len(tokens)} tokens, with ids up to {largest}",
             expected=f"at most {MAX_TOKENS} tokens in a document, with ids below {2**24}",
             do="lower prep.max_doc_tokens",
@@ -80,7 +83,7 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
         spelled[start : start + _CHUNK] = high_first.reshape(-1, 4)[:, 4 - width :]
     order: np.ndarray = load_sorter().divsufsort(spelled.reshape(-1))
     del spelled
-    # In place: the write position never passes the read position.
+    # In place: the write position never overtakes the read position.
     kept = 0
     for start in range(0, len(order), _CHUNK):
         chunk = order[start : start + _CHUNK]

@@ -1,1 +1,1 @@
-"""Takedown of documents: the list, their places, the record that curation honours, the proof."""
+"""Takedown: the list of documents, the search for them, the record for curation, and the proof."""

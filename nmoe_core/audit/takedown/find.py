@@ -1,8 +1,8 @@
-"""Places of the documents of a list, in the data tree and in the curated tree.
+"""Finds the documents of a takedown list in the data tree and in the curated tree.
 
 Two passes over the ids of all shards on disk, including sources that left the mixture: the first
-finds the texts that items name, the second every document that has one of these texts. Texts are
-decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
+finds the texts of the listed documents, the second every document with one of these texts. Texts
+are decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _BATCH_DOCUMENTS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A document with a text that goes."""
+    """A document to take down."""
 
     items: tuple[Item, ...]
-    """Those that name a document with this text."""
+    """The items that name a document with this text."""
     is_copy: bool
-    """Found only by its text: no item names the document itself."""
+    """Whether no item names this document, so that only its text was found."""
     tree: str
     """`data` or `curated`."""
     source: str
     split: str
     shard: str
     path: Path
-    """Its token file."""
+    """The token file."""
     doc_id: str
     ingest_id: str
     text_sha256: str
     tokens: np.ndarray
-    """Mapped, without BOS and EOS."""
+    """The mapped tokens, without BOS and EOS."""
     tokenizer: str
 
     @property
     def place(self) -> Place:
-        """Its tokens in the token file, up to and with the EOS."""
+        """Token offsets of the document in the token file, with the EOS."""
         doc_id = parse_doc_id(self.doc_id)
         return Place(self.source, self.path, doc_id.start, doc_id.end)
 
 
 def files_below(root: Path) -> list[Path]:
-    """All files below a root, by path; also those of hidden directories and behind links. Raises
+    """All files below a root, by path; includes hidden directories and follows links. Raises
     OSError if a directory cannot be read."""
     found = os.walk(root, onerror=_unreadable, followlinks=True)
     return sorted(Path(directory, name) for directory, _, names in found for name in names)
@@ -80,10 +80,11 @@ def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifes
 
 
 def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> list[Found]:
-    """Every document that an item names, and every other one with the same text, by tree and path.
+    """Every document that an item names, and every other document with the same text, by tree and
+    path.
 
     Raises:
-        ConfigError: A shard of the data tree keeps no column `url`, which an item asks for
+        ConfigError: An item is a URL, but a shard of the data tree has no column `url`
             (E-TAKEDOWN-URL).
         FormatError: A shard is broken, or has no hashes of texts (E-SHARD-IDS).
     """
@@ -116,7 +117,7 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
 
 
 def _repeats_parent(tree: Tree, manifest: Manifest) -> bool:
-    """Whether every document of a curated shard is in the current data shard."""
+    """Whether a curated shard has no document that is missing in the current data shard."""
     info = manifest.extra.get("source_info", {})
     parent = tree.data / manifest.path.relative_to(tree.curated)
     is_made_of_it = parent.is_file() and info.get("parent") == documents_digest(
@@ -131,7 +132,7 @@ def _opened(tree: Tree) -> Iterator[tuple[Path, Manifest, list[ShardFile]]]:
             files = shard_files(root, manifest)
             if any(file.ids_path is None for file in files):
                 raise FormatError(
-                    "the shard has no hashes of texts; a takedown needs them",
+                    "the shard has no text hashes, which a takedown needs",
                     where=manifest.path,
                     do="prepare the source with `nmoe prep`",
                     code="E-SHARD-IDS",
@@ -140,7 +141,7 @@ def _opened(tree: Tree) -> Iterator[tuple[Path, Manifest, list[ShardFile]]]:
 
 
 class _Matcher:
-    """Items by kind, and the documents of a shard that they name."""
+    """Matches the documents of a shard with the items, by kind."""
 
     def __init__(self, items: Iterable[Item], tokenizer: TokenizerSettings) -> None:
         self._tokenizer = tokenizer
@@ -179,7 +180,7 @@ class _Matcher:
             first += len(file.spans)
 
     def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:
-        """The documents of the shard, by number, whose kept `url` is on the list."""
+        """The documents of the shard, by number, whose column `url` is on the list."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -199,7 +200,7 @@ class _Matcher:
         return {int(n): self._by["url"][value] for n, value in zip(numbers, values)}
 
     def _matched(self, file: ShardFile) -> dict[int, list[Item]]:
-        """The patterns that are found in the text of each document of a file, by its number."""
+        """The patterns that match the text of each document of a file, by document number."""
         from nmoe_core.text.documents import decode_documents
         from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -215,7 +216,7 @@ class _Matcher:
 
 
 def no_urls(where: object) -> ConfigError:
-    """The error for a list of URLs over documents whose URLs were not kept."""
+    """The error for a list of URLs if the documents have no column `url`."""
     return ConfigError(
         "documents cannot be found by URL without a passthrough column `url`",
         where=where,

@@ -1,9 +1,8 @@
-"""The list of a takedown: a text file with one item per line, whose prefix gives its kind.
+"""The list of a takedown: a text file with one item per line; a prefix gives the kind of the item.
 
-`id:` names a document id or an ingest id, `url:` a value of the kept column `url`, `sha256:` the
-hash of a normalised text, `re:` a regular expression of RE2, which takes time linear in the text.
-A line without a prefix is accepted if only one kind fits; if several fit, or none, the list is
-refused.
+`id:` is a document id or an ingest id, `url:` a value of the passthrough column `url`, `sha256:`
+the hash of a normalised text, and `re:` a regular expression of RE2, which takes linear time. A
+line without a prefix is accepted if exactly one kind matches; otherwise the list is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ class Item(NamedTuple):
     """One of `id`, `url`, `sha256` and `re`."""
     value: str
     line: int
-    """Its number, from 1."""
+    """The number of the line, from 1."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.value}"
 
 
 def read_items(path: Path) -> list[Item]:
-    """The items of a list, each once; blank lines are passed over. Raises FormatError if the list
-    has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
+    """The items of a list without duplicates; blank lines are skipped. Raises FormatError if the
+    list has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
     found: dict[tuple[str, str], Item] = {}
     for number, payload in enumerate(path.read_bytes().splitlines(), 1):
         if payload.strip():
@@ -52,7 +51,7 @@ def read_items(path: Path) -> list[Item]:
                 raise _refuse(f"{path}: line {number}", one_line(error)) from None
             found.setdefault(item[:2], item)
     if not found:
-        raise _refuse(path, "no line with an item")
+        raise _refuse(path, "a file without items")
     return list(found.values())
 
 
@@ -69,7 +68,7 @@ def _item(text: str, line: int) -> Item:
         value = text
     kind, value = kind.strip(), value if kind.strip() == "re" else value.strip()
     if not value:
-        raise ValueError(f"{kind}: without a value")
+        raise ValueError(f"{kind}: has no value")
     if kind == "sha256" and not _SHA256.fullmatch(value := value.lower()):
         raise ValueError(f"{value[:80]!r}, which is not 64 hexadecimal digits")
     if kind == "id" and "#s=" in value:
@@ -89,11 +88,12 @@ def _check_pattern(pattern: str) -> None:
             code="E-CONFIG-EXTRA",
         ) from error
     if contains(pa.array([""]), pattern)[0].as_py():
-        raise ValueError(f"re:{pattern[:80]}, which is found in every text")
+        raise ValueError(f"re:{pattern[:80]}, which matches every text")
 
 
 def contains(texts: pa.Array, pattern: str) -> pa.BooleanArray:
-    """Whether each text has a match of a pattern, RE2; raises ValueError: it is not one."""
+    """Whether each text has a match of an RE2 pattern. Raises ValueError if the pattern is
+    invalid."""
     import pyarrow.compute as pc
 
     options = pc.MatchSubstringOptions(pattern)
@@ -102,10 +102,10 @@ def contains(texts: pa.Array, pattern: str) -> pa.BooleanArray:
 
 def _refuse(where: object, found: str) -> FormatError:
     return FormatError(
-        "not an item of a takedown",
+        "invalid takedown item",
         where=where,
         found=found,
-        expected="id:, url:, sha256: or re: and a value",
-        do="begin the line with its prefix",
+        expected="id:, url:, sha256: or re:, followed by a value",
+        do="start the line with its prefix",
         code="E-TAKEDOWN-ITEM",
     )

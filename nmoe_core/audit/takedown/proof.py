@@ -1,8 +1,8 @@
-"""The proof that no 50-gram of the texts that were taken down is left in shards.
+"""Proves that the shards have no 50-gram of the texts that were taken down.
 
 Every token file below a root is hashed, compared with its manifest and scanned. A hit in a document
-with one of these texts is a document that remains; any other hit is a passage that another document
-shares. Files that no manifest names could hold anything, so they fail the proof too.
+with one of these texts means that the document remains; any other hit is a passage that another
+document shares. Files that no manifest names are not scanned, so they fail the proof too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def prove(
     *,
     allow_shared: bool,
 ) -> dict[str, Any]:
-    """Scan all shards below the roots for the grams of the run's record; the proof, sealed.
+    """Scan all shards below the roots for the grams of the run's record; returns the proof with a
+    checksum.
 
-    Its field `holds` is about the `roots` only. It names documents that are `unrecorded` or
+    The field `holds` is about the `roots` only. It names documents that are `unrecorded` or
     `remaining`, documents with `shared` passages, `unnamed` files, and the digests of `scanned`
-    files. `elsewhere`, facts about other places, is sealed with it.
+    files. `elsewhere`, facts about other places, is part of the proof.
 
     Raises:
-        CurationError: No shard is below a root, so there is nothing to prove (E-TAKEDOWN-LEFT).
+        CurationError: A root has no shards (E-TAKEDOWN-LEFT).
         FormatError: The record is missing or damaged (E-TAKEDOWN-RECORD), was made with another
             tokenizer than the shards (E-TAKEDOWN-TOKENIZER), or a shard is broken.
     """
@@ -53,7 +54,8 @@ def prove(
             do="apply the list with --apply first",
             code="E-TAKEDOWN-RECORD",
         )
-    with replacing(tree.takedown, tree.takedown_grams):  # it may grow during the scan
+    # Another takedown must not extend the record during the scan.
+    with replacing(tree.takedown, tree.takedown_grams):
         rows = read_rows(tree)
         search = _Search(rows, read_grams(tree, rows))
         record = sha256_file(tree.takedown)
@@ -68,9 +70,9 @@ def prove(
             scanned.append(search.scan(root, manifest))
         if len(scanned) == before:
             raise CurationError(
-                "no shards to search",
+                "the root has no shards",
                 where=root,
-                do="curate first, or give the root of the run",
+                do="curate first, or use the root of the run",
                 code="E-TAKEDOWN-LEFT",
             )
         unnamed += [str(p) for p in files_below(root) if ".npy" in p.name and p not in named]
@@ -99,7 +101,7 @@ def prove(
 
 
 class _Search:
-    """The grams of all texts, and the documents in which they were found."""
+    """Searches for the grams of all texts, and collects the documents that have any."""
 
     def __init__(self, rows: Iterable[Row], grams: np.ndarray) -> None:
         self.items: dict[str, str] = {}
@@ -108,7 +110,7 @@ class _Search:
         self._tokenizers = {row.tokenizer for row in rows}
         self._texts = list(self.items)
         self.index = GramIndex(distinct(grams))
-        # The texts of a gram, by its digest.
+        # Numbers of the texts of each gram, sorted by the digest of the gram.
         order = np.argsort(digests := np.ascontiguousarray(grams["sha256"]).view("S32"))
         self._digests = digests[order]
         self._owners = grams["text"][order]
@@ -116,11 +118,11 @@ class _Search:
         self.shared: list[dict[str, Any]] = []
 
     def scan(self, root: Path, manifest: Manifest) -> dict[str, Any]:
-        """Scan a shard; returns the files read, each with its digest."""
+        """Scan a shard; returns the files with their digests."""
         found = str(manifest.extra.get("tokenizer_fingerprint") or manifest.tokenizer)
         if manifest.shards and self._tokenizers != {found}:
             raise FormatError(
-                "the record was made with another tokenizer",
+                "the takedown record belongs to another tokenizer",
                 where=manifest.path,
                 found=found,
                 expected=", ".join(sorted(self._tokenizers)),
@@ -156,7 +158,8 @@ class _Search:
                 self.shared.append({**where, "grams": len(grams), **self._most_shared(grams)})
 
     def _most_shared(self, grams: Iterable[int]) -> Mapping[str, Any]:
-        """The text with which a document shares most grams, and how many texts share any."""
+        """The text with which a document shares most grams, and the number of texts that share
+        any."""
         counts = Counter(text for gram in grams for text in self._owners_of(gram))
         (most, _), *_ = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         text = self._texts[most]

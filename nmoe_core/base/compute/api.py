@@ -1,8 +1,8 @@
-"""Run one function over many items, here, in a pool or on a Ray cluster: same results, same order.
+"""Run one function over many items in this process, a process pool or a Ray cluster.
 
-Results come back in the order of the items whatever the number of workers, and a bounded number of
-items is in flight, so memory stays bounded however long the input is and however many the workers.
-What is expensive to open (a model, a tokenizer) is opened once per worker by an initializer:
+The results and their order are the same for each backend and any number of workers. The number of
+items in flight is bounded, so memory is bounded for any length of input and number of workers. An
+initializer opens an expensive object, such as a model, once per worker:
 
     map_shards(embed, batches, compute, initializer=partial(open_embedder, checkpoint))
 
@@ -28,18 +28,18 @@ def map_shards(
     """Yield `fn(item)` for every item, in order; with an initializer, `fn(context, item)`.
 
     Args:
-        fn: A module-level function; for other processes it and the items are pickled.
+        fn: A module-level function; other processes receive it and the items as pickles.
         items: Consumed lazily, a bounded number ahead of the results.
-        compute: One worker is this process, several are processes of this machine; `ray` is a
-            cluster, where an item may run twice: it must commit its files atomically, in a
-            directory that all nodes see.
-        initializer: Makes the context, once in each worker, before its first item; on Ray with
-            GPUs once per item, since a worker that holds a GPU ends after its item.
+        compute: The backend. One worker means this process; several are processes of this machine.
+            On a `ray` cluster an item may run twice, so it must commit its files atomically, in a
+            directory that all nodes share.
+        initializer: Creates the context once per worker, before its first item; on Ray with GPUs
+            once per item, since a worker that holds a GPU ends after one item.
 
     Raises:
         NmoeError: A worker was lost, on Ray more often than `max_retries` (E-WORKER-LOST).
         ConfigError: As `open_ray_pool`.
-        Whatever `fn` or the initializer raises, at the place of its item.
+        Any error of `fn` or of the initializer, in place of the result of the item.
     """
     with open_pool(compute, initializer) as pool:
         yield from pool(fn, items)
@@ -47,8 +47,8 @@ def map_shards(
 
 @contextmanager
 def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
-    """Workers that several maps use one after the other. Processes of this machine start
-    immediately, so they do not inherit files and locks that are opened later."""
+    """A pool for several maps, one after the other. Processes of this machine start immediately, so
+    they do not inherit files and locks that are opened later."""
     if compute.backend == "ray":
         from nmoe_core.base.compute.ray import open_ray_pool
 

@@ -10,24 +10,25 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def own_gpu(count: int) -> int:
-    """Index of a GPU, of `count` that are visible: the one that the fewest processes have taken.
+    """Choose the GPU with the fewest processes among `count` visible GPUs; returns its index.
 
-    A process has one, and keeps it until it ends, however it ends.
+    A process keeps its GPU until it ends; the kernel then frees it.
     """
     return _own_gpu(count, os.getpid())
 
 
 @functools.cache
 def _own_gpu(count: int, pid: int) -> int:
-    """`pid`: a fork is another process."""
+    """`pid` is part of the cache key, since a fork is another process."""
     directory = Path(tempfile.gettempdir()) / f"nmoe_gpus_{os.getuid()}"
     directory.mkdir(exist_ok=True)
     visible = os.environ.get(_VISIBLE, "").split(",")
     names = visible if len(visible) == count else [str(index) for index in range(count)]
-    place = 0  # place of the process among the processes on one GPU
+    place = 0  # number of this process among the processes on one GPU
     while True:
         for index, name in enumerate(names):
-            # Locked until the process ends: a number, unlike a file object, is never closed.
+            # Locked until the process ends: Python never closes a descriptor that has no file
+            # object.
             file = os.open(directory / f"{name}.{place}", os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

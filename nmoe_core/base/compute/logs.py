@@ -1,8 +1,8 @@
 """Log records of worker processes, handled in the process that started the work.
 
 On this machine a worker writes each record to a pipe as one line of at most PIPE_BUF bytes, which
-the kernel keeps whole: no lock is shared, so a worker killed while it writes does not block the
-others. On another machine records are kept and returned with the result.
+the kernel keeps whole: no lock is shared, so a worker that is killed during a write does not block
+the others. On other machines records are collected and returned with the result.
 """
 
 import logging
@@ -30,10 +30,11 @@ class WorkerHandler(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; print it if its arguments do not fit it, and continue."""
+        """Send a record; if its format and arguments do not match, print the error as `logging`
+        does."""
         try:
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # what formatting raises
+        except (TypeError, ValueError, KeyError):  # errors of formatting
             self.handleError(record)
             return
         if record.exc_info:
@@ -52,7 +53,7 @@ class WorkerHandler(logging.Handler):
 
 
 def write_to(pipe: Connection, fields: dict[str, Any]) -> None:
-    """Write a record to a pipe that a `relayed` reads; one that does not fit is cut."""
+    """Write a record to a pipe that `relayed` reads; a record that is too long is truncated."""
     while len(line := orjson.dumps(fields) + _END) > select.PIPE_BUF:
         message = fields["msg"]
         fields["msg"] = message[: len(message) * 3 // 4] + " ..."
@@ -60,7 +61,7 @@ def write_to(pipe: Connection, fields: dict[str, Any]) -> None:
 
 
 def send_all(send: Callable[[dict[str, Any]], object], level: int) -> None:
-    """Send this process's records, and print none; `level` is the level of the package's
+    """Send this process's records instead of printing them; `level` is the level of the package's
     loggers."""
     package = logging.getLogger(LOGGER)
     logging.root.handlers[:] = [WorkerHandler(send)]
@@ -79,19 +80,19 @@ def handle(fields: dict[str, Any]) -> None:
     if logger.isEnabledFor(record.levelno):
         try:
             logger.handle(record)
-        except Exception:  # noqa: BLE001 a handler that is broken must not stop who reads the pipe
+        except Exception:  # noqa: BLE001 an error of a handler must not end the thread that reads
             _printing.handleError(record)
 
 
 @contextmanager
 def relayed(reader: Connection, writer: Connection) -> Iterator[None]:
-    """Handle what comes through a pipe while the block runs, in a thread."""
+    """Handle the records that arrive through a pipe in a thread while the block runs."""
     thread = threading.Thread(target=_relay, args=(reader,), name="worker-logs", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        os.write(writer.fileno(), _END)  # an empty line: no record follows
+        os.write(writer.fileno(), _END)  # an empty line ends the records
         thread.join()
         writer.close()
         reader.close()

@@ -1,10 +1,10 @@
-"""Processes of this machine that run a function over many items, results in order.
+"""A pool of processes of this machine, with results in the order of the items.
 
-A process of one thread forks its workers, which share what it has loaded; one with more threads
-(Dagster, torch) starts them clean, since a fork would copy locks that no thread frees. Workers
-never outlive a pool: on an error or an interrupt they are told to stop, clean up after themselves,
-and are killed if they do not. Their log records are handled here (`base.compute.logs`). Items and
-results of forked workers go through shared memory (`base.compute.slots`).
+If this process has one thread, it forks the workers, which share its loaded data. If it has more
+threads (Dagster, torch), it starts fresh workers, since a fork would copy locks that no thread
+frees. Workers never outlive the pool: on an error or an interrupt they are told to stop and clean
+up, and are killed if they do not end. Their log records are handled here (`base.compute.logs`).
+Items and results of forked workers go through shared memory (`base.compute.slots`).
 """
 
 import ctypes
@@ -37,19 +37,19 @@ from nmoe_core.base.errors import NmoeError, one_line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Most results that wait for an earlier one, at any number of workers: they take memory.
+# Largest number of results that wait for an earlier result: they take memory.
 MAX_WAITING = 16
 GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 Initializer = Callable[[], Any] | None
 
 
-# `map_shards` over workers that serve one call after the other.
+# `map_shards` over workers that stay open between calls.
 Map = Callable[[Callable[..., Result], Iterable[Item]], Generator[Result, None, None]]
 
 
 class Worker:
-    """Runs items one after the other; the context is made before the first one."""
+    """Runs items one after the other; the context is created before the first item."""
 
     def __init__(self, initializer: Initializer) -> None:
         self._initializer = initializer
@@ -70,26 +70,26 @@ class Worker:
 
 @contextmanager
 def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
-    """Workers that start immediately, so they do not inherit files and locks that are opened
-    later."""
+    """A pool whose workers start immediately, so they do not inherit files and locks that are
+    opened later."""
     context = _context()
-    pipe: Any = context.Pipe(duplex=False)  # its type is another one on Windows
+    pipe: Any = context.Pipe(duplex=False)  # `Connection` is another type on Windows
     reader, writer = pipe
     logs = worker_logs.package_level()
     is_forked = context.get_start_method() == "fork"
-    # Every item in flight has a slot; memory that has no name cannot be given to a clean process.
+    # One slot per item in flight. Only forked workers can share this memory, since it has no name.
     slots = Slots(_most(workers) if is_forked else 0)
     start = (os.getpid(), writer, logs, initializer, slots)
-    with safe_children():  # a queue of clean processes starts one that cleans up after them
+    with safe_children():  # for fresh workers, a queue starts a cleanup process
         executor = ProcessPoolExecutor(workers, context, _start_worker, start)
     with executor:
         with warnings.catch_warnings():
-            # Newer Pythons warn of any thread; the threads of BLAS handle a fork themselves.
+            # Python 3.12 warns if any thread exists; the threads of BLAS handle a fork.
             warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
             submit = executor.submit if is_forked else partial(_submit_clean, executor)
             for _ in range(workers):
                 submit(_no_work)
-        with worker_logs.relayed(reader, writer):  # its thread starts after the forks
+        with worker_logs.relayed(reader, writer):  # starts its thread after the forks
             try:
                 yield partial(_map, submit, slots, workers)
             except BaseException:
@@ -100,7 +100,7 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
 
 
 def _most(workers: int) -> int:
-    """Items in flight."""
+    """Largest number of items in flight."""
     return workers + min(workers, MAX_WAITING)
 
 
@@ -147,8 +147,9 @@ def _context() -> multiprocessing.context.BaseContext:
 
 
 def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
-    """Submit, which may start a worker. A clean one would run the caller's script again, which may
-    have no `__main__` guard; what workers run is in modules."""
+    """Submit a call, which may start a worker. A fresh worker would run the caller's script again,
+    which may lack a `__main__` guard; workers only run functions of modules, so the script is
+    hidden."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -159,7 +160,7 @@ def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
 
 
 def _stop(executor: ProcessPoolExecutor) -> None:
-    """Have the workers remove their unfinished files and end; kill any that do not."""
+    """Tell the workers to remove unfinished files and end; kill the workers that do not end."""
     workers: list[multiprocessing.process.BaseProcess] = list((executor._processes or {}).values())
     executor.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
@@ -171,7 +172,7 @@ def _stop(executor: ProcessPoolExecutor) -> None:
 
 
 class _Terminated(BaseException):
-    """This worker was told to stop in the middle of an item."""
+    """This worker was told to stop during an item."""
 
 
 _is_busy = False
@@ -184,44 +185,44 @@ def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
     try:
         _is_busy = True
         return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
-    except _Terminated:  # by here `fn` has cleaned up
+    except _Terminated:  # `fn` has cleaned up
         os._exit(_EXIT_TERMINATED)
-    except Exception as error:  # noqa: BLE001 - of any class
+    except Exception as error:  # noqa: BLE001 - any error is sent to the parent
         raise sendable(error) from error.__cause__
     finally:
         _is_busy = False
 
 
 def sendable(error: Exception) -> Exception:
-    """An error of a worker, or an error of the same text if another process could not unpickle it
-    and would count the worker as lost."""
+    """An error that another process can unpickle: the error itself, else an error with the same
+    text. An error that cannot be unpickled would look like a lost worker."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception as reason:  # noqa: BLE001 - whatever its class raises
+    except Exception as reason:  # noqa: BLE001 - pickling can raise any error
         text = f"{type(error).__name__}: {error} ({one_line(reason)})"
         return RuntimeError(text).with_traceback(error.__traceback__)
     return error
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not end the cleanup
     if _is_busy:
         raise _Terminated
     os._exit(_EXIT_TERMINATED)
 
 
 def _no_work() -> None:
-    """Makes the executor start a process."""
+    """A task without work: submitting it makes the executor start a process."""
 
 
 def _start_worker(
     parent: int, writer: Connection, log_level: int, initializer: Initializer, slots: Slots
 ) -> None:
-    """Tie a worker's life to its parent's."""
+    """Set up a worker that ends when its parent ends."""
     global _worker, _slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     signal.signal(signal.SIGTERM, _terminate)
-    signal.set_wakeup_fd(-1)  # a forked worker's signals are not its parent's
+    signal.set_wakeup_fd(-1)  # a forked worker must not wake its parent
     if sys.platform == "linux":
         set_parent_death_signal = 1
         libc: Any = ctypes.CDLL(None)
@@ -229,6 +230,6 @@ def _start_worker(
     if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
     worker_logs.send_all(partial(worker_logs.write_to, writer), log_level)
-    gc.freeze()  # a collection would copy the pages that are shared with the parent
+    gc.freeze()  # a garbage collection would copy pages that are shared with the parent
     _worker = Worker(initializer)
     _slots = slots

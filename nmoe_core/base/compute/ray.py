@@ -1,9 +1,9 @@
 """`map_shards` on Ray: items as tasks of a cluster, results in the order of the items.
 
-Ray starts an item again, on another worker or node, if its worker was lost, and makes a result
-again that was lost with its node. GPUs are resources: Ray shows a task only the GPUs it holds. The
-number of items in flight is the cluster's current room and some more, so nodes may come and go. No
-output is state of Ray: outputs are files, committed atomically.
+Ray retries an item on another worker or node if its worker was lost, and recomputes a result that
+was lost with its node. A task sees only the GPUs that Ray assigned to it. The number of items in
+flight follows the current size of the cluster, so nodes may join and leave. Outputs are files,
+committed atomically, never objects of Ray.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _COUNT_EVERY_SECONDS = 1.0
 @contextmanager
 def open_ray_pool(options: RayTable, initializer: Initializer) -> Iterator[Map]:
     """A pool on Ray; an existing connection is used and left open. Raises ConfigError if Ray is not
-    installed, cannot be reached, or has no such resources (E-CONFIG-RAY)."""
+    installed or cannot be reached, or if no node has the resources of one item (E-CONFIG-RAY)."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -71,11 +71,11 @@ class _Start(NamedTuple):
     initializer: Initializer
     log_level: int
     epoch: str | None
-    """SOURCE_DATE_EPOCH of the process that asks: a worker has the environment of its node."""
+    """SOURCE_DATE_EPOCH of the main process: a worker has the environment of its node."""
 
 
 class _Answer(NamedTuple):
-    """Outcome of an item, with the log lines written meanwhile."""
+    """Outcome of an item, with its log records."""
 
     result: Any
     error: Exception | None
@@ -98,12 +98,12 @@ class _RayPool:
         if not self._room():
             have = ray.cluster_resources()
             raise ConfigError(
-                "no node of the cluster has what one item holds",
+                "no node of the cluster has the resources of one item",
                 where="[compute.ray]",
                 found=f"{have.get('CPU', 0):g} CPUs, {have.get('GPU', 0):g} GPUs in all",
                 expected=f"cpus_per_task {options.cpus_per_task:g}, "
                 f"gpus_per_task {options.gpus_per_task:g}",
-                do="add such a node, or ask for less",
+                do="add a node with these resources, or lower cpus_per_task and gpus_per_task",
                 code="E-CONFIG-RAY",
             )
 
@@ -126,11 +126,11 @@ class _RayPool:
         errors = self._ray.exceptions
         try:
             answer: _Answer = self._ray.get(reference)
-        except errors.RayTaskError as error:  # not of `fn`: its result cannot be pickled
+        except errors.RayTaskError as error:  # the result of `fn` cannot be pickled
             raise error.as_instanceof_cause() from None
         except errors.RayError as error:
             raise NmoeError(
-                "a worker was lost",
+                "a worker process was lost",
                 where="Ray",
                 found=f"{type(error).__name__}, {self._options.max_retries} retries",
                 do="it may have run out of memory: raise cpus_per_task, and run again",
@@ -143,7 +143,7 @@ class _RayPool:
         return answer.result
 
     def _cancel(self, references: list[Any]) -> None:
-        """Interrupt running tasks, so that they clean up; kill any that do not end."""
+        """Interrupt running tasks, so that they clean up; kill the tasks that do not end."""
         if not references or not self._ray.is_initialized():
             return
         for reference in references:
@@ -157,7 +157,7 @@ class _RayPool:
     def _most_in_flight(self) -> int:
         now = time.monotonic()
         if now - self._counted_at > _COUNT_EVERY_SECONDS:
-            room = max(1, self._room())  # with no room at all, wait for a node to come back
+            room = max(1, self._room())  # if the cluster has no node at all, wait for one
             self._most = room + min(room, MAX_WAITING)
             self._counted_at = now
         return self._most

@@ -1,9 +1,9 @@
-"""Items and results of forked workers, through memory that they share with their parent.
+"""Passes items and results of forked workers through memory that they share with the parent.
 
 A pipe copies a value four times, 64 KiB at a time. Here the sender copies it into a slot and the
-receiver copies it out: an item first, then, in the same slot, its result. A slot is anonymous
-memory, allocated as it is written to, and freed with the last process that has it. Only this pool's
-own processes write the bytes that are unpickled here.
+receiver copies it out; the result of an item uses the slot of the item. A slot is anonymous memory:
+its pages are allocated at the first write and freed with the last process that maps them. Only
+processes of this pool write the bytes that are unpickled here.
 """
 
 import mmap
@@ -18,7 +18,8 @@ SLOT_BYTES = 8 * 2**20
 
 
 class Parcel(NamedTuple):
-    """A value under way: its pickle, or the sizes of its pickle and its arrays in a slot."""
+    """A value between two processes: its pickle, or the sizes of its pickle and arrays in a
+    slot."""
 
     payload: bytes
     num_bytes: list[int]
@@ -33,16 +34,16 @@ class Slots:
         self._free = deque(range(num_slots))
 
     def take(self) -> int | None:
-        """A free slot, None if all are in use."""
+        """A free slot, or None if all are in use."""
         return self._free.popleft() if self._free else None
 
     def release_after(self, number: int | None, future: "Future[Any]") -> None:
-        """Take a slot back as soon as its item has ended, or will not be run."""
+        """Free a slot when its item has ended or was cancelled."""
         if number is not None:
             future.add_done_callback(lambda _: self._free.append(number))
 
     def pack(self, number: int | None, value: Any) -> Parcel:
-        """Put an item or a result into a slot, if it fits; its sender calls this."""
+        """Put an item or a result into a slot, if it fits; the sender calls this."""
         buffers: list[pickle.PickleBuffer] = []
         payload = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         views = [memoryview(payload), *(buffer.raw() for buffer in buffers)]
@@ -54,7 +55,7 @@ class Slots:
         return Parcel(b"", num_bytes)
 
     def unpack(self, number: int | None, parcel: Parcel) -> Any:
-        """The value, which owns its arrays; its receiver calls this."""
+        """The value, with arrays that own their memory; the receiver calls this."""
         if number is None or not parcel.num_bytes:
             return pickle.loads(parcel.payload)
         with memoryview(self._slots[number]) as view:

@@ -10,7 +10,7 @@ from nmoe_core.base.strict import StrictModel
 
 
 class RayTable(StrictModel):
-    """`[compute.ray]`: the cluster, and what one item holds of it; GPUs are for grading."""
+    """`[compute.ray]`: the cluster, and the resources of one item; only grading uses GPUs."""
 
     address: str = ""
     """Address of the cluster; empty: `RAY_ADDRESS`, or if that is not set, a new Ray on this
@@ -24,8 +24,8 @@ class RayTable(StrictModel):
 
 
 class PodTable(StrictModel):
-    """`[compute.pods.STAGE]`: what Kubernetes gives the pod of an asset; an empty value sets
-    nothing."""
+    """`[compute.pods.STAGE]`: resources of the pod of an asset; an empty value leaves the default
+    of Kubernetes."""
 
     cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
     """CPUs that the pod requests, such as 4 or 500m."""
@@ -36,8 +36,8 @@ class PodTable(StrictModel):
 
 
 class PodsTable(StrictModel):
-    """`[compute.pods]`: with any table in it, each asset of a run gets a pod; STAGE is the tag
-    `stage` of assets: prep, label, heads, grade, curate or plan."""
+    """`[compute.pods]`: if it has any table, each asset of a run gets a pod. STAGE is the tag
+    `stage` of the asset: prep, label, heads, grade, curate or plan."""
 
     prep: PodTable | None = None
     label: PodTable | None = None
@@ -51,15 +51,16 @@ class ComputeTable(StrictModel):
     """`[compute]`: where work runs; the output does not depend on it."""
 
     backend: Literal["pool", "ray"] = "pool"
-    """Processes of this machine, or a cluster, which works on as many shards as it has room for."""
+    """Backend: processes of this machine, or a Ray cluster, which works on as many shards at once
+    as it has resources for."""
     workers: int = Field(default=1, ge=1, le=4096)
-    """Number of shards that the pool grades, assigns topics to or curates in parallel; prep has its
-    own workers."""
+    """Number of shards that the pool grades, assigns topics to or curates in parallel; prep has a
+    separate number of workers."""
     ray: RayTable = RayTable()
     pods: PodsTable | None = None
 
     def for_work(self, *, workers: int | None = None, gpus: bool = False) -> ComputeTable:
-        """This table for one kind of work: with that work's own number of workers, and with GPUs if
-        it uses them."""
+        """This table for one kind of work: with the number of workers of this work, and with GPUs
+        only if the work uses them."""
         ray = self.ray if gpus else self.ray.model_copy(update={"gpus_per_task": 0.0})
         return self.model_copy(update={"workers": workers or self.workers, "ray": ray})

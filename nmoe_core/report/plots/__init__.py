@@ -1,4 +1,4 @@
-"""Pictures of what tasks made, as PNG bytes that fit inline into Markdown."""
+"""Pictures of the outputs of tasks, as PNG bytes that fit inline into Markdown."""
 
 from nmoe_core.report.plots.charts import calibration_plot, copies_plot, loss_plot, manifest_plot
 from nmoe_core.report.plots.clusters import (

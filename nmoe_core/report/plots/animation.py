@@ -1,10 +1,10 @@
-"""Films of an order: records leave the original order and enter the curated one.
+"""Animations that show how records move from the original to the curated order.
 
-The bar shows the curated part bright on the left and the rest, in its original order and dimmed, on
-the right; below is the mean diversity of the windows filled so far, against that of the original
-order. A second film lights points of the plane as they are taken. The last frame shows every
-record. MP4 through the system's ffmpeg or the package imageio-ffmpeg, else GIF: about 10 ms for
-each frame.
+In the first film a bar shows the curated records on the left, and the remaining records, in the
+original order and dimmed, on the right. Below it is the mean diversity of the windows filled so
+far, with the mean of the original order. The second film shows the records as points of the plane,
+which take their colour when they are placed. The last frame shows every record. The films are MP4
+if ffmpeg or the package imageio-ffmpeg is installed, else GIF. A frame takes about 10 ms.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Draw = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class OrderFilm:
-    """Arrays that the films show, for N records in W windows."""
+    """The data of the films: N records in W windows."""
 
     labels: np.ndarray  # cluster of each record: int [N]
     points: np.ndarray  # their places in the plane: float [N, 2]
@@ -54,7 +54,8 @@ class OrderFilm:
 
 
 def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) -> list[Path]:
-    """Write the bar's film under `output`'s name and the plane's with `_umap` added.
+    """Write the film of the bar to `output` and the film of the plane to the same name with
+    `_umap`.
 
     Returns:
         Both paths; they end in `.gif` if there is no ffmpeg.
@@ -71,7 +72,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     drawn = {path: draw_bar, path.with_name(f"{path.stem}_umap{path.suffix}"): draw_plane}
     path.parent.mkdir(parents=True, exist_ok=True)
     for path, drawing in drawn.items():
-        # Under a name that the next run removes if this one is killed.
+        # If this run is killed, the next run removes files with such a name.
         scratch = path.with_name(f".{path.name}{TMP_MARK}new")
         with replacing(path), styled_figure() as figure:
             draw = drawing(figure, film)
@@ -87,7 +88,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
 
 
 def _ffmpeg() -> str | None:
-    """The program that makes MP4."""
+    """The path of the ffmpeg program, or None."""
     if found := shutil.which("ffmpeg"):
         return found
     try:
@@ -114,16 +115,16 @@ def _write_mp4(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
     except (subprocess.CalledProcessError, BrokenPipeError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise CurationError(
-            "ffmpeg could not write the film",
+            "ffmpeg failed to write the film",
             where=path.name,
             found=str(said).strip()[:300],
-            do="name a .gif as --output",
+            do="set --output to a .gif file",
             code="E-CURATION-EMBEDDING",
         ) from None
 
 
 def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None:
-    """Animated artists over the still ones, in the 256 colours that are most frequent."""
+    """Draw the animated artists over the still ones, in the 256 most frequent colours."""
     from PIL import Image
 
     canvas: Any = figure.canvas
@@ -140,7 +141,8 @@ def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
     found: Counter[Any] = Counter()
     for frame in (frames[0], frames[len(frames) // 2], frames[-1]):
         found.update({color: count for count, color in frame.getcolors(2**16) or ()})
-    # `quantize` looks at the upper six bits, so one of the colours that share them is kept.
+    # `quantize` uses the upper six bits of a colour, so one colour for each value of them is
+    # enough.
     colors: dict[Any, Any] = {}
     for color, _ in found.most_common():
         colors.setdefault(tuple(part & 0xFC for part in color), color)
@@ -153,7 +155,7 @@ def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
 
 
 def draw_bar(figure: Figure, film: OrderFilm) -> Draw:
-    """The bar over the running mean, on an empty figure; returns a function that draws one
+    """Set up the bar and the running mean on an empty figure; returns a function that draws one
     frame."""
     figure.set_size_inches(960 / figure.dpi, 420 / figure.dpi)
     width = 900
@@ -193,7 +195,8 @@ def draw_bar(figure: Figure, film: OrderFilm) -> Draw:
 
 
 def _running_mean(axes: Axes, film: OrderFilm) -> tuple[Any, Any, Any]:
-    """The still parts of the chart; its line, the dot at the line's end, and the dot's number."""
+    """Draw the still parts of the chart; returns the line, the dot at its end, and the dot's
+    label."""
     label = f"original order: {film.original_mean:.1f}"
     axes.axhline(film.original_mean, color=GREY, linestyle="--", label=label)
     moving: dict[str, Any] = {"color": BLUE, "animated": True}
@@ -206,12 +209,13 @@ def _running_mean(axes: Axes, film: OrderFilm) -> tuple[Any, Any, Any]:
         ylim=(0, 1.4 * len(np.unique(film.labels))),
         xticks=[],
     )
-    axes.legend(loc="upper right")  # no mean is so high
+    axes.legend(loc="upper right")  # the mean never reaches this corner
     return line, dot, value
 
 
 def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
-    """Grey points that take their cluster's colour; returns a function that draws one frame."""
+    """Set up grey points that take the colour of their cluster; returns a function that draws one
+    frame."""
     figure.set_size_inches(600 / figure.dpi, 600 / figure.dpi)
     axes = figure.add_axes((20 / 600, 6 / 600, _PLANE_PX / 600, _PLANE_PX / 600))
     show_pixels_only(axes)
@@ -245,8 +249,8 @@ def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
 
 
 def _show(axes: Axes, pixels: np.ndarray) -> None:
-    """Draw RGBA pixels into axes, with their values at the time of each draw; an image would be
-    resampled for each frame."""
+    """Draw RGBA pixels into axes; each draw uses their current values. A matplotlib image would be
+    resampled in each frame."""
     from matplotlib.artist import Artist
 
     class Pixels(Artist):

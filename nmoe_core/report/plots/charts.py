@@ -33,7 +33,7 @@ _MAX_CHARS = 18
 def manifest_plot(
     doc_tokens: np.ndarray | Sequence[int], shard_tokens: Sequence[int], name: str = ""
 ) -> bytes:
-    """Histogram of document lengths (EOS included), and a bar of tokens for each shard.
+    """Histogram of document lengths (with EOS), and one bar of tokens per shard.
 
     `name` is the source or split, for the title.
     """
@@ -84,14 +84,14 @@ def _shards(axes: Axes, tokens: np.ndarray) -> None:
 
 
 def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
-    """Loss against step, one line for each named curve of points `(step, loss)`."""
+    """Loss by step, one line per named curve of points `(step, loss)`."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         axes.set_title("Training loss")
         points = {name: np.asarray(curve, float).reshape(-1, 2) for name, curve in curves.items()}
         if not any(len(curve) for curve in points.values()):
-            say_empty(axes, "no step was taken")
+            say_empty(axes, "no training steps")
             return
         colors = itertools.cycle((BLUE, ORANGE, GREEN, RED, GREY))
         for color, (name, curve) in zip(colors, points.items()):
@@ -115,7 +115,7 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
 
 
 def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
-    """A bar for each source: the shares of its documents that are exact and near copies of others.
+    """One bar per source: the shares of its documents that are exact and near copies of others.
     Rows have `source`, `documents`, `exact` and `near`."""
     rows = [row for row in copies if row["documents"]][:_MAX_BARS][::-1]
 
@@ -133,7 +133,7 @@ def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
             axes.barh(places, shares, left=left, color=color, label=f"{kind} copies", height=0.7)
             left += shares
         axes.set_yticks(places, names, fontsize=8)
-        most = max(1.0, 1.05 * float(left.max()))  # a corpus without copies has an axis too
+        most = max(1.0, 1.05 * float(left.max()))  # also an axis for a corpus without copies
         axes.set(xlabel="% of the source's documents", xlim=(0, most))
         figure.legend(loc="outside upper right", ncols=2)
 
@@ -144,7 +144,7 @@ def calibration_plot(summary: Mapping[str, Any]) -> bytes:
     """Keep-rate curve and reliability diagram.
 
     Args:
-        summary: Of these fields of `calibration_summary.json`: `keep_curve`, pairs (share kept,
+        summary: These fields of `calibration_summary.json`: `keep_curve`, pairs (share kept,
             threshold); `grader`; `tau_drop`, `tau_keep`; `reliability`, bins with `judge_mean`,
             `oracle_mean`, `oracle_keep_rate`; `count`.
     """

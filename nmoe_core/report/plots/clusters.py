@@ -1,4 +1,4 @@
-"""Clusters seen from four sides: along the order, at its two ends, in the plane, and by k."""
+"""Pictures of clusters: along the order, at its two ends, in the plane, and by k."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def share_plot(
     orders: Mapping[str, np.ndarray],
     terms: Terms = (),
 ) -> bytes:
-    """Heat map: tokens of each cluster by position, over the cluster's share of all tokens.
+    """Heat map: the share of each cluster by position, divided by its share of all tokens.
 
     The first and the last of the named permutations are drawn.
     """
@@ -71,7 +71,8 @@ def share_plot(
 
 
 def _shares_by_position(clusters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Token share in each stretch of the order over the share in all: float `[K, columns]`."""
+    """Share of each cluster in each section of the order, divided by its share of all tokens: float
+    `[K, columns]`."""
     ends = np.cumsum(tokens)
     num_columns = int(min(_COLUMNS, max(1, len(tokens) // 20)))
     middle = (ends - tokens / 2) / ends[-1]
@@ -92,7 +93,7 @@ def head_tail_plot(
     seq_len: int,
     terms: Terms = (),
 ) -> bytes:
-    """Cluster shares of the first and last eight windows: the step at an epoch's boundary.
+    """Cluster shares of the first and last eight windows: the change between two epochs.
 
     The first and the last of the named permutations are drawn.
     """
@@ -135,10 +136,10 @@ def _ends(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> list[np.
 def cloud_plot(
     points: np.ndarray, labels: np.ndarray, terms: Terms = (), method: str = "pca"
 ) -> bytes:
-    """Records in the plane, a colour for each cluster, the largest clusters named; the few outliers
-    are drawn at the edge.
+    """Records as points of the plane, one colour per cluster; the largest clusters are named, and
+    outliers are drawn at the edge.
 
-    `method`, by which the points, float `[N, 2]`, were made: `pca` or `umap`.
+    `method` is the projection that made the points, float `[N, 2]`: `pca` or `umap`.
     """
 
     def draw(figure: Figure) -> None:
@@ -147,7 +148,7 @@ def cloud_plot(
         low, high = np.percentile(points, [0.5, 99.5], axis=0)
         room = np.maximum(high - low, 1e-9) * 0.06
         _scatter(axes, np.clip(points, low - room, high + room), colors[labels], 60_000, 0.85)
-        edges = np.stack([low - 1.3 * room, high + 1.3 * room])  # whole points at the edge
+        edges = np.stack([low - 1.3 * room, high + 1.3 * room])  # keeps points at the edge complete
         axes.set(xlim=edges[:, 0], ylim=edges[:, 1])
         num = len(np.unique(labels))
         axes.set_title(
@@ -161,7 +162,8 @@ def cloud_plot(
 def compared_plot(
     spaces: Mapping[str, tuple[np.ndarray, str]], labels: np.ndarray, title: str
 ) -> bytes:
-    """The same records in two spaces (points `[N, 2]` and how they were made), coloured alike."""
+    """The same records in two spaces, each with points `[N, 2]` and their projection, in the same
+    colours."""
 
     def draw(figure: Figure) -> None:
         colors = cluster_colors(labels)[labels]
@@ -198,8 +200,7 @@ def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) ->
 
 
 def k_plot(calibration: Mapping[str, Any]) -> bytes:
-    """Silhouette, and the share of k that a window can hold, against k, with the choice of each
-    rule.
+    """Silhouette, and reachable diversity as a share of k, by k, with the k that each rule chooses.
 
     Args:
         calibration: As `nmoe curate calibrate-k` writes it: `results` with `k`, `silhouette` and

@@ -1,4 +1,4 @@
-"""Charts of the columns of attributes: of one table, or of several sources side by side."""
+"""Charts of columns of attributes: of one table, or of several sources side by side."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MAX_CHARS = 18
 _BINS = 30
 _WIDE = 1000
 _STEPS = 4
-# Sizes at 800 pixels: the name, a chart with its margins, and the margins: left and right of all
-# charts, between neighbours, above a chart, below a chart, between rows.
+# Sizes for a width of 800 pixels: the heading, a chart with its margins, and the margins: left and
+# right of all charts, between neighbours, above a chart, below a chart, between rows.
 _HEADER_PX = 40
 _CELL_PX = 200
 _LEFT_PX = 58
@@ -39,14 +39,14 @@ _BESIDE_PX = 60
 _TITLE_PX = 20
 _TICKS_PX = 26
 _BETWEEN_PX = 52
-# Left of bars, for `_MAX_CHARS` letters; the name of an axis.
+# Space left of bars for `_MAX_CHARS` letters; space for the name of an axis.
 _NAMES_PX = 130
 _AXIS_PX = 14
 
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
-    """One chart for each of the first columns of values: a histogram of numbers, the most common
-    texts or booleans with their shares; nulls are counted in the title. `name` is the heading."""
+    """One chart per column, for the first columns: a histogram of numbers, or the most common texts
+    or booleans with their shares. The title has the number of nulls. `name` is the heading."""
     shown = {n: values for n, values in columns.items() if _is_drawn(values)}
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
 
@@ -62,8 +62,8 @@ def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2
 def _grid(
     figure: Figure, name: str, num_charts: int, nothing: str, header_px: int, is_named: bool = False
 ) -> Sequence[Axes]:
-    """Axes of charts, three in a row, under a name. Without charts no axes, and the text `nothing`
-    is drawn. `is_named`: texts are beside bars, and their axis has a name below it."""
+    """Axes of charts, three per row, under a heading. If there are no charts, the text `nothing` is
+    drawn. `is_named`: the bars have texts beside them and a name below their axis."""
     figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
@@ -105,7 +105,7 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     if _is_named(values):
         common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
         shares = [100 * times / count for _, times in common]
-        places = range(len(common))  # by number: two texts may be written alike
+        places = range(len(common))  # by number: two shortened texts may be equal
         axes.barh(places, shares, color=BLUE)
         axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
         axes.set_xlabel("% of documents", fontsize=8)
@@ -120,8 +120,8 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
 
 
 def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) -> bytes:
-    """One chart for each of the first columns of numbers, the same in all sources: the share of
-    each source's documents over common bins. `name` is the heading."""
+    """One chart per numeric column, for the first columns that all sources have: the share of each
+    source's documents in common bins. `name` is the heading."""
     columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
     shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
 
@@ -143,11 +143,11 @@ def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) 
 
 
 def _edges(axes: Axes, values: np.ndarray) -> np.ndarray:
-    """Edges of the bins of a histogram; counts of three powers of ten or more get a log axis, on
-    which the few largest values leave room for the others."""
+    """Edges of the bins of a histogram. Counts that span three powers of ten or more get a log
+    axis, so that a few large values do not compress the others."""
     most = values.max(initial=0)
     if values.min(initial=0) < 0 or most < _WIDE:
-        axes.locator_params("x", nbins=_STEPS)  # a label costs as much as all bars
+        axes.locator_params("x", nbins=_STEPS)  # drawing a label takes as long as drawing all bars
         return np.histogram_bin_edges(values, _BINS)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(0, most)

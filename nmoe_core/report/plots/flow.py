@@ -1,5 +1,4 @@
-"""The flow picture of an account: the amounts removed and added between its totals, line by
-line."""
+"""The flow chart of the account: the amounts that each step removes and adds."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ _MARGIN_PX = 50
 
 
 def flow_plot(lines: Sequence[Mapping[str, Any]]) -> bytes:
-    """A bar for each line of an account, from top to bottom: `name`, `unit`, `kind` and `count`, as
-    `nmoe_core.tasks.report.account` makes them. Bars of one unit have one scale."""
+    """One bar per line of the account, from top to bottom: `name`, `unit`, `kind` and `count`, as
+    `nmoe_core.tasks.report.account` makes them. Bars of the same unit share a scale."""
     flows = [line for line in lines if line["kind"] != "of"]
     shown = [line for line in flows if line["count"] or line["kind"] == "total"]
 

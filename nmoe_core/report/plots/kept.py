@@ -1,4 +1,4 @@
-"""Pictures that are kept beside a run: an unchanged picture is not drawn again."""
+"""Cache of the pictures of a run: an unchanged picture is not drawn again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import sha256_json
 
-_LOOK = 4  # a new number draws every kept picture again
+_LOOK = 4  # version of the style; a new number redraws every cached picture
 
 
 def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:
-    """The Markdown of a picture, which is drawn unless the file `path` was made from `made_from`, a
-    JSON value that names all inputs of the picture. One line of the file is that value's digest,
-    the rest is Markdown."""
+    """The Markdown of a picture. `made_from` is a JSON value that names all inputs of the picture.
+    The picture is drawn unless the file `path` has the digest of `made_from` in its first line; the
+    rest of the file is the Markdown."""
     digest = sha256_json([_LOOK, made_from])
     try:
         found, _, markdown = path.read_text().partition("\n")

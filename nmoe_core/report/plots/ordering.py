@@ -40,13 +40,13 @@ def ordering_plot(
     what: str,
     scale: int = 2,
 ) -> bytes:
-    """A strip of clusters and a line of window diversity for each order.
+    """A strip of clusters and a line of window diversity per order.
 
     Args:
         doc_clusters: int `[N]`.
         orders: Named permutations of the documents, each with the distinct clusters of each window
             in this order: int `[W]`.
-        ceiling: Reference for the mean of these: the highest to expect of an order.
+        ceiling: Highest mean of distinct clusters per window to expect of any order.
         seq_len: Tokens of a window.
         what: Name of clusters, in the plural.
         scale: See `png.render`.
@@ -89,7 +89,7 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
         mean = float(found.mean())
         text = f"{name}: mean {mean:.2f}, {100 * mean / ceiling:.1f} % of ceiling"
         _line(axes, found, _LINES.get(name) or next(others), text)
-        highest = max(highest, float(found.max()))  # one window may pass the mean's ceiling
+        highest = max(highest, float(found.max()))  # a window may exceed the mean's ceiling
     label = f"ceiling, the highest expected mean {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set_ylim(0, highest * 1.08)
@@ -99,7 +99,7 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
 
 
 def _line(axes: Axes, counts: np.ndarray, color: str, label: str) -> None:
-    """Every window, or for many windows the mean of runs of them within their range."""
+    """Draw every window; for many windows, draw the mean and the range of groups of windows."""
     runs = np.array_split(counts, min(len(counts), _MAX_POINTS))
     lengths = np.array([len(run) for run in runs])
     at = np.cumsum(lengths) - (lengths - 1) / 2  # windows are numbered from 1

@@ -1,10 +1,10 @@
-"""Shared look of all pictures: one size, one style, one colour and name per cluster.
+"""Shared style of all pictures: size, fonts, and one colour and name per cluster.
 
-The same numbers give the same PNG bytes, on any machine: the font is matplotlib's own, and names in
-scripts that it lacks are transliterated. Nothing here touches pyplot, a display or the user's
-matplotlib settings. Pictures are 1,600 pixels wide in 256 colours, at most `MAX_PNG_BYTES`; a page
-that does not scale them gets them by `half_size`. matplotlib is imported when a picture is drawn,
-not before.
+The same numbers give the same PNG bytes, on any machine: the font is part of matplotlib, and names
+in scripts that it lacks are transliterated. This module uses no pyplot, no display and no
+matplotlib settings of the user. Pictures are 1,600 pixels wide in 256 colours, at most
+`MAX_PNG_BYTES`; `half_size` halves them for pages that do not scale them. matplotlib is imported
+only when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTH_PX = 800
 _DPI = 100
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: the scripts of the pictures' font
-_LEGEND_PT = 34  # from the axis to the legend below it: ticks and the label
+_LEGEND_PT = 34  # distance from the axis to the legend below it, for ticks and the label
 _INLINE = re.compile(r"base64,([A-Za-z0-9+/=]+)")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -71,8 +71,8 @@ def styled_figure(height_px: int = 400, layout: Any = None, scale: int = 1) -> I
 def render(
     draw: Callable[[Figure], None], height_px: int, layout: Any = "constrained", scale: int = 2
 ) -> bytes:
-    """PNG of what `draw` puts on an empty figure of 800 x `height_px` pixels times `scale`, on
-    which texts and lines have the size that they have on one of 800 x `height_px`."""
+    """Call `draw` with an empty figure of 800 x `height_px` pixels and return its PNG, enlarged
+    `scale` times with all texts and lines."""
     from PIL import Image
 
     with styled_figure(height_px, layout, scale) as figure:
@@ -84,11 +84,11 @@ def render(
 
 
 def _png(picture: Image) -> bytes:
-    """In 256 colours a chart is a third of the size and looks the same."""
+    """PNG bytes in 256 colours: a third of the size, with no visible difference."""
     from PIL import Image
 
     file = io.BytesIO()
-    # An octree takes an eighth of a median cut's time, and its pictures are smaller.
+    # An octree takes an eighth of the time of a median cut, and its files are smaller.
     few = picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     few.save(file, "PNG")
     return file.getvalue()
@@ -142,7 +142,7 @@ def say_empty(axes: Axes, what: str) -> None:
 
 
 def show_pixels_only(axes: Axes) -> None:
-    """No ticks, grid or frame."""
+    """Remove ticks, grid and frame."""
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
@@ -170,7 +170,7 @@ def short_count(value: float) -> str:
 
 
 def palette() -> np.ndarray:
-    """RGBA in 0 to 1, float `[60, 4]`; ranks beyond it begin again."""
+    """RGBA in 0 to 1, float `[60, 4]`; colours repeat after 60 clusters."""
     import matplotlib
 
     maps = (matplotlib.colormaps[name] for name in _PALETTES)
@@ -180,7 +180,7 @@ def palette() -> np.ndarray:
 
 
 def cluster_colors(labels: np.ndarray) -> np.ndarray:
-    """RGBA of each cluster id, by rank of size: float `[K, 4]`."""
+    """RGBA of each cluster id; the rank by size chooses the colour: float `[K, 4]`."""
     colors = palette()
     rank = np.argsort(np.argsort(-np.bincount(labels), kind="stable"))
     return colors[rank % len(colors)]

@@ -1,1 +1,1 @@
-"""`nmoe ablate`: the effect of data selection, measured by training small decoders on each arm."""
+"""`nmoe ablate`: trains small decoders on selected and other text, and compares their losses."""

@@ -1,9 +1,9 @@
-"""The texts of an ablation: three arms of equal tokens, and evaluation texts unseen by graders.
+"""The texts of an ablation: three arms with equal tokens, and evaluation texts unseen by graders.
 
-All arms take the same number of tokens from each source, so sources do not explain a difference
-between arms. Graders were not fitted, chosen or calibrated on an evaluation document: neither it
-nor an exact or near copy of it has a label in `train` or `val`. Arms exclude evaluation documents
-and their near copies. Copies are detected by the first 512 tokens.
+All arms take the same number of tokens from each source, so a difference between arms is not an
+effect of sources. Graders have not seen an evaluation document: neither it nor an exact or near
+copy of it has a label in `train` or `val`, on which graders are fitted, chosen and calibrated. Arms
+exclude evaluation documents and their near copies. Copies are detected by the first 512 tokens.
 Memory: the lengths of all documents, 512 tokens of each, and the drawn texts.
 """
 
@@ -39,7 +39,7 @@ class _Documents:
 
     files: list[ShardFile]
     kept: np.ndarray  # bool [N]
-    lengths: np.ndarray  # int64 [N], most tokens that an arm takes of each
+    lengths: np.ndarray  # int64 [N], limit of the tokens that an arm takes
     labelled: np.ndarray  # bool [N]: its text has a label in train or val
 
     def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
@@ -58,7 +58,7 @@ class Texts:
     Args:
         run: A run whose documents are selected, or graded.
         count: Number of documents per evaluation set.
-        own: A JSON lines file of the user's evaluation texts, or None.
+        own: A JSONL file with the user's evaluation texts, or None.
 
     Attributes:
         evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
@@ -123,7 +123,7 @@ class Texts:
         )
 
     def _evaluation(self, name: str, count: int) -> list[bytes]:
-        """Documents of a set: the same number from each source, if it has enough."""
+        """Documents of an evaluation set: the same number from each source that has enough."""
         found: list[bytes] = []
         share = -(-count // len(self._sources))
         for source, one in self._sources.items():

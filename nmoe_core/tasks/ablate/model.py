@@ -1,8 +1,8 @@
 """A small decoder over bytes: its training on one arm, and its loss on documents.
 
 The vocabulary is the 256 bytes and a separator before each document, so bits per byte can be
-compared across arms. Each byte of an arm is read once. Uses one thread, so equal seeds give equal
-results.
+compared between tokenizers. Each byte of an arm is read once. Uses one thread, so equal seeds give
+equal results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Decoder(nn.Module):
 
     def losses(self, windows: torch.Tensor) -> torch.Tensor:
         """Loss in nats of each byte after the first: `[batch, time]` of int64 `[batch, time + 1]`;
-        0 if the byte to predict is below 0, which is padding."""
+        0 for padding, which is a target below 0."""
         inputs = windows[:, :-1].clamp_min(0)
         targets = windows[:, 1:]
         x = self.embed(inputs) + self.place.weight[: inputs.shape[1]]
@@ -79,8 +79,8 @@ def windows_of(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Decoder:
-    """A decoder trained once on each whole batch of windows. Initialisation and order depend only
-    on the seed and the number of windows, so results of arms are paired."""
+    """Train a decoder for one epoch of complete batches. Initialisation and order depend only on
+    the seed and the number of windows, so the results of arms are paired."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder()

@@ -26,12 +26,12 @@ _SETS = {"kept": "kept text", "all": "text of all documents", "own": "your own t
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much an ablation trains and reads."""
+    """The size of an ablation."""
 
-    tokens: int = 100_000  # per arm, by the run's tokenizer
+    tokens: int = 100_000  # per arm, counted by the run's tokenizer
     seeds: int = 3
     documents: int = 150  # per evaluation set
-    own: Path | None = None  # a JSON lines file of one more evaluation set
+    own: Path | None = None  # JSONL file with one more evaluation set
 
 
 def ablate(run: Run, settings: Settings) -> dict[str, Any]:
@@ -88,8 +88,9 @@ def ablate(run: Run, settings: Settings) -> dict[str, Any]:
 
 
 def _figures(bits: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
-    """Bits per byte of each arm, and the loss saved by kept and dropped text as a share of random
-    text's loss. Takes bits as `[seeds, documents]` and the bytes of documents."""
+    """Bits per byte of each arm, and the reduction of the loss by kept and dropped text as a share
+    of the loss of random text. `bits`: `[seeds, documents]` per arm; `sizes`: bytes of each
+    document."""
     each = {arm: found.sum(1) / sizes.sum() for arm, found in bits.items()}
     result: dict[str, Any] = {
         "bits_per_byte": {arm: round(float(of_arm.mean()), 4) for arm, of_arm in each.items()},
@@ -125,11 +126,11 @@ def _says(name: str, found: dict[str, Any]) -> str:
     one = found["kept_saves"]
     intervals = [i for i in (one["ci95_seeds"], one["ci95_documents"]) if i is not None]
     if not intervals:
-        return f"On {_SETS[name]}, documents are too few to measure the worth of kept text."
+        return f"On {_SETS[name]}, documents are too few to measure the effect of kept text."
     low = min(i[0] for i in intervals)
     high = max(i[1] for i in intervals)
     verdict = "it lowers the loss" if low > 0 else "it raises the loss"
     if low <= 0 <= high:
         verdict = "the difference is not significant"
-    worth = f"{one['share']:.2%} [{low:.2%}, {high:.2%}] of random text's loss at equal tokens"
-    return f"On {_SETS[name]}, kept text is worth {worth}: {verdict}."
+    effect = f"{one['share']:.2%} [{low:.2%}, {high:.2%}] of random text's loss at equal tokens"
+    return f"On {_SETS[name]}, kept text saves {effect}: {verdict}."

@@ -11,7 +11,7 @@ from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
 
-# Above 1 is possible: repeated n-grams overlap, and each counts all of its characters.
+# These can exceed 1: repeated n-grams overlap, and each counts all its characters.
 _ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
 _ABOVE_ONE |= {"mean_word_chars", "hashes_per_word", "ellipses_per_word"}
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
@@ -23,7 +23,7 @@ def check_attribute(run: Run, source: str, name: str, buckets: Iterable[int]) ->
 
 
 def check_attribute_of_all(run: Run, name: str, sources: Iterable[str]) -> Verdicts:
-    """The three checks of an attribute's files, for every shard of sources."""
+    """The three checks of an attribute's files, for all shards of the sources."""
     every = run.config.prep.num_shards
     return _check(run, name, [shard for one in sources for shard in run.tree.shards(one, every)])
 
@@ -57,7 +57,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
     given = run.config.checks.ranges
     if unknown := [label for label in given if label.partition(".")[0] not in known]:
         raise ConfigError(
-            "no such attribute",
+            "unknown attribute",
             where=f"{run.path}, checks.ranges",
             found=", ".join(unknown),
             expected=f"attribute.column, of {', '.join(known)}",
@@ -81,7 +81,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
 
 
 def _range(attribute: str, column: str) -> tuple[float, float]:
-    """The allowed range of a column; for a user's own attribute, any finite number."""
+    """The allowed range of a column; for an attribute from the user's files, any finite number."""
     most = sys.float_info.max
     if attribute not in BUILT_IN:
         return -most, most

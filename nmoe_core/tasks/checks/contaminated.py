@@ -22,11 +22,11 @@ class Contaminated(NamedTuple):
     """The curated documents of a source."""
 
     share: float
-    """Share of their tokens that are in passages of evaluation sets."""
+    """Share of tokens in passages of evaluation sets."""
     documents: int
     """Documents with such a passage."""
     most: str | None
-    """The evaluation set with most of these tokens."""
+    """The evaluation set that has most of these tokens."""
 
 
 def refuse_contaminated(run: Run, source: str) -> Contaminated:
@@ -53,7 +53,7 @@ def _contaminated(run: Run, source: str) -> Contaminated:
 
     if _NAME not in attribute_names(run):
         raise ConfigError(
-            "contamination.max_share needs the attribute",
+            "contamination.max_share needs the attribute contamination",
             where=run.path,
             do="add contamination to [attributes] use",
             code="E-CONFIG-MISSING",
@@ -71,7 +71,7 @@ def _contaminated(run: Run, source: str) -> Contaminated:
         digests = (digest for file in curated for _, digest in file.ids())
         for length, digest in zip(lengths.tolist(), digests, strict=True):
             tokens += length
-            # A document consumed by training can be missing from its parent shard.
+            # A document that training has read stays in the curated shard after its source lost it.
             share, name = rows.get(digest, (0.0, None))
             if name is not None:
                 inside = inside + share * length

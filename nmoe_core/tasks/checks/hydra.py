@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @refusal_fails("split_rule")
 def check_slices(run: Run, source: str) -> Verdicts:
-    """`split_rule`: each id is in the split given by its MD5, and no document is missing."""
+    """`split_rule`: the MD5 of each id gives its split, and all documents are present."""
     from nmoe_core.labels.slices import SPLITS, read_slice
 
     directory = run.tree.source_slices(source)
@@ -191,8 +191,8 @@ def check_calibration(run: Run) -> Verdicts:
 
 
 def _false_drops(summary: dict[str, Any]) -> Verdict:
-    """Whether the fitting half proves the bound and the other half does not refute it. Summaries
-    of older versions have no certificate: there the other half has to prove it."""
+    """Whether the fitting half proves the bound and the other half does not refute it. Older
+    summaries have no certificate, so there the other half must prove the bound."""
     from nmoe_core.labels.agreement import lower_bound, upper_bound
 
     if "max_false_drop" not in summary:
@@ -212,14 +212,14 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
 
 
 def grade_checks(run: Run) -> tuple[str, ...]:
-    """The checks of grades: without a grader, only `counts`."""
+    """The names of the checks of grades; without a grader, only `counts`."""
     return ("counts",) if run.config.grading.is_off else ("counts", "keep_rate", "score_drift")
 
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """The checks of `grade_checks`. `counts`: every document of the current shard has one decision.
     `keep_rate`: the share kept is in its interval. `score_drift`: the distribution of scores is
-    close to that on the source's val documents."""
+    close to the distribution on the source's val documents."""
     from nmoe_core.quality.calibration.graded import read_graded
 
     wrong = []

@@ -29,7 +29,7 @@ def check_shards(run: Run, source: str, split: str, buckets: Iterable[int]) -> V
 
 
 def check_manifest(run: Run, source: str, split: str) -> Verdicts:
-    """The four checks of a split's manifest, in one reading of its files."""
+    """The four checks of a split's manifest; its files are read once."""
     manifest = load_manifest(run.tree.manifest(source, split))
     problems = verify_manifest(manifest, checksums=True, deep=True)
     otherwise = f"{manifest.num_shards} files, {manifest.total_tokens} tokens"
@@ -57,7 +57,7 @@ def check_leak(run: Run, source: str) -> Verdicts:
 
 @refusal_fails("readable")
 def check_topic_model(run: Run) -> Verdicts:
-    """`readable`: the requested number of centroids, finite and distinct."""
+    """`readable`: the topic model has the requested number of centroids, finite and distinct."""
     import numpy as np
 
     from nmoe_core.curate.topics.model import load_topic_model
@@ -119,8 +119,8 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
 def check_curated(run: Run, source: str) -> Verdicts:
     """The four checks of a source's curated shards. `permutation` reads every token; the others
-    read the summary that `combine` wrote. An order passes if it reaches the limits or is as good as
-    a shuffle of its documents: with few documents no order may reach them."""
+    read the summary that `combine` wrote. An order passes if it meets the limits or is as good as a
+    shuffle of its documents, since with few documents the limits may be out of reach."""
     from nmoe_core.curate.settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
@@ -170,7 +170,7 @@ def _windows(run: Run, order: dict[str, Any] | None, shuffle: dict[str, Any]) ->
 
 
 def plan_checks(run: Run) -> tuple[str, ...]:
-    """The checks of the loader plan: without a grader, only `digests`."""
+    """The names of the checks of the loader plan; without a grader, only `digests`."""
     return ("digests",) if run.config.grading.is_off else ("digests", "keep_rate_of_all")
 
 

@@ -12,7 +12,7 @@ from nmoe_core.config.run import Run
 Level = Literal["block", "error", "warn"]
 # Each check: its default severity, and the meaning of passing.
 _CHECKS: dict[str, tuple[Level, str]] = {
-    "integrity": ("block", "Checksums, index and every token of the shards that this run made."),
+    "integrity": ("block", "Shards of this run are intact: checksums, index, every token."),
     "checksums": ("block", "Every file has the SHA-256 that the manifest records."),
     "eos": ("block", "Each document ends with its only EOS."),
     "index": ("block", "Indexes cover their shards without gap or overlap."),
@@ -57,7 +57,7 @@ DESCRIPTIONS = {name: text for name, (_, text) in _CHECKS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a check passed, its finding, and the numbers behind it."""
+    """Whether a check passed, a sentence about it, and its numbers."""
 
     passed: bool
     found: str
@@ -74,7 +74,7 @@ def level_of(run: Run, name: str) -> Level:
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
         known = ", ".join(LEVELS)
-        raise ConfigError("no such check", where=run.path, found=unknown, expected=known)
+        raise ConfigError("unknown check", where=run.path, found=unknown, expected=known)
     return levels.get(name, LEVELS[name])
 
 

@@ -19,7 +19,8 @@ from nmoe_core.tasks.graph.prepared import manifest_look
 
 
 def topic_model(run: Run, sources: list[str]) -> Look:
-    """Look at the topic model. A model is kept unchanged if curated orders depend on it."""
+    """The recorded and current inputs of the topic model. A model is kept unchanged if curated
+    orders depend on it."""
     from nmoe_core.curate.topics.assign import topic_fingerprints
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -38,7 +39,8 @@ _PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that follow from
 
 
 class CurationLooks:
-    """Looks at topics, selection and curated shards; reads inputs shared by all shards once."""
+    """Finds the inputs of topics, selection and curated shards; reads inputs that shards share
+    once."""
 
     def __init__(self, run: Run, sources: list[str]) -> None:
         self._run = run
@@ -51,7 +53,7 @@ class CurationLooks:
         return load_topic_model(self._run.tree.topic_model).digest
 
     def topics(self, shard: ShardPaths) -> Look:
-        """Look at the topics of a shard."""
+        """The recorded and current inputs of the topics of a shard."""
         from nmoe_core.curate.topics.assign import SUMMARY_NAME, assign_fingerprints
 
         summary = shard.with_topics / SUMMARY_NAME
@@ -66,7 +68,8 @@ class CurationLooks:
         return Look(then, now, inputs=inputs, damage=damage)
 
     def selection(self, shard: ShardPaths) -> Look:
-        """Look at the decisions of `where` for the documents of a shard."""
+        """The recorded and current inputs of the decisions of `where` for the documents of a
+        shard."""
         from nmoe_core.shards.attribute_file import find_footer
         from nmoe_core.tasks.selection.expression import opened, required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints
@@ -84,8 +87,8 @@ class CurationLooks:
         return Look(then, now, old, new, inputs)
 
     def curated(self, shard: ShardPaths) -> Look:
-        """Look at a curated shard. Call in the order of shards: the start of a shard depends on
-        the earlier ones."""
+        """The recorded and current inputs of a curated shard. Call it in the order of shards: the
+        start of a shard depends on earlier shards."""
         from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
 
         wanted = curate_settings(self._run, shard.source)
@@ -101,7 +104,7 @@ class CurationLooks:
         except NmoeError:
             if then is None or not changed_settings(old, new):
                 raise
-            # The inputs of such a shard are not made with the current settings either.
+            # The inputs of this shard were also made with other settings.
             return Look(then, then | {"settings": "others"}, old, new)
         reasons = inputs.stale()
         if reasons and wanted.resume_from_token:
@@ -130,7 +133,7 @@ class CurationLooks:
 
 
 def curated_manifest(run: Run, source: str) -> Look:
-    """Look at the manifest of all curated shards of a source."""
+    """The recorded and current inputs of the manifest of all curated shards of a source."""
     from nmoe_core.curate.shards.combine import combined_manifest
 
     made = combined_manifest(run.tree, source, run.config.prep.num_shards)
@@ -139,7 +142,7 @@ def curated_manifest(run: Run, source: str) -> Look:
 
 
 def seen_index(shard: ShardPaths) -> Look:
-    """Look at the index of a curated shard."""
+    """The recorded and current inputs of the index of a curated shard."""
     from nmoe_core.audit.seen.index_files import index_fingerprints
 
     known = read_sealed(shard.seen_index)
@@ -149,7 +152,7 @@ def seen_index(shard: ShardPaths) -> Look:
 
 
 def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:
-    """Look at the loader plan, field by field."""
+    """The recorded and current inputs of the loader plan, field by field."""
     plan, _ = planned_loader(run, sources, valid_sources)
     path = run.tree.plan
     now = _fields(plan_bytes(run, plan))

@@ -1,8 +1,7 @@
-"""Computes the changes that a run would make, in memory: flipped decisions, and tokens before and
-after.
+"""Computes in memory the changes that a run would make: flipped decisions, and token counts.
 
 Uses the existing scores. If a model has to run first (new heads, new text, documents that only the
-judge can decide), figures are marked as open.
+judge can decide), the figures are marked as open.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from nmoe_core.tasks.graph.walk import Graph, State
 if TYPE_CHECKING:
     from nmoe_core.quality.calibration.summary_file import Calibration
 
-_SHOWN = 20  # most flips to name
+_SHOWN = 20  # number of flips to list
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class Foreseen:
     """Changes from making every output that is not current.
 
     Attributes:
-        shards: Flips in each shard to grade, by (source, partition).
+        shards: Flips in each shard that will be graded, by (source, partition).
         flips: Some flipped decisions: document id, decision now, decision after the run.
         tokens: Curated tokens per source, now and after the run; None if open.
-        problem: Why decisions cannot be computed.
+        problem: Why decisions cannot be computed; empty if they can.
     """
 
     shards: dict[tuple[str, str], ShardFlips] = field(default_factory=dict)
@@ -55,7 +54,7 @@ class Foreseen:
 
 
 def foresee(graph: Graph, sources: list[str]) -> Foreseen:
-    """Compute the changes; reads the scores of shards that are not current only."""
+    """Compute the changes; reads only scores of shards that are not current."""
     found = Foreseen()
     grades: GradeLooks | None = None
     if not graph.run.config.grading.is_off:
@@ -69,7 +68,7 @@ def foresee(graph: Graph, sources: list[str]) -> Foreseen:
 
 
 def _grades_then(graph: Graph) -> GradeLooks | None:
-    """Looks at scores with their future inputs; None if labels or heads will still change."""
+    """Finds the inputs of scores as they will be; None if labels or heads will still change."""
     (state,) = graph.of("hydra/calibration")
     if state.is_current:
         return graph.grades
@@ -148,7 +147,7 @@ def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int | None:
-    """Tokens that curation would keep of a shard with these decisions; None if open."""
+    """Tokens of a shard that curation would keep with these decisions; None if open."""
     from nmoe_core.curate.shards.inputs import document_lengths, may_keep
     from nmoe_core.curate.takedown.record import load_takedown
     from nmoe_core.shards.documents import shard_files

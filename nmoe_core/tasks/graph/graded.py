@@ -32,7 +32,8 @@ _LABELS = ("labels_train", "labels_val", "labels_test", "labels")
 
 
 def backbone(run: Run) -> Look:
-    """Look at the checkpoint: a tiny one can be made again, any other one must exist."""
+    """The recorded and current inputs of the checkpoint: a tiny checkpoint can be made again, any
+    other must exist."""
     from nmoe_core.engine.weights.weight_files import read_checkpoint_json
     from nmoe_core.tasks.backbone import tiny_recipe
 
@@ -49,7 +50,8 @@ def backbone(run: Run) -> Look:
 
 
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
-    """Look at the labels of each slice, and the labels that measure the oracle's noise."""
+    """The recorded and current inputs of the labels of each slice, and of the labels that measure
+    the oracle's noise."""
     from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
     from nmoe_core.labels.label import is_answered, label_fingerprints
     from nmoe_core.labels.label_files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
@@ -83,7 +85,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
 
 
 class Described(NamedTuple):
-    """A backbone that is not loaded."""
+    """A backbone described by digests, without loading it."""
 
     config: ModelConfig
     digest: str
@@ -100,7 +102,7 @@ class _Fit(NamedTuple):
 
 
 class ModelLooks:
-    """Looks at the outputs from labels and backbone; reads label files and digests once."""
+    """Finds the inputs of outputs from labels and backbone; reads label files and digests once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -129,7 +131,7 @@ class ModelLooks:
         return Described(read_config(path), checkpoint_digest(path))
 
     def student(self) -> Look:
-        """Look at the student."""
+        """The recorded and current inputs of the student."""
         from nmoe_core.quality.heads.student_file import student_fingerprints
         from nmoe_core.tasks.hydra import student_corpus
         from nmoe_core.text.tokenizer import load_tokenizer
@@ -144,7 +146,7 @@ class ModelLooks:
         return _head_look(header, now, made_with.student(header or {}), wanted, damage)
 
     def head(self, kind: Literal["probe", "judge"]) -> Look:
-        """Look at the probe or the judge."""
+        """The recorded and current inputs of the probe or the judge."""
         from nmoe_core.quality.heads.train import HeadTraining
         from nmoe_core.tasks.hydra import head_corpus, labelled_splits
 
@@ -152,8 +154,9 @@ class ModelLooks:
         tree = self.run.tree
         header, damage = _header(tree.probe if kind == "probe" else tree.judge)
         paths = {split: tree.merged_labels(split) for split in labelled_splits(run)}
-        assert self.labelled  # merged, and enough
-        model = cast("Transformer", self.described)  # without training, no other field is read
+        assert self.labelled  # raises unless the labels are merged and enough
+        # No training happens here, so only the fields of `Described` are read.
+        model = cast("Transformer", self.described)
         training = HeadTraining(kind, paths, head_corpus(run), model, tree.heads, run.config.heads)
         has_tap = run.config.heads.model_dump()[kind]["tap"] is not None
         then = made_with.head(header or {}, kind, has_tap=has_tap)
@@ -162,7 +165,7 @@ class ModelLooks:
 
     @cached_property
     def _fit(self) -> _Fit:
-        """Inputs of the thresholds' fit."""
+        """Inputs of fitting the thresholds."""
         from nmoe_core.labels.label_files import read_labels
         from nmoe_core.quality.calibration.calibrate import (
             calibration_fingerprints,
@@ -184,7 +187,7 @@ class ModelLooks:
         return _Fit(val, targets, now, graders, named)
 
     def calibration(self) -> Look:
-        """Look at the thresholds."""
+        """The recorded and current inputs of the thresholds."""
         run = self.run
         path = self.run.tree.calibration_summary
         then = recorded(path)
@@ -195,7 +198,8 @@ class ModelLooks:
         inputs |= {"judge": "hydra/judge_head", "languages": "attributes/language"}
         inputs["student"] = "hydra/student"
         asked = run.config.grading.grader
-        if old.get("grading.grader", asked) != asked:  # graders not in use count as no change
+        # A change of a grader that is not used does not count.
+        if old.get("grading.grader", asked) != asked:
             for name in ("backbone", "probe", "judge", "student"):
                 del inputs[name]
         is_whole = then is None or is_current(path, then)
@@ -203,8 +207,8 @@ class ModelLooks:
         return Look(then, now, old, settings.calibration(run).settings, inputs, damage=damage)
 
     def refitted(self) -> Calibration | None:
-        """The calibration for these targets, from the scores that the previous one stored; None if
-        it stored none. Writes no file. Raises as `calibrate`."""
+        """The calibration for the current targets, from the scores that the previous calibration
+        stored; None if it stored none. Writes no file. Raises as `calibrate`."""
         from nmoe_core.base.atomic import json_bytes
         from nmoe_core.quality.calibration.calibrate import refit
         from nmoe_core.quality.calibration.summary_file import calibration_of
@@ -247,8 +251,8 @@ def head_digests(run: Run) -> Fingerprints:
 
 
 class GradeLooks:
-    """Looks at the scores of shards. Raises CalibrationError if the thresholds were fitted for
-    other heads, and HeadError if a head is missing."""
+    """Finds the inputs of the scores of shards. Raises CalibrationError if the thresholds were
+    fitted for other heads, and HeadError if a head is missing."""
 
     def __init__(self, run: Run, calibration: Calibration) -> None:
         from nmoe_core.quality.heads.head_files import heads_digest, read_header
@@ -279,7 +283,7 @@ class GradeLooks:
             self._digests |= model.fingerprints
 
     def shard(self, shard: ShardPaths) -> Look:
-        """Look at one shard."""
+        """The recorded and current inputs of one shard."""
         from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded
         from nmoe_core.quality.grading.grade import grade_fingerprints
         from nmoe_core.quality.grading.languages import grouped_by
@@ -308,7 +312,7 @@ class GradeLooks:
 
 
 def unscored(shard: ShardPaths) -> Look:
-    """Look at a shard of a run without a grader."""
+    """The recorded and current inputs of a shard of a run without a grader."""
     from nmoe_core.quality.calibration.graded import SUMMARY_NAME
     from nmoe_core.quality.grading.rules_only import keep_fingerprints
 
@@ -327,7 +331,8 @@ def _head_look(
     wanted: Settings,
     damage: str,
 ) -> Look:
-    """Look at a head file; a file without recorded inputs was not made by a run."""
+    """The recorded and current inputs of a head file; a file without recorded inputs was not made
+    by a run."""
     made_from = None if header is None else header.get("fingerprints", {"code": "not by a run"})
     inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
     inputs |= {"data": "shards", "backbone": "hydra/backbone", "student": "hydra/student"}

@@ -25,8 +25,8 @@ from nmoe_core.tasks.graph.differences import Look
 
 
 class SplitLooks:
-    """Looks at the shards of one split; reads the source's files once, but only files changed since
-    prep."""
+    """Finds the inputs of the shards of one split; reads each source file that changed since prep
+    once."""
 
     def __init__(self, run: Run, source: SourcePlan, split: str) -> None:
         self._run = run
@@ -39,7 +39,7 @@ class SplitLooks:
         self._now = shard_fingerprints(revision, self._settings, self._format)
 
     def shard(self, bucket: int) -> Look:
-        """Look at one shard."""
+        """The recorded and current inputs of one shard."""
         paths = self._run.tree.shard(self._source.name, bucket, self._split)
         then = recorded(paths.manifest)
         source = self._source.name
@@ -54,7 +54,7 @@ class SplitLooks:
         )
 
     def manifest(self) -> Look:
-        """Look at the manifest of all shards."""
+        """The recorded and current inputs of the manifest of all shards."""
         directory = self._run.tree.split(self._source.name, self._split)
         return manifest_look(
             directory / MANIFEST_NAME,
@@ -69,12 +69,13 @@ class SplitLooks:
 
 
 def prefix(split: str) -> str:
-    """The prefix of the keys of a split's outputs."""
+    """The prefix of a split in the keys of its outputs."""
     return "" if split == "train" else f"{split}_"
 
 
 def manifest_look(path, content_hash: str, made_of: str) -> Look:
-    """Look at a manifest made from others, by the hash of its content."""
+    """The recorded and current inputs of a manifest made from others, by the hash of its
+    content."""
     then = None
     if path.is_file():
         try:
@@ -85,7 +86,7 @@ def manifest_look(path, content_hash: str, made_of: str) -> Look:
 
 
 def slices(run: Run, source: str) -> Look:
-    """Look at the slices of a source."""
+    """The recorded and current inputs of the slices of a source."""
     summary = run.tree.source_slices(source) / SUMMARY_NAME
     then = recorded(summary)
     damage = "" if then is None or is_current(summary, then) else "its files are damaged"
@@ -94,7 +95,7 @@ def slices(run: Run, source: str) -> Look:
 
 
 class AttributeLooks:
-    """Looks at the shards of one attribute other than `duplicates`."""
+    """Finds the inputs of the shards of an attribute other than `duplicates`."""
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
@@ -106,7 +107,7 @@ class AttributeLooks:
             self._now = dict(open_attribute(run, name).made_with)
 
     def shard(self, shard: ShardPaths) -> Look:
-        """Look at one shard."""
+        """The recorded and current inputs of one shard."""
         from nmoe_core.shards.attribute_file import find_footer
 
         footer = find_footer(shard.attribute(self._name))
@@ -125,7 +126,7 @@ class AttributeLooks:
 
 
 def duplicates(run: Run, sources: list[str]) -> Look:
-    """Look at the copies among all documents."""
+    """The recorded and current inputs of the copies among all documents."""
     from nmoe_core.shards.attribute_file import find_footer
 
     summary = run.tree.attributes / "duplicates.json"

@@ -1,4 +1,4 @@
-"""The record file of each output; without it the output is made again."""
+"""The file that records each output; if it is missing, the output is made again."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from nmoe_core.tasks.graph.walk import walk
 
 
 def record_of(run: Run, key: str, partition: str = "") -> Path:
-    """The file that is committed last for an output, by the key shown in a plan."""
+    """The file that a task commits last for an output, which has the key that `nmoe plan` shows."""
     tree = run.tree
     group, _, kind = key.partition("/")
     fixed = {
@@ -57,7 +57,8 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
         outputs: Keys as shown in a plan, optionally with a partition: `web/shards:0003`.
 
     Raises:
-        ConfigError: The run lacks one of these outputs (E-CONFIG-OUTPUT). No file is removed then.
+        ConfigError: The run does not have one of these outputs (E-CONFIG-OUTPUT); then no file is
+            removed.
         LockedError: Another process is writing one of these outputs.
     """
     known = walk(run, run_sources(run)).states
@@ -67,11 +68,11 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
         found = [place for place in known if place[0] == key and partition in ("", place[1])]
         if not found:
             raise ConfigError(
-                "the run has no such output",
+                "the run does not have this output",
                 where=run.path,
                 found=output,
                 expected="a key of nmoe plan, such as web/shards:0003",
-                do="list the keys with nmoe plan --json, or see the UI",
+                do="list the keys with nmoe plan --json, or look them up in the UI",
                 code="E-CONFIG-OUTPUT",
             )
         places += found

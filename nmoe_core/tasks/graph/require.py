@@ -20,7 +20,7 @@ from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Change, changed_settings
 from nmoe_core.tasks.graph.settings import Settings
 
-# The kinds of inputs of each task, direct and indirect, in the order of making.
+# The kinds of inputs of each task, direct and indirect, in the order in which they are made.
 _LABELLED = ("shards", "labels")
 _TRAINED = (*_LABELLED, "backbone", "student")
 _GRADED = (*_TRAINED, "heads", "calibration")
@@ -65,8 +65,8 @@ class _Compared(NamedTuple):
 def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) -> None:
     """Refuse inputs that were made with other settings than the run's.
 
-    A run without a mixture (flags alone, or a file without one) has no settings for its inputs, so
-    they are not compared.
+    A run without a mixture (only flags, or a file without a mixture) has no settings for its
+    inputs, so they are not compared.
 
     Args:
         run: The run.
@@ -84,8 +84,8 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
 
 
 def require_tasks(run: Run, tasks: Iterable[str]) -> None:
-    """Refuse named tasks if one reads an input made with other settings than the run's, unless an
-    earlier named task makes that input again. Raises ConfigError as `require_inputs`."""
+    """Refuse these tasks if one reads an input made with other settings than the run's, unless an
+    earlier one of these tasks makes the input again. Raises ConfigError as `require_inputs`."""
     before: list[str] = []
     for task in tasks:
         kinds = [kind for kind in _OF_TASKS.get(task, ()) if _TASKS[kind] not in before]
@@ -111,7 +111,7 @@ def _refused(run: Run, key: str, change: Change, task: str, count: int) -> Confi
         where=run.path,
         found=f"{change.name} = {change.then}{more}",
         expected=f"{change.now}",
-        do=f"make it again first: nmoe run {task}; or bring all up to date: nmoe run",
+        do=f"make it again with `nmoe run {task}`, or update all outputs with `nmoe run`",
         code="E-INPUT-SETTINGS",
     )
 
@@ -151,7 +151,7 @@ def _labels(run: Run) -> Iterator[_Compared]:
 
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
-    if table.kind == "engine":  # its facts need the digest of its weights
+    if table.kind == "engine":  # computing the facts of this oracle would hash its weights
         now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
     else:
         oracle = nameless_oracles(run)(run.rubric)

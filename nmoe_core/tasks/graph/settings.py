@@ -1,9 +1,9 @@
 """The settings that affect each output, by the keys of the configuration.
 
-This table is the only list of the outputs that a setting affects. Dagster's code version is a
-digest of an output's row, and a plan names its keys. Settings that change only how work is done
-(workers, batches, retries, checks, automation) are not listed. Fingerprints cover the content of
-files. Imports no torch, because loading definitions imports this module.
+These functions are the only place that says which settings affect an output. Dagster's code version
+is a digest of an output's settings, and `nmoe plan` names their keys. Settings that do not change
+the output (workers, batches, retries, checks, automation) are not listed. Fingerprints cover the
+content of files. Imports no torch, because loading definitions imports this module.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from nmoe_core.quality.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.shards.publish.send import RECORD_FORMAT
 
 Settings = Mapping[str, Any]
-# Connection and retries of an oracle; these do not change its answers.
+# Connection and retries of an oracle, which do not change its answers.
 _WORK_OF_ORACLE = {"replace", "max_retries", "relabel", "engine", "http"}
 _WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
@@ -43,7 +43,7 @@ _WORK_OF_HTTP = {
 }
 # Earlier names of keys. Digests still use them, so renamed keys make no output stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
-# Names of `PrepSettings` that are not keys of [prep].
+# Fields of `PrepSettings` that are not keys of [prep].
 _PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
 _PREP_READING = ("on_error", "reading_digest")
 _PREP_FIXED = ("name", "normalizer", "unicode")
@@ -66,7 +66,7 @@ class MadeWith(NamedTuple):
 
 SLICES = MadeWith(SLICE_CODE, {})
 TOPICS = MadeWith(ASSIGN_CODE, {})
-SEEN_INDEX = MadeWith(SEEN_CODE, {})  # the size of sorted blocks does not affect answers
+SEEN_INDEX = MadeWith(SEEN_CODE, {})  # the number of tokens per part does not affect answers
 
 
 def prep(run: Run, source: SourcePlan, split: str) -> MadeWith:
@@ -110,7 +110,7 @@ def labels(run: Run) -> MadeWith:
 
 
 def student(run: Run) -> MadeWith:
-    """Settings of the student. The length of its text is a setting of the labels."""
+    """Settings of the student. The length of the text that it reads is a setting of the labels."""
     return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
 
 
@@ -139,8 +139,8 @@ def grades(run: Run) -> MadeWith:
 
 
 def _grader(run: Run) -> dict[str, Any]:
-    """The grader, and the MoE backend of its backbone; backends of the model's own precision count
-    as equal."""
+    """The grader, and the MoE backend of its backbone; backends with the model's precision count as
+    equal."""
     found: dict[str, Any] = {"grading.grader": run.config.grading.grader}
     if run.config.grading.grader in ("hydra", "auto"):
         found["heads.max_ctx"] = run.config.heads.max_ctx
@@ -183,7 +183,7 @@ def attribute(run: Run, name: str) -> MadeWith:
         return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
     if name == "contamination":
         paths = {key: run.resolve(path) for key, path in config.contamination.evaluations.items()}
-        # Definitions load even if a file is missing; the task refuses it.
+        # Definitions must load even if a file is missing; the task then raises the error.
         read = {key: local_digest(path) if path.is_file() else "" for key, path in paths.items()}
         return MadeWith(CODES[name], {"contamination.evaluations": read})
     if name == "duplicates":
@@ -198,7 +198,7 @@ def selection(run: Run) -> MadeWith:
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:
-    """Settings of the curated manifest, whose figures depend on the size of windows."""
+    """Settings of the curated manifest, whose figures depend on the length of windows."""
     found = {"prep.num_shards": run.config.prep.num_shards}
     return MadeWith(CURATE_CODE, found | {"seq_len": curate_settings(run, source).seq_len})
 
@@ -216,6 +216,6 @@ def loader_plan(run: Run) -> MadeWith:
 
 
 def published_plan(run: Run) -> MadeWith:
-    """Settings of a published plan: its place, and the format of its records."""
+    """Settings of a published plan: its URL, and the format of its records."""
     found = {"publish.url": without_credentials(run.config.publish.url), "record": RECORD_FORMAT}
     return MadeWith("publish/1", found)

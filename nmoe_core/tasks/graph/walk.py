@@ -1,9 +1,9 @@
-"""The state of every output of a run: current, stale and why, missing, or open.
+"""The state of every output of a run: current, stale with reasons, missing, or open.
 
-The walk goes from sources to the loader plan. It compares the recorded inputs of each output with
-its current inputs, by the same fingerprints as its task, and writes no file. An output is open if
-one of its inputs will be made again: it is made again only if the bytes of that input change. Cost:
-reads each summary, and changed source files, once.
+From the sources to the loader plan, it compares the recorded inputs of each output with its current
+inputs, by the same fingerprints as the task, and writes no file. An output is open if one of its
+inputs will be made again: the output is made again only if the bytes of that input change. It reads
+each summary, and changed source files, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nmoe_core.tasks.graph.differences import Change, Look, unique
 
 Status = Literal["current", "stale", "missing", "open"]
 
-# The content of these outputs names their inputs, so other inputs give other bytes.
+# These outputs record their inputs in their content, so other inputs give other bytes.
 _NAMING_INPUTS = (
     *("backbone", "student", "probe_head", "judge_head", "calibration", "quality_scores"),
     *("topic_model", "topics", "curated", "curated_manifest"),
@@ -50,19 +50,19 @@ class State:
 
     @property
     def changes_its_bytes(self) -> bool:
-        """Whether it will have other bytes, so that outputs made from it are made again too."""
+        """Whether the bytes will change, so that outputs made from this one are made again too."""
         is_damage = all(change.kind == "files" for change in self.changes)
         has_reason = self.status == "stale" and not self.problem
         return has_reason and not (is_damage and self.changes) and _names_inputs(self.key)
 
     @property
     def is_current(self) -> bool:
-        """Whether the run would not make it again."""
+        """Whether the run would keep the output."""
         return self.status == "current"
 
     @property
     def reason(self) -> str:
-        """Why it is not current, in short."""
+        """A short reason why the output is not current."""
         told = [str(change) for change in self.changes]
         if self.problem:
             told.append(self.problem)
@@ -79,19 +79,19 @@ def _names_inputs(key: str) -> bool:
 
 @dataclass
 class Graph:
-    """The states of all outputs, in the order of making."""
+    """The states of all outputs, in the order in which they are made."""
 
     run: Run
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     keys: dict[str, list[State]] = field(default_factory=dict)
 
     def of(self, key: str, partition: str = "") -> list[State]:
-        """The state of a partition, or all states of a key without this partition."""
+        """The state of a partition; or, if the key does not have this partition, all its states."""
         found = self.states.get((key, partition))
         return [found] if found is not None else self.keys.get(key, [])
 
     def not_current(self) -> list[State]:
-        """Outputs that would be made, in the order of making."""
+        """Outputs that would be made, in the order in which they are made."""
         return [state for state in self.states.values() if not state.is_current]
 
     def add(
@@ -104,8 +104,8 @@ class Graph:
         *,
         by_content: bool = False,
     ) -> None:
-        """Look at one output; its inputs come first. `by_content`: it reads only the rows of its
-        inputs, which may be the same after these are made again."""
+        """Add the state of one output, after its inputs. `by_content`: the output depends only on
+        the rows of its inputs, which may be the same after the inputs are made again."""
         behind = [state for name in inputs for state in self.of(name, partition)]
         waits_for = tuple(dict.fromkeys(s.key for s in behind if not s.is_current))
         state = partial(State, key, partition, task, waits_for=waits_for)
@@ -140,7 +140,7 @@ class Graph:
 
     @cached_property
     def models(self) -> graded.ModelLooks:
-        """Looks at the outputs from labels."""
+        """Finds the inputs of the outputs from labels and backbone."""
         return graded.ModelLooks(self.run)
 
     @cached_property
@@ -155,12 +155,12 @@ class Graph:
 def _state(
     state: Callable[..., State], looks: Sequence[Look], is_behind: bool, is_certain: bool
 ) -> State:
-    """The state from looks. `is_behind`: an input is not current; `is_certain`: the bytes of an
-    input will change."""
+    """The state of an output, from its looks. `is_behind`: an input is not current; `is_certain`:
+    the bytes of an input will change."""
     if any(look.then is None for look in looks):
         return state("missing")
     changes = tuple(unique(change for look in looks for change in look.changes()))
-    # Such an input may get its former bytes back when it is made again.
+    # An input that is made again may get the bytes that it had before.
     is_own = any(change.kind != "input" for change in changes)
     if is_own or is_certain or (changes and not is_behind):
         return state("stale", changes=changes)
@@ -168,7 +168,7 @@ def _state(
 
 
 def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
-    """Look at every output of a run. Raises ConfigError as `prep_settings`."""
+    """Compute the state of every output of a run. Raises ConfigError as `prep_settings`."""
     graph = Graph(run)
     names = [source.name for source in sources]
     _sources(graph, sources)
@@ -184,7 +184,7 @@ def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
 
 
 def _first(run: Run) -> list[str]:
-    """Attributes that thresholds need; they are made with the shards."""
+    """Attributes that the thresholds need, which are therefore made directly after the shards."""
     return ["language"] * (run.config.calibration.target_by == "language")
 
 

@@ -1,1 +1,1 @@
-"""What a run made: its summary, its account, its page and its data card."""
+"""The report of a run: summary, account, HTML page and data card."""

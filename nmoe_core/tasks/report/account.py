@@ -1,8 +1,8 @@
 """The account of a run: how many files, records, documents and tokens reach the batches.
 
 A line is a total, an amount subtracted from the total above it (`out`) or added to it (`in`), or a
-part of it (`of`). The next total of the same unit should be the result; if not, an extra line has
-the difference.
+part of it (`of`). The result must be the next total of the same unit; if not, an extra line has the
+difference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ def account_picture(run: Run, account: dict[str, Any]) -> str:
 
 
 def _file_lines(run: Run) -> Iterator[Line]:
-    """The lines of files, from the input ledger of `nmoe init`; none without a ledger."""
+    """The lines of files, from the input ledger of `nmoe init`; empty without a ledger."""
     path = run.tree.input_ledger
     if not path.is_file():
         return

@@ -16,7 +16,7 @@ from nmoe_core.tasks.report.summary import head_headers
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
 MADE_BY = "# Written by nmoe report: it is replaced by the next one."
-_LEAST_SHARE = 0.01  # least share of a language that the card names
+_LEAST_SHARE = 0.01  # the card lists languages with at least this share
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
 _SIZES += ((10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))
 _CONTEXT = {
@@ -66,7 +66,7 @@ _FIELDS = {
 
 
 def totals(corpus: Corpus) -> dict[str, int | None]:
-    """Counts over all sources; None for a count that a source lacks so far."""
+    """Counts over all sources; None if a source does not have the count yet."""
     found: dict[str, int | None] = {"sources": len(corpus.sources)}
     for prefix, paths in (("", corpus.manifests()), ("kept ", corpus.curated())):
         made = [one for one in map(readable_manifest, paths) if one is not None]
@@ -134,7 +134,7 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A text escaped for a cell of a Markdown table."""
+    """Escape a text for a cell of a Markdown table."""
     line = " ".join(text.split())
     for mark in "\\|<>[]`*_":
         line = line.replace(mark, f"\\{mark}") if mark not in "<>" else line.replace(mark, " ")

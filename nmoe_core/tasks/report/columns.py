@@ -10,7 +10,7 @@ from nmoe_core.tasks.selection.view import shard_parts
 
 MOST_ROWS = 200_000
 MOST_DRAWN = 8
-"""Most documents per source, and most sources, in a picture."""
+"""Largest number of documents per source, and of sources, in a picture."""
 SIGNALS = ("n_words", "mean_word_chars", "alphabetic_words", "n_stop_words", "n_lines")
 SIGNALS += ("ended_lines", "short_lines", "bullet_lines", "dup_lines", "dup_line_chars")
 SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
@@ -61,8 +61,8 @@ def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Seq
 
 
 def signals_picture(run: Run, sources: Sequence[str]) -> str:
-    """The `sources_picture` of signals. "" if the run does not record them, if selection does not
-    depend on them, or if there is only one source."""
+    """The `sources_picture` of signals; "" if the run does not record them, selection does not use
+    them, or there is only one source."""
     is_made = run.config.curation.where is not None and "signals" in shard_attribute_names(run)
     if not is_made or len(sources) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""A corpus as data of the report page, and a section of the page."""
+"""The corpus that the report page describes, and the sections of the page."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
 
 def readable_manifest(path: Path) -> Manifest | None:
-    """A manifest; None if it is missing or damaged: the page reports that elsewhere."""
+    """A manifest, or None if it is missing or damaged, which another section reports."""
     try:
         return load_manifest(path)
     except UNREADABLE:
@@ -36,7 +36,7 @@ class Corpus:
 
     @classmethod
     def of(cls, run: Run) -> "Corpus":
-        """The corpus of a run; any part may be missing so far."""
+        """The corpus of a run; any part may still be missing."""
         names = [source.name for source in run_sources(run)]
         made = {name: readable_manifest(run.tree.manifest(name)) for name in names}
         sizes = {name: one.total_tokens for name, one in made.items() if one is not None}
@@ -44,7 +44,7 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """The directory of a project, else the configuration without its suffix."""
+        """The name of the project's directory, else of the configuration without its suffix."""
         path = self.run.path.absolute()
         return path.parent.name if path.name == PROJECT_FILE else path.stem
 
@@ -109,9 +109,9 @@ class Section:
             return note("Documents are not scored: the run has no [grading] grader.")
         missing = sum(not path.is_file() for path in self.needs(corpus))
         if missing:
-            return note("Not made yet. To make it: ", element("code", f"nmoe run {self.task}"))
+            return note("Not made yet. Run ", element("code", f"nmoe run {self.task}"))
         if self.attribute and importlib.util.find_spec("pyarrow") is None:
-            return note("Needs a package: pip install 'nmoe-data[attributes]'.")
+            return note("A package is missing: pip install 'nmoe-data[attributes]'.")
         try:
             return joined(self.make(corpus))
         except UNREADABLE as error:

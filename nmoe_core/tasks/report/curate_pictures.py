@@ -1,4 +1,4 @@
-"""Pictures of curation: named topics, the choice of their number, orders of shards.
+"""Pictures of curation: topics, the choice of their number, and the orders of shards.
 
 Pictures of the topic model are drawn once per model from a sample, and stored beside the model with
 the names of its topics. Pictures of orders are drawn from curated shards.
@@ -120,7 +120,7 @@ def _draw_topics(
     rows, lengths, texts = _sample(run, sources, table)
     labels = nearest_topics(rows, model.centroids).astype(np.int64)
     terms = typical_terms(texts, labels, len(model.centroids))
-    # No UMAP: it takes minutes and differs between machines (`nmoe curate` on a file draws it).
+    # UMAP would take minutes and differ between machines; `nmoe curate FILE` draws it.
     points, method = flat_projection(rows, seed, "pca")
     pictures = {"topic_cloud.png": cloud_plot(points, labels, terms, method)}
     if len(rows) > CANDIDATES[0]:
@@ -132,7 +132,7 @@ def _draw_topics(
 def _sample(
     run: Run, sources: Sequence[str], table: EmbeddingTable
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Embeddings, lengths and first texts of sampled documents that have text."""
+    """Embeddings, lengths and text starts of sampled documents that have text."""
     from nmoe_core.curate.topics.assign import sampled_documents
     from nmoe_core.curate.topics.embed import embed_documents
 

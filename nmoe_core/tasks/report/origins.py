@@ -65,7 +65,7 @@ def integrity(corpus: Corpus) -> Iterator[object]:
             element("code", plan.plan_hash),
         )
     else:
-        yield note("No loader plan yet. To make it: ", element("code", "nmoe run curate"))
+        yield note("No loader plan yet. Run ", element("code", "nmoe run curate"))
 
 
 def _manifests(corpus: Corpus, source: str) -> list[Path]:
@@ -93,7 +93,7 @@ def _code(value: str) -> Html:
 
 
 def origin(spec: SourceSpec) -> str:
-    """The files or the dataset of a source, without logins."""
+    """The files or the dataset of a source, without credentials."""
     if spec.hf_dataset:
         parts = [spec.hf_dataset, spec.hf_subset, spec.hf_revision]
         return " ".join(part for part in parts if part)
@@ -124,9 +124,9 @@ def facts(corpus: Corpus) -> dict[str, str]:
 
 
 def cost(rows: Cost) -> Html:
-    """Time of each task's runs through Dagster; `rows` have `task`, `runs`, `seconds`, `last`."""
+    """Time of each task in Dagster runs; `rows` have `task`, `runs`, `seconds` and `last`."""
     if not rows:
-        return note("No time recorded: only `nmoe run` and the UI record the time of tasks.")
+        return note("No times yet: only `nmoe run` and the UI record the time of tasks.")
     total = ["all", sum(row["runs"] for row in rows), sum(row["seconds"] for row in rows), None]
     shown = [[row["task"], row["runs"], row["seconds"], row["last"]] for row in rows]
     return joined([table(["task", "runs", "seconds", "last"], [*shown, total])])

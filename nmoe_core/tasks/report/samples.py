@@ -27,8 +27,9 @@ class Sample(NamedTuple):
 
 
 def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sample]]:
-    """Up to `count` kept and `count` dropped documents of a source, the latter taken from each
-    reason in turn; from all parts of the first shard with both, else of the first shard."""
+    """Up to `count` kept and `count` dropped documents of a source, spread over the first shard
+    that has both, else over the first shard. Dropped documents are taken from each reason in
+    turn."""
     shards = run.tree.shards(source, run.config.prep.num_shards)
     for shard in shards:
         codes, reasons = outcome_of(run, shard)
@@ -45,7 +46,7 @@ def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sampl
 
 
 def samples_of_all(run: Run, sources: Sequence[str], count: int) -> list[Sample]:
-    """Up to `count` kept documents, then up to `count` dropped ones, from all sources in turn."""
+    """Up to `count` kept and then up to `count` dropped documents, from each source in turn."""
     found = [samples(run, source, count) for source in sources]
     chosen: list[Sample] = []
     for of_kind in zip(*found):

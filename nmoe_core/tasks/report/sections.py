@@ -122,8 +122,9 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
         "How well each grader's ranking agrees with the oracle's, on held-out documents, with 95 % "
         "intervals; test labels are not used to choose a grader. If the oracle scored some "
         "documents twice, its own agreement is the noise ceiling of Spearman's correlation. A "
-        "grader that is no better than the length alone has not learned quality. AUC: the chance "
-        "that a document of the oracle's better half is ranked above one of the other half. Top "
+        "grader that is no better than the length alone has not learned quality. AUC: the "
+        "probability that a document from the half that the oracle scores higher is ranked above "
+        "a document from the other half. Top "
         "fifth: the share of the grader's top fifth in the oracle's top fifth. Bottom fifth: the "
         "share of its bottom fifth in the oracle's better half."
     )

@@ -1,4 +1,4 @@
-"""The summary table of a run, and sample rows of the results of tasks."""
+"""The summary table of a run, and sample rows from the outputs of tasks."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -43,7 +43,7 @@ def run_report(run: Run) -> dict[str, Any]:
         raise FormatError(
             "this run has no loader plan yet",
             where=run.tree.plan,
-            do="make it with `nmoe run`",
+            do="run `nmoe run`",
             code="E-MANIFEST-MISSING",
         )
     is_off = run.config.grading.is_off
@@ -111,7 +111,7 @@ def _epochs(read_tokens: int, tokens: int) -> float | None:
 
 
 def head_headers(run: Run) -> dict[str, dict[str, Any]]:
-    """Headers of the existing graders: probe and judge are optional, and so is the student."""
+    """Headers of the existing graders; probe, judge and student are optional."""
     from nmoe_core.quality.heads.head_files import read_header
 
     paths = {kind: getattr(run.tree, kind) for kind in ("student", "probe", "judge")}
@@ -119,8 +119,8 @@ def head_headers(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
-    """Measures of each grader by split, `val` and `test`; empty for a split without labels. A
-    measure that older files lack is None."""
+    """Metrics of each grader by split, `val` and `test`; empty for a split without labels. Metrics
+    that older files do not have are None."""
 
     def shown(figures: dict[str, Any] | None) -> dict[str, Any]:
         return {key: figures.get(key) for key in _SCOREBOARD} if figures else {}
@@ -133,7 +133,7 @@ def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
 
 def grader_costs(run: Run) -> list[dict[str, Any]]:
     """`hours_per_million_documents` of each `grader`, measured by the last calibration that ran it;
-    empty before."""
+    empty before the first calibration."""
     path = run.tree.calibration_cost
     graders = read_json_object(path).get("graders") if path.is_file() else None
     return graders if isinstance(graders, list) else []

@@ -37,9 +37,9 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
     card = path.with_name(CARD_NAME)
     if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):
         raise ConfigError(
-            "a README.md that nmoe did not write is beside the page",
+            "nmoe did not write the README.md beside the page",
             where=card.absolute(),
-            do="name a page in a directory of its own, such as report/index.html",
+            do="write the page to a separate directory, such as report/index.html",
             code="E-REPORT-EXISTS",
         )
     described = path.with_name(CROISSANT_NAME)
@@ -51,7 +51,7 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
 
 
 def page_of(corpus: Corpus, cost: origins.Cost = ()) -> str:
-    """The whole page."""
+    """The HTML of the page."""
     shown = [(one.anchor, one.title, one.content(corpus)) for one in (*SECTIONS, *_ORIGINS)]
     shown.append(("cost", "Cost", origins.cost(cost)))
     head = [element("h1", f"The corpus {corpus.name}"), _summary(totals(corpus))]

@@ -54,8 +54,8 @@ def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, f
 
 def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
     """The languages, topics and (if several) sources with the largest changes of their token
-    shares, one row each: shares `before` and `after` (0 to 1, four decimals), and the name, last
-    because it may be long. Raises as `outcome_of`."""
+    shares, one row each: shares `before` and `after` (0 to 1, four decimals), and the name as the
+    last column, because it may be long. Raises as `outcome_of`."""
     return [
         {"kind": kind, "before": round(before, 4), "after": round(after, 4), "name": name}
         for kind, portions in composition(run, sources).items()

@@ -35,8 +35,8 @@ def open_planned(run: Run) -> Where:
 
 
 def opened(run: Run, source: str, expression: str) -> Where:
-    """The expression over the columns of a source; its process is reused for the next shard, and
-    for the next source with equal columns.
+    """The expression over the columns of a source. Its process is reused for later shards and
+    sources with equal columns.
 
     Raises:
         ConfigError: The expression is not allowed (E-SELECT-...).
@@ -64,7 +64,7 @@ def _opened(expression: str, schema: tuple[tuple[str, pa.DataType], ...], where:
 
 
 def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None:
-    """Raise an error that names the task, if columns of the expression are only not made yet."""
+    """Raise an error that names the task if columns of the expression are not made yet."""
     try:
         with Where(expression, schema | known_schema(run), place) as where:
             named = where.columns
@@ -74,8 +74,8 @@ def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None
 
 
 def known_schema(run: Run) -> Schema:
-    """The columns that the run will have, and the columns of every attribute that it could record.
-    Raises as `planned_schema`."""
+    """The columns that the run will have, and the columns of all attributes that it does not
+    record. Raises as `planned_schema`."""
     built_in = {name: attribute_schema(run, name) for name in BUILT_IN}
     return labelled(built_in) | planned_schema(run)
 

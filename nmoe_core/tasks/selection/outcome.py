@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     codes: np.ndarray
     """Unsigned `[N]`: 0 for a kept document, else the number of its reason."""
     reasons: list[str]
-    """The first reason has the number 1."""
+    """Reasons by number, from 1."""
 
 
 def rule_of(run: Run) -> str:
@@ -104,8 +104,8 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
 
 
 def copies_of(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[int, str]:
-    """For each copy among `numbers`, a line that names its original; empty if the run does not
-    record `duplicates`."""
+    """For each copy among `numbers`, a line that names its original document; empty if the run does
+    not record `duplicates`."""
     path = shard.attribute("duplicates")
     if "duplicates" not in run.config.attributes.use or not path.is_file() or not numbers:
         return {}
@@ -132,7 +132,7 @@ def _values(
     clauses = clauses_of(shard)
     schema = run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
-    named.append([])  # a takedown has no columns
+    named.append([])  # a takedown depends on no column
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
     columns = read_columns(run, shard, schema, wanted).take(list(numbers))
     rows = dict(zip(numbers, columns.to_pylist()))

@@ -33,11 +33,11 @@ class Answer(NamedTuple):
 
 def query(run: Run, sql: str) -> Answer:
     """Run a query over the view `documents`. It has `source`, `shard`, `doc_id`, `ingest_id` and
-    every column of attributes, named `column` if this is unique and else `attribute.column`, as in
-    `where`. Only columns named in the query are read; it cannot read files or settings. SQL ignores
-    case: of columns that differ only by case, a query can use one, spelled exactly. Raises
-    ConfigError if the text is not SQL, uses two such columns, or cannot be run (E-SELECT-QUERY);
-    and as `require_columns`."""
+    every column of attributes, named `column` if this name is unique, else `attribute.column`, as
+    in `where`. Only columns that the query names are read; the query cannot read files or settings.
+    SQL ignores case, so a query can use only one of two columns that differ only by case, and must
+    spell it exactly. Raises ConfigError if the text is not SQL, uses two such columns, or cannot be
+    run (E-SELECT-QUERY), and as `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}
@@ -49,7 +49,7 @@ def query(run: Run, sql: str) -> Answer:
             "columns of the query differ only by case, which SQL ignores",
             where="nmoe sql",
             found=", ".join(name for name in wanted.values() if same[name.lower()] > 1),
-            do="use one of them per query, and no `*`",
+            do="use only one of them in a query, and not `*`",
             code="E-SELECT-QUERY",
         )
     tables = [
@@ -60,10 +60,10 @@ def query(run: Run, sql: str) -> Answer:
     ]
     if not tables:
         raise ConfigError(
-            "no documents to query yet",
+            "the run has no documents yet",
             where=run.tree.data,
             found="no shard",
-            do="run prep first: nmoe run prep",
+            do="run `nmoe run prep` first",
             code="E-SELECT-QUERY",
         )
     settings: dict[str, Any] = dict.fromkeys(_FORBIDDEN, False)
@@ -72,7 +72,7 @@ def query(run: Run, sql: str) -> Answer:
         connection.register("documents", pa.concat_tables(tables, promote_options="permissive"))
         try:
             found = connection.execute(_with_names(connection, sql, names))
-            if found is None:  # only spaces and comments
+            if found is None:  # the text has only spaces and comments
                 raise duckdb.ParserException("the query is empty")
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())
@@ -108,7 +108,7 @@ def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
     try:
         parsed = json_value(text, MAX_DEPTH)
         changed = False
-    except ValueError:  # nested too deep to parse
+    except ValueError:  # the query is nested too deep for the parser
         return sql
     if parsed["error"] or len(parsed["statements"]) != 1:
         return sql

@@ -1,4 +1,4 @@
-"""Describes the clauses of a selection in words: why a clause drops a document."""
+"""Describes in words why a clause of a selection drops a document."""
 
 import re
 
@@ -35,7 +35,7 @@ _MEANINGS = {
     "decision": "judged",
     "aggregated": "quality score",
     "near_jaccard": "similarity to another document",
-    "containment": "share of it that another document has",
+    "containment": "share of the text that another document has",
 }
 _NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
 _NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "other than"}
@@ -69,7 +69,7 @@ def describe_clause(clause: str) -> str:
 
 
 def _alternatives(clause: str) -> list[str]:
-    """The alternatives of an OR; for any other clause, the clause itself."""
+    """The operands of an OR; for any other clause, the clause itself."""
     inner = clause[1:-1]
     without_texts = re.sub(_TEXT, lambda text: "_" * len(text[0]), inner)
     parts = list[str]()
@@ -84,7 +84,7 @@ def _alternatives(clause: str) -> list[str]:
 
 
 def meaning(column: str) -> str:
-    """A column in words; a user's own column by its name."""
+    """A column in words, or its name if it is a column of the user's files."""
     if found := _NGRAM.fullmatch(column):
         kind = "the most frequent phrase" if found[1] == "top" else "repeated phrases"
         return f"share of text in {kind} of {found[2]} words"

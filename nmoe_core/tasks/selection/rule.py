@@ -42,11 +42,11 @@ class ClauseFigures:
 
     clause: str
     first: int
-    """Documents that it is the first to drop, and is recorded for."""
+    """Number of documents for which this is the first clause that drops them."""
     alone: int
-    """Documents that it drops if it is the only clause."""
+    """Number of documents that this clause drops, alone or with others."""
     last: int
-    """Documents that only it drops: they would be kept without it."""
+    """Number of documents that only this clause drops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Kept:
     tokens: int
     kept_tokens: int
     by_language: dict[str, tuple[int, int]]
-    """Documents and kept documents of each language, if that is an attribute."""
+    """Numbers of documents and of kept documents by language, if the run records languages."""
     clauses: list[ClauseFigures]
     edge: list[dict[str, Any]]
     """Documents that only one clause drops."""
@@ -78,8 +78,8 @@ def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
     it; current files are kept.
 
     Raises:
-        ConfigError: The run has no `where`, or one that may not be run (E-SELECT-...).
-        FormatError: An attribute that it names is not made, or was made from other documents.
+        ConfigError: The run has no `where`, or it is not allowed (E-SELECT-...).
+        FormatError: An attribute of `where` is not made, or was made from other documents.
     """
     expression = required_where(run)
     where = opened(run, source, expression)
@@ -218,7 +218,8 @@ def _edge(
     for digest, i in chosen:
         k = int(np.searchsorted(lasts, i, side="right"))
         file = opened.files[k]
-        start, end = file.spans[i - int(lasts[k])].tolist()  # from its end: lasts[k] is behind it
+        # A negative index: lasts[k] is the number of the first document after this file.
+        start, end = file.spans[i - int(lasts[k])].tolist()
         values = {label: table.column(label)[i].as_py() for label in where.columns}
         clause = where.clauses[int(clauses[:, i].argmin())]
         row = {"doc_id": doc_ids[i], "clause": clause, **values}

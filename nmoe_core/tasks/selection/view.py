@@ -29,7 +29,7 @@ from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
-_HIDDEN = "signatures"  # band keys mean nothing to users
+_HIDDEN = "signatures"  # the LSH keys of bands are not useful to users
 _SCORES: Schema = {
     "decision": pa.string(),
     "aggregated": pa.float64(),
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     """Schema of its columns, by their names without the attribute."""
     digest: Callable[[], str]
     read: Callable[[Sequence[str]], pa.Table]
-    """Reads named columns; rows are in the order of the shard."""
+    """Reads the given columns; rows are in the order of the shard."""
 
 
 def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None) -> dict[str, Part]:
@@ -99,8 +99,9 @@ def run_schema(run: Run, source: str) -> Schema:
 
 
 def planned_schema(run: Run) -> Schema:
-    """Every column that documents will have before selection, made or not. Passthrough columns get
-    their types in prep, so they are left out. Raises as `attribute_schema`."""
+    """Every column that documents will have before selection, also columns that are not made yet.
+    Passthrough columns get their types in prep, so they are left out. Raises as
+    `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
     parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
     made = {n: attribute_schema(run, n) for n in attribute_names(run) if n != _HIDDEN}

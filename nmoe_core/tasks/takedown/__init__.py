@@ -1,1 +1,1 @@
-"""Tasks of a takedown: report, record, plan with the documents masked, proof."""
+"""Tasks of a takedown: report, record, masked plan, and proof."""

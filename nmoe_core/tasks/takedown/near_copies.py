@@ -1,4 +1,4 @@
-"""Finds near copies of taken-down documents: they stay unless the list names them too."""
+"""Finds near copies of the documents of a takedown, which stay unless the list names them too."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nmoe_core.prep.mixture import run_sources
 
 def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None:
     """Near copies of taken-down training documents, by the attribute `duplicates`; None if the run
-    does not record it. `duplicates` has only similarities to the kept document of a group, so the
-    whole group is listed, with the similarity of each document to the kept one."""
+    does not record it. `duplicates` has only the similarity of each document to the kept document
+    of its group, so all documents of the group are listed with this similarity."""
     if "duplicates" not in run.config.attributes.use:
         return None
     shards = [
@@ -36,8 +36,8 @@ def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None
 
 
 def _rows(shard: ShardPaths) -> dict[str, tuple[str, float | None]]:
-    """The copies in a shard by name, each with the kept document and the similarity to it, None for
-    an exact copy."""
+    """The copies in a shard, by document name: the kept document, and the similarity to it, or None
+    for an exact copy."""
     from nmoe_core.attributes.attribute import open_shard_documents
     from nmoe_core.shards.attribute_file import read_attribute
 

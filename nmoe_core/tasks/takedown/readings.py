@@ -55,14 +55,14 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
 
 
 def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Runs of input tokens as sequence, position and length: int64 `[n]` each."""
+    """Contiguous input tokens, as sequence, position and length: int64 `[n]` each."""
     reader = stream.reader
     for n in range(0, stream.num_sequences, _SCAN):
         sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))
         sequences = n + np.arange(len(sources))
         if isinstance(reader, WindowReader):
             positions, lengths = reader.extents(sources, windows)
-            is_whole = lengths > seq_len  # others wrap
+            is_whole = lengths > seq_len  # the other windows wrap around the end of their source
             yield sequences[is_whole], positions[is_whole], lengths[is_whole] - 1
             left = np.flatnonzero(~is_whole).tolist()
             found = [(i, reader.pieces(int(sources[i]), int(windows[i]))) for i in left]

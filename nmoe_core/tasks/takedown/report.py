@@ -1,4 +1,4 @@
-"""`nmoe takedown`: which listed documents are in the run, and what to make again."""
+"""`nmoe takedown`: which documents of the list are in the run, and which outputs to make again."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
 
 
 def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path]) -> Facts:
-    """Report the documents of a list, their readings by a plan, the loader states that have read
-    them, and the outputs to make again; writes no file.
+    """Report the documents of a list, the steps of a plan that read them, the loader states after
+    these steps, and the outputs to make again. Writes no file.
 
     Args:
         run: The run.
         path: The list.
-        plan_path: Plan of a loader; by default the run's own plan, if it exists.
+        plan_path: Plan of a loader; by default the plan of the run, if it exists.
         states: JSON files of `state_dict()` of loaders of that plan.
 
     Raises:
@@ -89,7 +89,7 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
             "why": why,
         }
         for one in found
-    ]  # data come first, so a curated document adds a row only if data lack it
+    ]  # data shards come first, so a curated document adds a row only if it is in no data shard
     added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
     return {
         **_of_items(items, found),
@@ -137,7 +137,7 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
             "the plan reads no document of the list",
             where=plan_path,
             expected=f"a plan over files of this run, as {run.tree.curated}",
-            do="name the plan that the loader opens in this tree",
+            do="give the plan that the loader opens in this tree",
         )
     after = mask(plan, tokens, replace_text=True)
     with replacing(output):
@@ -146,12 +146,12 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
 
 
 def _copies(run: Run, *, scans_data: bool = True) -> Facts:
-    """The places that takedown does not search, the run's store, and the plan to send there."""
+    """The places that takedown does not search, the run's store, and the plan to upload there."""
     url = run.config.publish.url
     tree = run.tree
     store = without_credentials(url) if url else None
     places = [] if scans_data else [f"data shards and their kept versions ({tree.data})"]
-    places += ["input files", f"texts in labels, looked up by hash and id alone ({tree.labels})"]
+    places += ["input files", f"texts in labels, searched only by hash and id ({tree.labels})"]
     places += [f"attributes ({tree.attributes})", f"the index of nmoe seen ({tree.seen})"]
     places += [f"pictures ({tree.picture('').parent})", "pages of nmoe report", "loader caches"]
     places += ["Dagster's event log and run databases, with samples of texts ($DAGSTER_HOME)"]
@@ -186,14 +186,15 @@ def _document(one: Found) -> Facts:
 def _of_plan(
     run: Run, found: Sequence[Found], plan_path: Path | None, states: Sequence[Path]
 ) -> Facts:
-    """Readings of documents by a plan, by document id, and the states that have read them."""
+    """Steps of a plan that read the documents, by document id, and the states that have read
+    them."""
     path = plan_path or run.tree.plan
     facts: Facts = {"plan": str(path), "plan_problem": None, "readings": [], "states": []}
     if not path.is_file() and plan_path is None and not states:
         return facts | {"plan": None}
     try:
         plan = resolve_plan(path)
-    except PlanError as error:  # shards were curated again, but the plan is not rebuilt yet
+    except PlanError as error:  # shards were curated again, but the plan was not rebuilt yet
         if plan_path is not None or states:
             raise
         return facts | {"plan_problem": error.line()}
@@ -223,15 +224,16 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
     own, n = resume(read_json_object(path, _MAX_STATE_BYTES), plan, "train", stream)
     if own.consumed != plan.consumed:
         raise ConfigError(
-            "the state belongs to another plan, so its position in this plan is not known",
+            "the state belongs to another plan, so its position in this plan is unknown",
             where=path,
-            do="name the plan of the state with --plan",
+            do="give the plan of the state with --plan",
         )
     return n
 
 
 def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
-    """The rows of a record that a list names, by recorded or current items, and their copies."""
+    """The rows of the record that the items name now or named when they were recorded, and their
+    copies."""
     named = {str(item) for item in items}
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
     texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
@@ -240,9 +242,9 @@ def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
 
 def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
     """Label records of these documents; they contain the start of the text. `labels`: their number
-    by file; `labelled`: the documents that heads learned from. The takedown record finds them even
-    after all shards have dropped the document. Also matches ids, because a label's hash covers the
-    text shown to the oracle, which may be cut."""
+    by file; `labelled`: the documents that heads learned from. The takedown record finds labels
+    even if all shards have dropped the document. Labels are matched by id too, because the hash of
+    a label covers the text that the oracle read, which may be cut."""
     known = [*found, *rows]
     texts = {one.text_sha256 for one in known}
     doc_ids = {one.doc_id for one in known}

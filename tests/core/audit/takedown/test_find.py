@@ -145,7 +145,7 @@ def test_a_line_that_is_no_item_or_could_be_several_is_refused_by_its_number(
         ("doc-17", "is not a document id, a URL or a hash"),
         ("http://a//b#s=1:e=2", "may be id or url"),
         ("sha256:12", "is not 64 hexadecimal digits"),
-        ("re:a*", "is found in every text"),
+        ("re:a*", "matches every text"),
     ],
 )
 def test_a_refused_line_says_why(line: str, reason: str, tmp_path: Path) -> None:

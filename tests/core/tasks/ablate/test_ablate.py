@@ -130,7 +130,7 @@ def test_a_planted_difference_is_found_and_written(
         assert bits["kept"] < bits["random"] < bits["dropped"]
         assert found["evaluation"][name]["kept_saves"]["ci95_documents"][0] > 0
         assert found["evaluation"][name]["kept_saves"]["ci95_seeds"][0] > 0
-    assert "kept text is worth" in found["says"][0]
+    assert "kept text saves" in found["says"][0]
 
 
 def read_json(project: Project) -> dict[str, object]:
