@@ -3,8 +3,12 @@
 import fcntl
 import functools
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from nmoe_core.base.errors import ConfigError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -12,7 +16,8 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def own_gpu(count: int) -> int:
     """Choose the GPU with the fewest processes among `count` visible GPUs; returns its index.
 
-    A process keeps its GPU until it ends; the kernel then frees it.
+    A process keeps its GPU until it ends; the kernel then frees it. Raises ConfigError if the
+    directory of locks belongs to another account (E-CONFIG-TEMPORARY).
     """
     return _own_gpu(count, os.getpid())
 
@@ -20,20 +25,9 @@ def own_gpu(count: int) -> int:
 @functools.cache
 def _own_gpu(count: int, pid: int) -> int:
     """`pid` is part of the cache key, since a fork is another process."""
-    directory = Path(tempfile.gettempdir()) / f"nmoe_gpus_{os.getuid()}"
-    directory.mkdir(exist_ok=True)
+    directory = _locks()
     visible = os.environ.get(_VISIBLE, "").split(",")
     names = visible if len(visible) == count else [str(index) for index in range(count)]
     place = 0  # number of this process among the processes on one GPU
     while True:
         for index, name in enumerate(names):
-            # Locked until the process ends: Python never closes a descriptor that has no file
-            # object.
-            file = os.open(directory / f"{name}.{place}", os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-                continue
-            return index
-        place += 1

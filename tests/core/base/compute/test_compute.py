@@ -4,8 +4,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import pytest
 
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.compute.api import map_shards
+from nmoe_core.base.compute.gpus import own_gpu
 from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.manifest import created_at
@@ -311,6 +314,34 @@ def test_processes_side_by_side_share_the_gpus_and_a_killed_one_gives_its_own_ba
         processes[1].wait()
         assert taken("1,2", 2)[1] == 0, "of the two that it sees, GPU 1 is free"
         assert taken("", 3)[1] == 1, "all have one process but GPU 0, which has two"
+
+
+def test_a_directory_of_locks_that_another_account_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.getuid()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    planted = tmp_path / f"nmoe_gpus_{own + 1}"
+    planted.mkdir()
+    for name in (".0", "0.0"):
+        (planted / name).symlink_to(tmp_path / "file_of_the_user")
+    with refused("E-CONFIG-TEMPORARY", naming=[str(planted), "TMPDIR"]):
+        own_gpu(1)
+    assert not (tmp_path / "file_of_the_user").exists()
+
+
+def test_locks_of_gpus_can_be_opened_by_their_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / f"nmoe_gpus_{os.getuid()}"
+    directory.mkdir(0o755)  # as earlier versions made it
+    process, _ = _taking(tmp_path, "", 1)
+    with process:
+        process.kill()
+    (lock,) = directory.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (directory, lock)] == [0o700, 0o600]
 
 
 def _time_of_making(item: int) -> str:
