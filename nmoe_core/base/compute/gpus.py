@@ -31,3 +31,30 @@ def _own_gpu(count: int, pid: int) -> int:
     place = 0  # number of this process among the processes on one GPU
     while True:
         for index, name in enumerate(names):
+            # Locked until the process ends: Python never closes a descriptor that has no file
+            # object.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            file = os.open(directory / f"{name}.{place}", flags, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                continue
+            return index
+        place += 1
+
+
+def _locks() -> Path:
+    """The directory of locks, which this account alone may enter. In the directory of temporary
+    files, another account may have made it first, with links in it."""
+    directory = Path(tempfile.gettempdir()) / f"nmoe_gpus_{os.getuid()}"
+    with suppress(FileExistsError):
+        directory.mkdir(0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        what = "the directory of the locks of GPUs belongs to another account"
+        do = "remove it, or set TMPDIR to a directory of your own"
+        code = "E-CONFIG-TEMPORARY"
+        raise ConfigError(what, where=directory, found=f"uid {found.st_uid}", do=do, code=code)
+    directory.chmod(0o700)
+    return directory
