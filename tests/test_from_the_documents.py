@@ -15,6 +15,7 @@ import pytest
 import nmoe.data
 from nmoe.data import ShardedWriter, get_shard_id
 from nmoe_core.cli import build_parser, main
+from nmoe_core.cli.help.parser import commands
 from nmoe_core.shards.manifest import ShardFormat
 from tests.documents import PAGE, RUN, SNIPPETS, code_in, rows_of
 from tests.project import REPOSITORY, output_of
@@ -82,6 +83,17 @@ def test_the_page_has_every_flag_that_a_snippet_of_the_documents_gives_a_command
         for flag in re.findall(r"(?<!\S)(--?[a-z][\w-]*)", text)
     }
     assert shown - of_the_shell - told == set()
+
+
+def test_the_page_has_every_flag_that_only_sets_a_key_of_the_run() -> None:
+    flags: set[str] = set()
+    for _, parser in commands(build_parser()):
+        keys = parser.get_default("keys") or {}
+        of_keys = [action for action in parser._actions if action.dest in keys]
+        flags.update(name for action in of_keys for name in action.option_strings)
+    assert len(flags) > 5
+    told = set(re.findall(r"--[a-z][\w-]*", PAGE))
+    assert flags - told == set(), "set with --set"
 
 
 def test_every_script_of_the_page_is_there_or_is_not() -> None:

@@ -16,12 +16,9 @@ from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
 
-# Instead of a path, these keys take the name of a bundled file.
-_NAMED = ("mixture_toml", "flow_profiles_toml", "oracle.rubric")
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
 _PUBLISHED = ("--max-batch",)  # the published documents name it
-MODEL_KEYS = ("checkpoint", "device", "dtype", "moe_backend")
 _ROOTS = {
     "data": "directory of token shards",
     "slices": "directory of slices",
@@ -90,7 +87,7 @@ def run_of(
         settings |= defaults or {}
     for name, key in arguments.keys.items():
         if (value := getattr(arguments, name)) is not None:
-            settings[key] = _from_here(key, value) if isinstance(value, Path) else value
+            settings[key] = str(Path.cwd() / value) if isinstance(value, Path) else value
     settings |= more or {}
     settings |= dict(map(setting, arguments.settings))
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
@@ -121,11 +118,9 @@ def project_file() -> Path:
     return path
 
 
-def _from_here(key: str, value: Path) -> str:
-    """An absolute path, or a bundled name unchanged: the run looks it up."""
-    here = Path.cwd() / value
-    is_name = key in _NAMED and not value.suffix and not here.exists()
-    return str(value) if is_name else str(here)
+def set_value(arguments: argparse.Namespace, key: str) -> str | None:
+    """The text that `--set` gives a key; None if it does not."""
+    return dict(text.partition("=")[::2] for text in arguments.settings).get(key)
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:
@@ -142,7 +137,8 @@ def model_defaults(arguments: argparse.Namespace, table: str) -> dict[str, str]:
     """Default device of a model: a GPU if there is one."""
     import torch
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = set_value(arguments, f"{table}.device")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return {f"{table}.device": device, f"{table}.dtype": default_dtype(device)}
 
 
@@ -229,8 +225,10 @@ def _argument_of(key: Key) -> Callable[[str], Any]:
 
 
 def _lower(text: str) -> str:
-    """A help text as argparse prints its own."""
-    return (text[:1].lower() + text[1:]).rstrip(".").replace("%", "%%")
+    """A help text as argparse prints its own; `URL` and `MoE` keep their capitals."""
+    first = text.partition(" ")[0][1:]
+    text = text[:1].lower() + text[1:] if first == first.lower() else text
+    return text.rstrip(".").replace("%", "%%")
 
 
 def flag_of(name: str) -> str:

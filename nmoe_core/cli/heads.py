@@ -9,16 +9,13 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.cli import labels
-from nmoe_core.cli.flags import MODEL_KEYS, add_run_flags, model_defaults, required, run_of
+from nmoe_core.cli.flags import add_run_flags, model_defaults, required, run_of, set_value
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
 from nmoe_core.cli.output import duration, print_table
-from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 
-_MODEL = [*(f"backbone.{name}" for name in MODEL_KEYS), "heads.max_ctx"]
-_GRADER = ["grading.grader", "grading.batch_size"]
-_TARGET_KEYS = ("target_keep", "target_drop", "target_unit", "target_by", "max_false_drop")
-_TARGETS = [f"calibration.{name}" for name in _TARGET_KEYS]
+_MODEL = ("backbone.checkpoint", "heads.max_ctx")
+_GRADING = (*_MODEL, "tokenizer", "grading.batch_size")
 
 
 def register(verbs: Any) -> None:
@@ -42,34 +39,29 @@ def register(verbs: Any) -> None:
         "--compat", action="store_true", help="use the published rule, on labels alone"
     )
     roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
-    add_run_flags(fit, [*_MODEL, "tokenizer", *_GRADER, *_TARGETS], roots)
+    add_run_flags(fit, (*_GRADING, "calibration.target_keep"), roots)
 
     score = add_task(parts, "grade", grade, "score and decide documents")
     score.add_argument("--source", help="only this source of the run")
     add_file_flags(score)
     score.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
-    keys = [*_MODEL, "tokenizer", *_GRADER, "grading.early_exit"]
-    keys += ["grading.allow_foreign_calibration"]
     roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
-    add_run_flags(score, keys, roots | {"out": "quality"})
+    add_run_flags(score, _GRADING, roots | {"out": "quality"})
 
     train = verbs.add_parser("train", help="train the heads and the student")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
     text = "train the student on labels; it needs no backbone"
     student = add_task(heads, "student", train_student, text)
     _add_label_flags(student)
-    keys = ["tokenizer", "oracle.max_doc_tokens", "heads.use_salvaged"]
-    add_run_flags(student, keys, {"data_root": "data", "out": "heads"})
-    for kind, table in (("probe", ProbeTable), ("judge", JudgeTable)):
+    add_run_flags(student, ["tokenizer"], {"data_root": "data", "out": "heads"})
+    for kind in ("probe", "judge"):
         head = add_task(heads, kind, train_head, f"train the {kind} on labels")
         _add_label_flags(head)
-        keys = [f"heads.{kind}.{name}" for name in table.model_fields]
-        keys += ["heads.seed", "heads.use_salvaged"]
-        keys += ["heads.cache_gib"] if kind == "judge" else []
-        add_run_flags(head, _MODEL + keys, {"data_root": "data", "out": "heads"})
+        keys = [f"heads.{kind}.{name}" for name in ("batch_size", "epochs", "lr")]
+        add_run_flags(head, (*_MODEL, *keys), {"data_root": "data", "out": "heads"})
     convert = add_task(heads, "import-pt", import_pt, "convert a pickled head of another tool")
     convert.add_argument("head", type=Path, help="the .pt file")
-    add_run_flags(convert, [*_MODEL, "heads.judge.num_heads"], {"out": "heads"})
+    add_run_flags(convert, _MODEL, {"out": "heads"})
 
 
 def _add_label_flags(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +114,7 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
         raise ConfigError(
             "no scores to calibrate on",
             expected="--predictions, or --heads-dir with --data-root and --checkpoint, or with "
-            "--data-root and --grader student",
+            "--data-root and --set grading.grader=student",
             do="add one of them; --compat fits the published rule to labels alone",
         )
     run = _model_run(arguments, "labels", "out", "data_root")
@@ -235,7 +227,7 @@ def grade(arguments: argparse.Namespace) -> Outputs:
 def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
     if arguments.config is not None:
         return run_of(arguments)
-    if getattr(arguments, "grader", None) == "student":
+    if set_value(arguments, "grading.grader") == "student":
         return run_of(arguments, *needed)
     defaults = model_defaults(arguments, "backbone")
     return run_of(arguments, *needed, "checkpoint", defaults=defaults)

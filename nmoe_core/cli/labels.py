@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
-from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, number, required, run_of
+from nmoe_core.cli.flags import (
+    add_run_flags,
+    flag_of,
+    model_defaults,
+    number,
+    required,
+    run_of,
+    set_value,
+)
 from nmoe_core.cli.output import add_verb, duration, print_rows, print_table
 from nmoe_core.config.run import Run
 
@@ -18,10 +26,7 @@ if TYPE_CHECKING:
     from nmoe_core.labels.jobs import LabelJob
 
 _EVERY = 50
-_ORACLE = ("max_doc_tokens", "max_retries", "replace", "relabel", "extract_embedded")
-_ENGINE = ("checkpoint", "device", "dtype", "moe_backend", "max_ctx", "batch_size")
-_HTTP = ("base_url", "model", "accept_model", "api", "api_key_env", "concurrency")
-_HTTP += ("input_price", "output_price", "max_cost")
+_ENGINE = ("checkpoint", "max_ctx", "batch_size")
 Outputs = dict[str, Result]
 Task = Callable[[argparse.Namespace], Outputs]
 
@@ -41,15 +46,7 @@ def register(parts: Any) -> None:
         "--out", type=Path, metavar="DIR", help="directory for labels of an input file"
     )
     label.add_argument("--max-new", type=int, help="most new tokens per answer")
-    label.add_argument("--reasoning", choices=("low", "none"), help="reasoning effort")
-    label.add_argument(
-        "--rubric",
-        type=Path,
-        metavar="TOML",
-        help="a file or a bundled one: quality_v1, education_v1, properties_v1",
-    )
-    keys = [f"oracle.{name}" for name in _ORACLE]
-    keys += [f"oracle.engine.{name}" for name in _ENGINE] + [f"oracle.http.{n}" for n in _HTTP]
+    keys = [f"oracle.engine.{name}" for name in _ENGINE]
     add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")
 
     merge = add_task(parts, "merge-labels", merge_labels, "join the labels of each split")
@@ -82,8 +79,7 @@ def register(parts: Any) -> None:
     asked.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
     text = "documents per source and decision (default: 50)"
     asked.add_argument("--documents", type=number(1), default=50, metavar="N", help=text)
-    keys = [f"oracle.http.{name}" for name in ("input_price", "output_price", "max_cost")]
-    add_run_flags(asked, keys, {"calibration": "calibration"}, is_required=True)
+    add_run_flags(asked, roots={"calibration": "calibration"}, is_required=True)
 
     text = "show the state of each label shard: PENDING, RUNNING or DONE"
     status = add_verb(parts, "status", find_status, text, _show_status)
@@ -263,22 +259,18 @@ def named_file(
 
 def _labelling_run(arguments: argparse.Namespace) -> Run:
     """The run; without `--config`, the engine is the default oracle."""
-    kind = arguments.oracle
+    kind = set_value(arguments, "oracle.kind") or arguments.oracle
     if kind is None:
         kind = Run(arguments.config).config.oracle.kind if arguments.config else "engine"
-    needed = ["out", *{"engine": ["checkpoint"], "http": ["base_url", "model"]}.get(kind, [])]
+    needed = ["out", "checkpoint"] if kind == "engine" else ["out"]
     needed += ["data_root"] if arguments.input_docids else []
     defaults: dict[str, Any] = {"oracle.kind": kind}
     if kind == "engine" and arguments.config is None:
         defaults |= model_defaults(arguments, "oracle.engine")
     more: dict[str, Any] = {}
-    if effort := {"engine": "reasoning", "http": "reasoning_effort"}.get(kind):
+    if arguments.max_new is not None and kind in ("engine", "http"):
         more[f"oracle.{kind}.max_new"] = arguments.max_new
-        more[f"oracle.{kind}.{effort}"] = arguments.reasoning
-    if (rubric := arguments.rubric) is not None:
-        more["oracle.rubric"] = str(Path.cwd() / rubric if rubric.is_file() else rubric)
-    given = {key: value for key, value in more.items() if value is not None}
-    return run_of(arguments, *needed, defaults=defaults, more=given)
+    return run_of(arguments, *needed, defaults=defaults, more=more)
 
 
 def _progress() -> Callable[[int, int | None], None]:

@@ -39,11 +39,8 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.tasks.commands import Job, make_split, splits_of
 
 _KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
-_TOKENIZER = ("tokenizer", "vocab_size", "eos_token_id", "prep.engine", "prep.eos_token")
-_TOKENIZER += ("prep.bos_token", "prep.dtype")
-_SHARDS = ("prep.num_shards", "prep.workers", "prep.max_tokens", "prep.reuse")
-_SHARDS += ("prep.keep_versions", "attributes.columns")
-_SIZES = ("version", "tokens_per_shard", "min_doc_tokens", "max_doc_tokens")
+_KEYS = ("tokenizer", "vocab_size", "eos_token_id")
+_KEYS += ("prep.num_shards", "prep.workers", "prep.max_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "hf_streaming")
 _SOURCE += ("paths", "split", "text_field", "id_field")
 _SOURCE += ("on_error", "max_bad_share", "max_record_mb", "follow_links")
@@ -60,9 +57,7 @@ def register(verbs: Any) -> None:
     )
     mixture.add_argument("--dry-run", action="store_true", help="print an estimate, write nothing")
     _add_common(mixture)
-    named = {"mixture": "mixture_toml", "flow_profiles": "flow_profiles_toml", "flow": "flow_mode"}
-    roots = {"data_root": "data"}
-    add_run_flags(mixture, (*_TOKENIZER, *_SHARDS), roots, is_required=True, **named)
+    add_run_flags(mixture, _KEYS, {"data_root": "data"}, is_required=True, flow="flow_mode")
     mixture.add_argument("--json", action="store_true", help="print JSON")
 
     one = add_verb(verbs, "prep", prep, "prepare one source", _show)
@@ -72,7 +67,7 @@ def register(verbs: Any) -> None:
     one.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
     one.add_argument("--name", required=True, help="source name")
     _add_common(one)
-    add_run_flags(one, (*_TOKENIZER, *_SHARDS, *(f"prep.{name}" for name in _SIZES)))
+    add_run_flags(one, _KEYS)
     _register_versions(verbs)
 
 

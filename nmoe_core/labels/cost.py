@@ -84,7 +84,7 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
             f"and answers of {found.tokens_out:,}",
             expected=f"at most {http.max_cost:,.2f}",
             do="label fewer documents, lower max_doc_tokens or max_new, or raise [oracle.http] "
-            "max_cost (--max-cost)",
+            "max_cost",
             code="E-LABEL-COST",
         )
 

@@ -195,8 +195,8 @@ class _Labelling:
             where=self.scores,
             found=found,
             expected=expected,
-            do="label into another directory; or drop them with --replace (nmoe run: --set "
-            "oracle.replace=true), which a file may say of heuristic labels alone",
+            do="label into another directory; or drop them with --set oracle.replace=true; in a "
+            "configuration file this key only drops heuristic labels",
             code="E-LABEL-MIXED",
         )
 

@@ -258,7 +258,7 @@ def _fastest(reference: Reference, engine: Engine) -> Proven | None:
                 f"engine {name} cannot be used for this tokenizer",
                 where=reference.name,
                 found=str(error),
-                do='set [prep] engine = "auto", or --engine auto',
+                do='set [prep] engine = "auto"',
                 code="E-TOKENIZER-ENGINE",
             ) from error
     return None

@@ -17,7 +17,7 @@ NAMES = {
     "--step 500 --weights web=0.7,code=0.3": "--step 4 --remove notes --weights docs=0.7,code=0.3",
     "--from-step 40 --to-step 44": "--from-step 2 --to-step 4",
     "--workers 8": "--workers 2",
-    "--device cuda": "--device cpu",
+    "device=cuda": "device=cpu",
     "nmoe ablate$": "nmoe ablate --tokens 1200",
     "--tokens 300000": "--tokens 1200",
     "shallow.npy": "ordered_embeddings.npy",
@@ -54,7 +54,7 @@ _MODEL = "--input web.jsonl --model-dir gpt-oss-20b"
 _CURATE = f"nmoe curate {_MODEL} --output ordered.jsonl --seq-len 4096"
 _EMBED = f"nmoe curate embed {_MODEL} --output deep.npy --limit 99"
 _ASK = "nmoe hydra oracle-label --slices train-00 --oracle http"
-_ASK += " --base-url http://localhost:8000/v1 --model gpt-oss-120b"
+_ASK += " --set oracle.http.base_url=http://localhost:8000/v1 --set oracle.http.model=gpt-oss-120b"
 _LABELS = "out/labels/train/shard_0"
 _CALIBRATION = "out/calibration/calibration_summary.json"
 _APPLY = "nmoe takedown gone.txt --apply --by legal"
@@ -152,7 +152,9 @@ EFFECTS = {
     "nmoe train student": Effect("student", ("out/heads/hydra_student.safetensors",)),
     "nmoe train probe": Effect("probe", ("out/heads/hydra_probe.safetensors",)),
     "nmoe train probe --epochs 10": Effect("probe", ("out/heads/hydra_probe.safetensors",)),
-    "nmoe train judge --device cuda": Effect("judge", ("out/heads/hydra_judge.safetensors",)),
+    "nmoe train judge --set backbone.device=cuda": Effect(
+        "judge", ("out/heads/hydra_judge.safetensors",)
+    ),
     "nmoe train import-pt hydra_probe.pt": Effect(makes=("out/heads/hydra_probe.safetensors",)),
     "nmoe generate prompts.jsonl -o answers.jsonl --checkpoint gpt-oss-20b --max-tokens 64": Effect(
         "2 completions, 2 new, 128 new tokens", ("answers.jsonl",)

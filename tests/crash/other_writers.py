@@ -214,11 +214,11 @@ def _one(name: str, read: Callable[[Path], object]) -> Callable:
 
 
 def _keep_all(project: Path) -> int:
-    return run_task(project, "hydra grade --grader none")
+    return run_task(project, "hydra grade --set grading.grader=none")
 
 
 OTHER_WRITERS = {
-    "hydra grade --grader none": Writer(
+    "hydra grade --set grading.grader=none": Writer(
         _keep_all, grades, _after(_keep_all, grow_shards), has_gap=True
     ),
     "export megatron": _export("megatron"),

@@ -56,7 +56,9 @@ _BY_WRITER = {
         "nmoe_core.quality.calibration.graded:PartialRows.commit",
         "nmoe_core.quality.grading.grade:grade_documents",
     ),
-    "hydra grade --grader none": ("nmoe_core.quality.grading.rules_only:keep_documents",),
+    "hydra grade --set grading.grader=none": (
+        "nmoe_core.quality.grading.rules_only:keep_documents",
+    ),
     "attributes": (
         "nmoe_core.attributes.attribute:make_attribute",
         "nmoe_core.attributes.attribute:replace_rows",

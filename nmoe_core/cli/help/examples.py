@@ -49,7 +49,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe hydra oracle-label": (
         "nmoe hydra oracle-label --estimate",
         "nmoe hydra oracle-label --slices train-00 --oracle http"
-        " --base-url http://localhost:8000/v1 --model gpt-oss-120b",
+        " --set oracle.http.base_url=http://localhost:8000/v1"
+        " --set oracle.http.model=gpt-oss-120b",
     ),
     "nmoe hydra merge-labels": ("nmoe hydra merge-labels",),
     "nmoe hydra audit": ("nmoe hydra audit --documents 200",),
@@ -67,7 +68,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe train": ("nmoe train probe",),
     "nmoe train student": ("nmoe train student",),
     "nmoe train probe": ("nmoe train probe --epochs 10",),
-    "nmoe train judge": ("nmoe train judge --device cuda",),
+    "nmoe train judge": ("nmoe train judge --set backbone.device=cuda",),
     "nmoe train import-pt": ("nmoe train import-pt hydra_probe.pt",),
     "nmoe generate": (
         "nmoe generate prompts.jsonl -o answers.jsonl --checkpoint gpt-oss-20b --max-tokens 64",

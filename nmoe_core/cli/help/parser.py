@@ -43,8 +43,33 @@ class HelpfulParser(PathParser):
         given, unknown = self.parse_known_args(*args, **kwargs)
         innermost = vars(given).pop(_INNERMOST, self)
         if unknown:
-            innermost.error(f"unrecognized arguments: {' '.join(unknown)}{innermost.near(unknown)}")
+            more = innermost.keys_of(unknown) or innermost.near(unknown)
+            innermost.error(f"unrecognized arguments: {' '.join(unknown)}{more}")
         return given
+
+    def keys_of(self, words: Sequence[str]) -> str:
+        """`; use --set KEY=VALUE` for each word that is the name of a configuration key as a flag,
+        if this parser has `--set`. Keys of tables that this parser has flags for come alone."""
+        if "--set" not in self._option_string_actions:
+            return ""
+        from nmoe_core.config.renamed import RENAMED
+        from nmoe_core.config.schema import run_keys
+
+        tables = {key.rpartition(".")[0] for key in self.get_default("keys").values()}
+        found: list[str] = []
+        for word in words:
+            flag = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            name = flag.removeprefix("no_")
+            ends = (name, f"{name}_toml")
+            names = [key for key in (*run_keys(), *RENAMED) if key.rpartition(".")[2] in ends]
+            if not word.startswith("--") or not names:
+                continue
+            near = [key for key in names if key.rpartition(".")[0] in tables] or names
+            key = RENAMED.get(near[0], near[0])
+            is_switch = run_keys()[key].annotation is bool
+            value = ("true" if flag == name else "false") if is_switch else "VALUE"
+            found.append(f"--set {key}={value}")
+        return f"; use {' '.join(found)}" if found else ""
 
     def near(self, words: Sequence[str]) -> str:
         """`; did you mean ...?` with flags of this parser like `words`; empty if there are

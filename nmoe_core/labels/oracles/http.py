@@ -163,7 +163,7 @@ class HttpOracle(MeasuredOracle):
         do = "run again when it is up"
         if reply.reason == "timeout":
             found = f"timeout ({self._table.timeout_s:g} s, {flow.most_at_once} requests at once)"
-            do = "lower concurrency (--concurrency), or raise [oracle.http] timeout_s"
+            do = "lower [oracle.http] concurrency, or raise timeout_s"
         return down(self._url, found, expected, do)
 
     def _check_model(self, value: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class HttpOracle(MeasuredOracle):
             found=self._clean(str(named), 200),
             expected=asked,
             do="set the name that the server gives its model; where this is only another name of "
-            "it, list it in [oracle.http] accept_model (--accept-model)",
+            "it, list it in [oracle.http] accept_model",
             code="E-LABEL-MIXED",
         )
 

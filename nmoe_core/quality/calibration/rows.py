@@ -151,7 +151,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
                 "a prediction was dropped by the probe, so it has no score of the judge",
                 where=path,
                 found=doc_id,
-                do="grade the val documents with --no-early-exit",
+                do="grade the val documents with --set grading.early_exit=false",
                 code="E-CALIBRATION-PREDICTIONS",
             )
         judge_scores = _given(path, row, ("scores", "aggregated"), labels.scale)
@@ -267,6 +267,6 @@ def _bad_prediction(path: Path, found: str) -> CalibrationError:
         found=found[:200],
         expected="lines with doc_id, scores on the rubric's scale or aggregated in 0..1, and "
         "probe_scores",
-        do="grade the val documents with --no-early-exit",
+        do="grade the val documents with --set grading.early_exit=false",
         code="E-CALIBRATION-PREDICTIONS",
     )

@@ -98,8 +98,7 @@ class Calibration:
             found=self.rule,
             expected=f"heads {heads_digest}",
             do="run nmoe hydra calibrate with --heads-dir; or use this calibration anyway: "
-            "nmoe hydra grade --allow-foreign-calibration, or "
-            "[grading] allow_foreign_calibration = true",
+            "--set grading.allow_foreign_calibration=true",
             code="E-CALIBRATION-HEADS",
         )
 

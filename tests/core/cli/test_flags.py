@@ -162,7 +162,7 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         ("hydra oracle-label --out L", "--out has no effect with the run's own documents"),
         ("explain some-id --row 1", "--row without --step"),
         (
-            "hydra oracle-label --rubric quality_v2",
+            "hydra oracle-label --set oracle.rubric=quality_v2",
             "[E-CONFIG-MISSING].*one of education_v1, properties_v1, quality_v1",
         ),
         # Tasks whose inputs are not there yet.
@@ -177,6 +177,28 @@ def test_a_wrong_flag_or_setting_is_one_line_and_nothing_is_written(
     line = refused_line(capsys, *call.split(), "--config", str(config))
     assert all(part in line for part in says.split(".*"))
     assert not (config.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        ("train judge --device cuda", "use --set backbone.device=VALUE"),
+        ("hydra oracle-label --device=cpu", "use --set oracle.engine.device=VALUE"),
+        ("hydra oracle-label --model m", "use --set oracle.http.model=VALUE"),
+        ("hydra oracle-label --salvage", "use --set oracle.extract_embedded=true"),
+        ("hydra grade --no-early-exit", "use --set grading.early_exit=false"),
+        ("prep-mixture --mixture own.toml", "use --set mixture_toml=VALUE"),
+        ("prep-mixture --columns url --no-reuse", "columns=VALUE --set prep.reuse=false"),
+        ("hydra grade --batch-sise 3", "did you mean --batch-size?"),
+        ("generate p -o o --checkpoint c --early-exit", "unrecognized arguments: --early-exit"),
+    ],
+)
+def test_a_key_that_has_no_flag_is_named_with_set(
+    call: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(call.split())
+    assert capsys.readouterr().err.strip().endswith(names)
 
 
 def test_an_unknown_setting_without_a_file_is_refused() -> None:

@@ -36,10 +36,13 @@ def test_the_runbooks_stages_run_from_flags_alone(
         return main(arguments)
 
     train, val = (str(tree.merged_labels(name)) for name in ("train", "val"))
-    backbone = ["--checkpoint", str(model), "--data-root", str(tree.data), "--device", "cpu"]
+    backbone = ["--checkpoint", str(model), "--data-root", str(tree.data)]
+    backbone += ["--set=backbone.device=cpu"]
     trained = ["--labels", train, "--labels-val", val, "--out", str(tree.heads), *backbone]
     trained += ["--batch-size", "64", "--epochs", "2", "--max-ctx", "16"]
-    small = ["--mid-dim", "16", "--num-heads", "4", "--ffn-dim", "32", "--lr", "5e-4"]
+    small = ["--lr", "5e-4"]
+    for size in ("mid_dim=16", "num_heads=4", "ffn_dim=32"):
+        small += [f"--set=heads.judge.{size}"]
     calibrated = ["hydra", "calibrate", "--labels", val]
     calibrated += ["--out", str(tree.calibration), "--target-keep", "0.5"]
     heads = ["--heads-dir", str(tree.heads), *backbone]
@@ -60,7 +63,8 @@ def test_the_runbooks_stages_run_from_flags_alone(
     (facts,) = said(capsys, *graded, test_docids, "--out", f"{tmp_path}/q").values()
     rows = (tmp_path / "q" / "quality_scores.jsonl").read_text().splitlines()
     assert facts["documents"] == len(rows) > 20
-    assert run(*graded, val_docids, "--no-early-exit", "--out", f"{tmp_path}/val") == 0
+    without_exits = (val_docids, "--set=grading.early_exit=false")
+    assert run(*graded, *without_exits, "--out", f"{tmp_path}/val") == 0
     assert run(*calibrated, "--predictions", f"{tmp_path}/val/quality_scores.jsonl") == 0
     from_file = json.loads(tree.calibration_summary.read_text())
     for key in ("heads_digest", "count"):

@@ -24,7 +24,7 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
                 capsys, "hydra", "oracle-label", "--oracle", "heuristic",
                 "--input-docids", str(slices / f"{split}_shard_0{i}"),
                 "--data-root", data_root, "--out", str(labels / split / f"shard_{i}"),
-                "--relabel", "2" if split == "val" else "0", "--quiet",
+                f"--set=oracle.relabel={2 if split == 'val' else 0}", "--quiet",
             )  # fmt: skip
             (row,) = facts.values()
             assert row["scorer"] == "heuristic/text-statistics-v3"
@@ -44,11 +44,14 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
     [
         ([], "--out"),
         (["--out", "x"], "--checkpoint"),
-        (["--out", "x", "--oracle", "http"], "--base-url"),
-        (["--out", "x", "--oracle", "http", "--base-url", "http://h/v1"], "--model"),
+        (["--out", "x", "--oracle", "http"], "base_url"),
+        (["--out", "x", "--oracle", "http", "--set=oracle.http.base_url=http://h/v1"], "model"),
         (["--out", "x", "--oracle", "heuristic"], "--input-docids"),
         (["--out", "x", "--oracle", "heuristic", "--input-docids", "s"], "--data-root"),
-        (["--out", "x", "--oracle", "heuristic", "--max-doc-tokens", "1"], "max_doc_tokens"),
+        (
+            ["--out", "x", "--oracle", "heuristic", "--set=oracle.max_doc_tokens=1"],
+            "max_doc_tokens",
+        ),
     ],
 )
 def test_a_missing_flag_is_named_before_anything_is_written(

@@ -97,7 +97,7 @@ def test_a_source_of_weight_zero_is_not_read_and_one_that_is_has_a_document_at_l
     assert [plan.name for plan in run_sources(run)] == ["notes"]
 
 
-@pytest.mark.parametrize("flags", [[], ["--set", "prep.max_doc_tokens=11"]])
+@pytest.mark.parametrize("flags", [[], ["--set=prep.max_doc_tokens=11"]])
 def test_the_dry_run_estimates_what_then_comes_out_and_writes_nothing(
     project: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
@@ -211,7 +211,7 @@ BAD = {
     ("--source", "arrow", "--paths", "in/empty"): "E-SOURCE-TORN",
     ("--source", "jsonl", "--paths", "in/a.parquet"): "E-SOURCE-RECORD",
     ("--source", "jsonl", "--paths", "in/empty"): "E-SOURCE-EMPTY",
-    (*_JSONL, "--set", "prep.min_doc_tokens=9999"): "E-SOURCE-EMPTY",
+    (*_JSONL, "--set=prep.min_doc_tokens=9999"): "E-SOURCE-EMPTY",
     (*_JSONL, "--text-field", "body"): "E-SOURCE-RECORD",
     (*_JSONL, "--split", "valid"): "E-SOURCE-SPLIT",
     (*_JSONL, "--split", "train[:1"): "E-CONFIG",
@@ -222,7 +222,7 @@ BAD = {
     (*_JSONL, "--max-tokens", "1X"): "E-CONFIG",
     (*_JSONL, "--max-bad-share", "2"): "E-CONFIG",
     (*_JSONL, "--workers", "0"): "E-CONFIG",
-    (*_JSONL, "--version", "../x"): "E-CONFIG",
+    (*_JSONL, "--set=prep.version=../x"): "E-CONFIG",
     (*_JSONL, "--eos-token-id", "5"): "E-TOKENIZER-DRIFT",
     (*_JSONL, "--vocab-size", "50257"): "E-TOKENIZER-DRIFT",
     (*_JSONL, "--tokenizer", "gpt9"): "E-TOKENIZER",
@@ -239,8 +239,8 @@ def test_a_source_without_a_document_is_told_whether_its_slice_or_its_records_ar
 ) -> None:
     for flags, why in (
         (("--split", "train[400:]"), "found 0 records"),
-        (("--split", "train[1:3]", "--set", "prep.min_doc_tokens=9999"), "found 2 records"),
-        (("--set", "prep.min_doc_tokens=9999"), "found 400 records"),
+        (("--split", "train[1:3]", "--set=prep.min_doc_tokens=9999"), "found 2 records"),
+        (("--set=prep.min_doc_tokens=9999",), "found 400 records"),
     ):
         line = refused_line(capsys, *PREP, *flags, "--output", "w", code="E-SOURCE-EMPTY")
         assert why in line
@@ -264,11 +264,11 @@ def test_bad_input_is_one_line_and_writes_nothing(
         (("--stage", "long"), "no such stage"),
         (("--splits", "train,test"), "'test'"),
         (("--max-tokens", "many"), "many"),
-        (("--mixture", "nowhere.toml"), "nowhere.toml"),
-        (("--flow-profiles", "nowhere.toml"), "nowhere.toml"),
-        (("--mixture", "nowhere"), "one of demo, olmo3_1025"),
-        (("--mixture", "olmo3_1025"), "olmo3_1025_pretrain_6T"),
-        (("--flow-profiles", "flow_profiles"), "full_train"),
+        (("--set=mixture_toml=nowhere.toml",), "nowhere.toml"),
+        (("--set=flow_profiles_toml=nowhere.toml",), "nowhere.toml"),
+        (("--set=mixture_toml=nowhere",), "one of demo, olmo3_1025"),
+        (("--set=mixture_toml=olmo3_1025",), "olmo3_1025_pretrain_6T"),
+        (("--set=flow_profiles_toml=flow_profiles",), "full_train"),
         (("--num-shards", "0"), "num_shards"),
         (("--vocab-size", "7"), "vocab_size"),
     ],
@@ -292,7 +292,7 @@ def test_the_sources_of_a_stage_that_say_nothing_to_read_are_named_in_one_line_w
     assert len(ids) == 6
     assert ", ".join(ids) in line
     assert "olmo3_1025.toml" in line
-    assert "--mixture" in line
+    assert "--set mixture_toml=COPY" in line
     assert not Path("out").exists()
 
 
@@ -302,7 +302,8 @@ def test_a_copy_of_the_mixture_with_its_sources_named_makes_that_stage(project: 
     named = 'percent = \\1\nkind = "jsonl"\npaths = ["in/notes.jsonl"]'
     text = text[:start] + re.sub(r"percent = ([0-9.]+)", named, text[start:])
     Path("own.toml").write_text(text)
-    few = ("--mixture", "own.toml", "--max-tokens", "1K", "--num-shards", "1", "--workers", "1")
+    few = ("--max-tokens", "1K", "--num-shards", "1", "--workers", "1")
+    few += ("--set=mixture_toml=own.toml",)
     assert main([*LONG, *OWN, *few]) == 0
     assert len(list(Path("out/data").glob("*/train/manifest.json"))) == 6
 
@@ -334,10 +335,15 @@ def test_flags_of_a_mixture_stand_in_for_the_configuration(project: Path) -> Non
     flows = project / "other" / "flows.toml"
     tiny = flows.read_text().replace("flow.small", "flow.tiny").replace("1.0", "0.1")
     flows.write_text(tiny)
-    command = [*MIX, "--mixture", "other/mixture.toml", "--flow-profiles", "other/flows.toml"]
+    command = [
+        *MIX,
+        "--set=mixture_toml=other/mixture.toml",
+        "--set=flow_profiles_toml=other/flows.toml",
+    ]
     command += ["--flow", "tiny", "--data-root", "d"]
     command += ["--num-shards", "3", "--workers", "1", "--splits", "train", "--stage", "pretrain"]
-    command += ["--tokenizer", "o200k_harmony", "--vocab-size", "201088", "--engine", "reference"]
+    command += ["--tokenizer", "o200k_harmony", "--vocab-size", "201088"]
+    command += ["--set=prep.engine=reference"]
     assert main([*command, "--eos-token-id", "199999", "--parallel"]) == 0
     manifest = load_manifest("d/memos/train/manifest.json")
     assert 300 <= manifest.total_tokens < 340
@@ -388,10 +394,10 @@ def test_what_is_left_out_and_cut_is_said_with_its_share(
     rows = [{"text": text} for text in ("x", "", *["a few words more than that " * 9] * 6)]
     (project / "in" / "mixed.jsonl").write_text(json_lines(rows))
     command = ["prep", "--source", "jsonl", "--paths", "in/mixed.jsonl", "--name", "web"]
-    command += ["--num-shards", "2", "--output", "out/w", "--set", "prep.max_doc_tokens=20"]
+    command += ["--num-shards", "2", "--output", "out/w", "--set=prep.max_doc_tokens=20"]
     (made,) = said(capsys, *command)
     assert (made["documents"], made["cut"], made["split_records"]) == (18, 0, 6)
-    command += ["--set", "prep.long_documents=cut", "--force"]
+    command += ["--set=prep.long_documents=cut", "--force"]
     (made,) = said(capsys, *command)
     shown = said(capsys, "info", "out/w/manifest.json")
     expected = {"left_out": 2, "left_out_share": 0.25, "cut": 6, "split_records": 0}

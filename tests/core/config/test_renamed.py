@@ -32,12 +32,7 @@ VALUES = {
 }
 FLAGS = [
     ("hydra grade", "--max-batch", "--batch-size", ["3"]),
-    ("hydra grade", "--experts", "--moe-backend", ["hub"]),
-    ("hydra grade", "--compat", "--allow-foreign-calibration", []),
     ("hydra oracle-label", "--max-batch", "--batch-size", ["3"]),
-    ("hydra oracle-label", "--salvage", "--extract-embedded", []),
-    ("hydra oracle-label", "--retry-failed", "--max-retries", ["2"]),
-    ("train probe", "--experts", "--moe-backend", ["packed"]),
     ("generate p.jsonl -o o --checkpoint c", "--max-batch", "--batch-size", ["3"]),
     ("generate p.jsonl -o o --checkpoint c", "--experts", "--moe-backend", ["packed"]),
 ]

@@ -110,8 +110,8 @@ def test_a_text_that_the_tokenizer_gives_up_on_is_a_bad_record(
     path = _written(tmp_path, kind, ["one", HOPELESS, "two", "three " * 9])
     flags = ["--source", kind, "--paths", str(path), "--name", "web", "--tokenizer", str(tokenizer)]
     flags += ["--output", str(tmp_path / "out"), "--num-shards", "2", "--workers", "1"]
-    flags += ["--engine", "reference", "--min-doc-tokens", "1"]
-    flags += ["--columns", "n"] if kind == "parquet" else []
+    flags += ["--set=prep.engine=reference", "--set=prep.min_doc_tokens=1"]
+    flags += ["--set=attributes.columns=n"] if kind == "parquet" else []
     assert main(["prep", *flags]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ERROR")]
     assert len(errors) == 1

@@ -57,7 +57,8 @@ def prep_command(tmp_path: Path, name: str, *flags: str) -> list[str]:
     source.write_text("\n".join(lines) + "\n")
     output = tmp_path / "data" / name / "train"
     command = ["prep", "--source", "jsonl", "--paths", str(source), "--num-shards", "2"]
-    return [*command, "--output", str(output), "--name", name, "--min-doc-tokens", "1", *flags]
+    command += ["--set=prep.min_doc_tokens=1"]
+    return [*command, "--output", str(output), "--name", name, *flags]
 
 
 def prepared(tmp_path: Path, name: str, *flags: str) -> Any:
@@ -100,7 +101,7 @@ def test_uint16_is_taken_where_the_largest_id_is_65535_and_no_further(tmp_path: 
 
 def test_uint16_holds_the_same_ids_and_every_reader_takes_them(own: str, tmp_path: Path) -> None:
     wide = prepared(tmp_path, "wide", "--tokenizer", own)
-    small = prepared(tmp_path, "small", "--tokenizer", own, "--dtype", "auto")
+    small = prepared(tmp_path, "small", "--tokenizer", own, "--set=prep.dtype=auto")
     assert (wide.dtype, small.dtype) == ("uint32", "uint16")
     assert documents(tmp_path, wide) == documents(tmp_path, small)
     for manifest in (wide, small):
@@ -124,7 +125,7 @@ def test_exports_of_uint16_shards_hold_the_same_ids(
 ) -> None:
     payloads = []
     for name, dtype in (("wide", "uint32"), ("small", "uint16")):
-        manifest = prepared(tmp_path, name, "--tokenizer", own, "--dtype", dtype)
+        manifest = prepared(tmp_path, name, "--tokenizer", own, f"--set=prep.dtype={dtype}")
         export(manifest.path, tmp_path / "out" / name, form)
         paths = sorted((tmp_path / "out" / name).glob(f"*.{ending}"))
         payloads.append([path.read_bytes() for path in paths])
@@ -139,7 +140,7 @@ def test_exports_of_uint16_shards_hold_the_same_ids(
 
 
 def test_a_bos_starts_each_document_and_is_no_part_of_its_text(own: str, tmp_path: Path) -> None:
-    manifest = prepared(tmp_path, "a", "--tokenizer", own, "--bos-token", "auto")
+    manifest = prepared(tmp_path, "a", "--tokenizer", own, "--set=prep.bos_token=auto")
     plain = prepared(tmp_path, "b", "--tokenizer", own)
     assert manifest.extra["bos_token_id"] == load_tokenizer(own).eos_token_id - 1
     for (_, tokens), (_, others) in zip(documents(tmp_path, manifest), documents(tmp_path, plain)):
@@ -166,19 +167,21 @@ def test_shards_stay_when_the_file_moves_and_change_with_its_eos(own: str, tmp_p
     moved = tmp_path / "moved"
     moved.mkdir()
     (moved / "tokenizer.json").write_bytes(Path(own).read_bytes())
-    before = prepared(tmp_path, "a", "--tokenizer", str(moved), "--eos-token", "</s>").path.stat()
+    before = prepared(
+        tmp_path, "a", "--tokenizer", str(moved), "--set=prep.eos_token=</s>"
+    ).path.stat()
     assert (tmp_path / "data" / "a" / "train" / "manifest.json").stat() == before
-    command = prep_command(tmp_path, "a", "--tokenizer", str(moved), "--eos-token", "<s>")
+    command = prep_command(tmp_path, "a", "--tokenizer", str(moved), "--set=prep.eos_token=<s>")
     assert main(command) == 1
 
 
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (["--tokenizer", "o200k_harmony", "--dtype", "uint16"], "E-TOKENIZER-DTYPE"),
+        (["--tokenizer", "o200k_harmony", "--set=prep.dtype=uint16"], "E-TOKENIZER-DTYPE"),
         (["--tokenizer", "missing/tokenizer.json"], "E-TOKENIZER-FILE"),
-        (["--eos-token", "<|none|>"], "E-TOKENIZER-SPECIAL"),
-        (["--bos-token", "auto"], "E-TOKENIZER-SPECIAL"),
+        (["--set=prep.eos_token=<|none|>"], "E-TOKENIZER-SPECIAL"),
+        (["--set=prep.bos_token=auto"], "E-TOKENIZER-SPECIAL"),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_written(
@@ -194,9 +197,9 @@ def test_a_dry_run_of_a_mixture_counts_the_bytes_of_ids_and_refuses_a_tokenizer_
     sources = [jsonl_source(name, [{"text": text} for text in TEXTS]) for name in ("a", "b")]
     project = write_project(tmp_path, sources, {"tokenizer": own})
     command = ["prep-mixture", "--config", str(project.config), "--dry-run"]
-    refused_line(capsys, *command, "--eos-token", "<none>", code="E-TOKENIZER-SPECIAL")
+    refused_line(capsys, *command, "--set=prep.eos_token=<none>", code="E-TOKENIZER-SPECIAL")
     for dtype, size in (("auto", 2.25), ("uint32", 4.25)):
-        for part in said(capsys, *command, "--dtype", dtype):
+        for part in said(capsys, *command, f"--set=prep.dtype={dtype}"):
             assert part["estimated_disk_bytes"] == int(size * part["estimated_tokens"])
 
 

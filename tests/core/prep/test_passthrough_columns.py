@@ -354,7 +354,7 @@ def test_one_source_is_prepared_with_columns_from_the_command_line_and_from_pyth
     Path("a.jsonl").write_text(json_lines(rows), encoding="utf-8")
     flags = ["--source", "jsonl", "--paths", "a.jsonl", "--text-field", "data.text"]
     flags += ["--output", "one/web/train", "--name", "web", "--num-shards", "2"]
-    assert main(["prep", *flags, "--columns", "n"]) == 0
+    assert main(["prep", *flags, "--set=attributes.columns=n"]) == 0
     config = PrepConfig(
         output_dir="two/web/train", dataset_name="web", num_shards=2, columns=("n",)
     )

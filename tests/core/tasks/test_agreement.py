@@ -155,7 +155,7 @@ def test_every_label_of_a_json_line_meets_the_score_of_its_own_text(
     file.write_text("\ufeff" + "".join(lines), "utf-8")
     named = ["--config", config, "--input-jsonl", file, "--quiet"]
     nmoe("hydra", "oracle-label", *named, "--out", labels)
-    nmoe("hydra", "grade", *named, "--no-early-exit", "--out", grades)
+    nmoe("hydra", "grade", *named, "--set=grading.early_exit=false", "--out", grades)
     labelled = read_rows(labels / "scores.jsonl")
     graded = read_rows(grades / "quality_scores.jsonl")
     # What the oracle was shown is the text as prep would have written it.

@@ -43,9 +43,10 @@ def labelling(url: str, root: Path, count: int, *more: str) -> list[str]:
     """`nmoe hydra oracle-label` of some documents, into `root/out`."""
     rows = [{"doc_id": f"d{i}", "text": text} for i, text in enumerate(documents_of(count))]
     (root / "in.jsonl").write_text(json_lines(rows))
-    flags = ["--oracle", "http", "--base-url", url, "--model", MODEL, "--quiet"]
+    flags = ["--oracle", "http"]
+    flags += [f"--set=oracle.http.base_url={url}", f"--set=oracle.http.model={MODEL}", "--quiet"]
     places = ["--input-jsonl", str(root / "in.jsonl"), "--out", str(root / "out")]
-    return ["hydra", "oracle-label", *flags, *places, "--concurrency", "4", *more]
+    return ["hydra", "oracle-label", *flags, *places, "--set=oracle.http.concurrency=4", *more]
 
 
 def label(url: str, root: Path, count: int, *more: str) -> int:
@@ -236,7 +237,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message
 
 
 def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_path: Path) -> None:
-    scores, once = tmp_path / "out" / "scores.jsonl", ("--set", "oracle.http.max_attempts=1")
+    scores, once = tmp_path / "out" / "scores.jsonl", ("--set=oracle.http.max_attempts=1",)
 
     def behave(document: str, nth: int) -> Reply:
         is_down = server.answered.total() >= 30
@@ -345,7 +346,7 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     server.always(Reply(b"no", status))
-    assert label(server.url, tmp_path, 40, "--api", api) == 1
+    assert label(server.url, tmp_path, 40, f"--set=oracle.http.api={api}") == 1
     line = capsys.readouterr().err
     assert "ERROR [E-LABEL-ORACLE]" in line
     assert advice in line
@@ -388,7 +389,7 @@ def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
     monkeypatch.setenv("JUDGE_KEY", KEY)
     monkeypatch.setattr("nmoe_core.labels.oracles.replies.FIRST_PAUSE_S", 0.001)
     server.always(ECHOES[name])
-    label(server.url, tmp_path, 20, "--api-key-env", "JUDGE_KEY")
+    label(server.url, tmp_path, 20, "--set=oracle.http.api_key_env=JUDGE_KEY")
     assert f"Bearer {KEY}" in server.headers[0]
     shown = "".join(capfd.readouterr())
     files = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]

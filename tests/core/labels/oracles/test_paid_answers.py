@@ -31,7 +31,12 @@ def label(server: JudgeServer, root: Path, texts: list[str], *more: str) -> int:
     rows = [{"doc_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
     (root / "in.jsonl").write_text(json_lines(rows))
     places = ["--input-jsonl", str(root / "in.jsonl"), "--out", str(root / "out")]
-    flags = ["--oracle", "http", "--base-url", server.url, "--model", MODEL, "--quiet"]
+    flags = ["--oracle", "http"]
+    flags += [
+        f"--set=oracle.http.base_url={server.url}",
+        f"--set=oracle.http.model={MODEL}",
+        "--quiet",
+    ]
     return main(["hydra", "oracle-label", *places, *flags, *more])
 
 
@@ -65,7 +70,7 @@ def test_answers_under_way_are_kept_when_an_error_ends_the_run(
         return reply
 
     server.behave = behave
-    assert label(server, tmp_path, texts, "--concurrency", "8") == 1
+    assert label(server, tmp_path, texts, "--set=oracle.http.concurrency=8") == 1
     server.settle()
     kept = records(tmp_path)
     assert len(kept) == 7 == server.answered.total() - (name == "another model")
@@ -90,7 +95,7 @@ def test_a_document_that_moderation_refuses_gets_a_failed_label(
 
     server.behave = behave
     for _ in range(2):
-        assert label(server, tmp_path, texts, "--concurrency", str(concurrency)) == 0
+        assert label(server, tmp_path, texts, f"--set=oracle.http.concurrency={concurrency}") == 0
         assert reasons(tmp_path) == {"stop": 11, "http_403": 1}
     assert server.asked.total() == 12
     assert records(tmp_path)[position]["raw"] == '{"error": "flagged"}'
@@ -129,7 +134,7 @@ def test_the_error_after_timeouts_says_how_many_requests_were_under_way(
     server: JudgeServer,
 ) -> None:
     server.always(Reply(after_s=60.0))
-    naming = ["timeout (0.2 s, 5 requests at once)", "--concurrency", "timeout_s"]
+    naming = ["timeout (0.2 s, 5 requests at once)", "concurrency", "timeout_s"]
     with refused("E-LABEL-ORACLE-DOWN", naming=naming):
         server.ask(documents_of(20), concurrency=5, timeout_s=0.2, max_attempts=1)
 
@@ -155,8 +160,8 @@ FAILURES = {
 def test_what_a_server_failed_on_is_asked_again_at_temperature_0_by_the_next_run(
     server: JudgeServer, tmp_path: Path, reason: str
 ) -> None:
-    texts, once = documents_of(12), ("--set", "oracle.http.max_attempts=1")
-    once += ("--set", f"oracle.http.timeout_s={1.5 if reason == 'timeout' else 60}")
+    texts, once = documents_of(12), ("--set=oracle.http.max_attempts=1",)
+    once += (f"--set=oracle.http.timeout_s={1.5 if reason == 'timeout' else 60}",)
     bad = set(texts[::3])
 
     def fails(document: str, nth: int) -> Reply:
@@ -185,11 +190,16 @@ def test_labels_that_a_server_failed_on_stay_finished_when_it_is_away(
 ) -> None:
     texts = documents_of(20)
     server.behave = lambda d, nth: Reply(status=500) if d in texts[1:18] else answers(d, nth)
-    flags = ("--set", "oracle.http.max_attempts=1", "--concurrency", "3")
+    flags = ("--set=oracle.http.max_attempts=1", "--set=oracle.http.concurrency=3")
     assert label(server, tmp_path, texts[:1] + texts[18:] + texts[1:10], *flags) == 0
     finished = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     places = ["--input-jsonl", tmp_path / "in.jsonl", "--out", tmp_path / "out"]
-    places += ["--oracle", "http", "--base-url", url_of_no_server(), "--model", MODEL, "--quiet"]
+    places += ["--oracle", "http"]
+    places += [
+        f"--set=oracle.http.base_url={url_of_no_server()}",
+        f"--set=oracle.http.model={MODEL}",
+        "--quiet",
+    ]
     facts = said(capsys, "hydra", "oracle-label", *places)[str(tmp_path / "out")]
     assert (facts["total"], facts["parsed"]) == (12, 3)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == finished
@@ -201,7 +211,7 @@ def test_only_an_answer_that_was_not_accepted_is_asked_for_at_temperature_1(
     texts = documents_of(3)
     firsts = dict(zip(texts, (completion("no scores"), Reply(b"too long", 400), Reply(status=500))))
     server.behave = lambda d, nth: answers(d, nth) if nth else firsts[d]
-    flags = ("--max-retries", "1", "--set", "oracle.http.max_attempts=1")
+    flags = ("--set=oracle.max_retries=1", "--set=oracle.http.max_attempts=1")
     for _ in range(2):
         assert label(server, tmp_path, texts, *flags) == 0
     asked = [(r["temperature"], r["messages"][-1]["content"]) for r in server.requests]
@@ -236,7 +246,7 @@ def test_failures_of_an_earlier_version_are_asked_again_and_nothing_else_is(
 ) -> None:
     texts = documents_of(12)
     server.behave = lambda d, nth: Reply(status=500) if d in texts[:2] else answers(d, nth)
-    assert label(server, tmp_path, texts, "--set", "oracle.http.max_attempts=1") == 0
+    assert label(server, tmp_path, texts, "--set=oracle.http.max_attempts=1") == 0
     rows = records(tmp_path)
     for row in rows[:2]:
         del row["answered"]
@@ -298,7 +308,12 @@ def test_a_text_is_asked_once_and_an_empty_one_never(
 ) -> None:
     texts = [*(f"text {i % 3}" for i in range(60)), "", "  \n"]
     places = ["--input-jsonl", tmp_path / "in.jsonl", "--out", tmp_path / "out"]
-    flags = ["--oracle", "http", "--base-url", server.url, "--model", MODEL, "--quiet"]
+    flags = ["--oracle", "http"]
+    flags += [
+        f"--set=oracle.http.base_url={server.url}",
+        f"--set=oracle.http.model={MODEL}",
+        "--quiet",
+    ]
     (tmp_path / "in.jsonl").write_text(
         json_lines({"id": f"d{i}", "text": text} for i, text in enumerate(texts))
     )
@@ -320,8 +335,8 @@ def test_copies_of_a_text_that_fails_are_one_question_too(
     worse = completion("no scores")
     kinds = {"good": completion(GOOD), "bad": Reply(status=500), "worse": worse}
     server.behave = lambda document, nth: kinds[document]
-    for num_asked, flags in ((3, ()), (4, ()), (6, ("--max-retries", "1"))):
-        attempts = ("--set", "oracle.http.max_attempts=1")
+    for num_asked, flags in ((3, ()), (4, ()), (6, ("--set=oracle.max_retries=1",))):
+        attempts = ("--set=oracle.http.max_attempts=1",)
         assert label(server, tmp_path, texts, *attempts, *flags) == 0
         assert server.asked.total() == num_asked
         assert reasons(tmp_path) == {"stop": 1, "http_500": 5, "parse_failed": 5}

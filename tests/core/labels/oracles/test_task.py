@@ -93,7 +93,7 @@ def test_a_file_may_drop_heuristic_labels_alone_and_the_command_line_all(
     assert count > 3
     files = contents(project / "labels")
     for other in (f"{model}\nmax_new = 1024", heuristic, f"extract_embedded = true\n{model}"):
-        with refused("E-LABEL-MIXED", naming=["--replace", "--set oracle.replace=true"]):
+        with refused("E-LABEL-MIXED", naming=["--set oracle.replace=true"]):
             label(other)
         assert contents(project / "labels") == files
     assert label(model) == 0
@@ -198,7 +198,8 @@ def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
     assert after == {"questions": 0, "tokens_in": 0, "tokens_out": 0, "cost": 0}
     rest = estimate("train-04")["all"]
     assert rest["tokens_out"] == 9 * rest["questions"] > 0
-    rows, flags = project / "slices/train_shard_04", ["--model", MODEL, "--base-url", server.url]
+    rows = project / "slices/train_shard_04"
+    flags = [f"--set=oracle.http.model={MODEL}", f"--set=oracle.http.base_url={server.url}"]
     flags += ["--input-docids", rows, "--data-root", project / "data", "--out", project / "out"]
     command = ["hydra", "oracle-label", "--oracle", "http", "--estimate", *flags]
     said_of_all = said(capsys, *command)["all"]

@@ -34,7 +34,7 @@ def test_a_share_to_drop_that_labels_do_not_prove_safe_is_refused_and_without_on
 ) -> None:
     labels, predictions = write_val(tmp_path, scored(0, 400, (2.0, 2.0)))
     call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
-    bounds = ("--target-drop", "0.2", "--max-false-drop", "0.15")
+    bounds = ("--set=calibration.target_drop=0.2", "--set=calibration.max_false_drop=0.15")
     line = refused_line(capsys, *call.split(), *bounds, code="E-CALIBRATION-BOUND")
     for part in ("0.150", "target_drop 0.2", "200 labels", "95 %"):
         assert part in line
@@ -66,7 +66,7 @@ def test_a_calibration_says_what_it_keeps_of_each_source_and_what_its_bound_cost
     predicted = [a | {"doc_id": b["doc_id"]} for a, b in zip(read_rows(predictions), rows)]
     write_rows(predictions, predicted)
     call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
-    facts = said(capsys, *call.split(), "--max-false-drop", "0.05")["calibration"]
+    facts = said(capsys, *call.split(), "--set=calibration.max_false_drop=0.05")["calibration"]
     found = {row["source"]: row for row in facts["keep_by_source"]}
     everything, books, web = (found[name] for name in ("all", "books", "web"))
     assert everything["tokens"] == 9 * books["documents"] + web["documents"]
@@ -77,7 +77,7 @@ def test_a_calibration_says_what_it_keeps_of_each_source_and_what_its_bound_cost
     assert counts == tuple(100 * 2**i for i in range(6))
     assert shares[0] < shares[-1] <= facts["drops_by_labels"]["certain"]
     assert list(shares) == sorted(shares)
-    assert main([*call.split(), "--max-false-drop", "0.05"]) == 0
+    assert main([*call.split(), "--set=calibration.max_false_drop=0.05"]) == 0
     printed = capsys.readouterr().out
     for part in ("kept of", "books", "if more such labels", "without a margin"):
         assert part in printed
@@ -88,7 +88,7 @@ def test_a_target_of_tokens_is_kept_and_needs_ids_that_tell_lengths(
 ) -> None:
     labels, predictions = write_val(tmp_path, scored(0, 2000, (0.5, 0.5)))
     call = f"hydra calibrate --labels {labels} --predictions {predictions} --out {tmp_path}/out"
-    asked = (*call.split(), "--target-unit", "tokens", "--target-keep", "0.3")
+    asked = (*call.split(), "--set=calibration.target_unit=tokens", "--target-keep", "0.3")
     refused_line(capsys, *asked, code="E-CALIBRATION-TARGET")
     assert not (tmp_path / "out" / "calibration_summary.json").exists()
     rows = read_rows(labels)

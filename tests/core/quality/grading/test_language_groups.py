@@ -90,7 +90,13 @@ def test_each_language_has_thresholds_of_its_own_once_languages_are_there(
 def test_other_targets_are_previewed_by_group_and_by_source_without_languages(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    by_source = ("hydra", "calibrate", "--config", str(project.config), "--target-by", "source")
+    by_source = (
+        "hydra",
+        "calibrate",
+        "--config",
+        str(project.config),
+        "--set=calibration.target_by=source",
+    )
     line = refused_line(capsys, *by_source, code="E-CALIBRATION-TARGET")
     assert "found de, en, expected one of web" in line
     text = project.config.read_text()

@@ -115,7 +115,7 @@ def test_calibration_chooses_for_all_shards_and_halves_the_error_of_its_bounds(
     assert plan_regrade(own.run, ["web"]).shards == []
     row = read_rows(*own.run.tree.quality.rglob("quality_scores.jsonl"))[0]
     assert row["probe_scores"] is None
-    words = ("hydra", "grade", "--config", own.config, "--grader", "hydra")
+    words = ("hydra", "grade", "--config", own.config, "--set=grading.grader=hydra")
     refused_line(capsys, *map(str, words), code="E-INPUT-SETTINGS")
 
 

@@ -95,5 +95,5 @@ def test_thresholds_of_another_student_are_refused_unless_no_document_may_leave(
     words = ("hydra", "grade", "--config", str(project.config))
     refused_line(capsys, *words, code="E-CALIBRATION-HEADS")
     assert "with another student" in (plan_regrade(project.run, ["web"]).problem or "")
-    nmoe(project, "hydra grade", "--no-early-exit")
+    nmoe(project, "hydra grade", "--set=grading.early_exit=false")
     assert not any(row["early_exit"] for row in rows_of(project).values())
