@@ -1,8 +1,8 @@
-"""Orders that space the documents of each topic evenly over the epoch; no window length is needed.
+"""Orders that space the documents of each topic evenly over the epoch. They need no window length.
 
-Document r of the n of a topic goes to (r + phase) / n of the epoch, each topic with a phase of its
-own; the orders differ in how they rank a topic's documents first. A few sorts, O(N log N), and at
-most 64 bytes of memory per document beside the input.
+A topic's document with rank r of n is placed at (r + phase) / n of the epoch; each topic has a
+different phase. The orders differ in how they rank the documents of a topic. Costs a few sorts, O(N
+log N), and at most 64 bytes of memory per document besides the input.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import numpy as np
 
 from nmoe_core.base.errors import CurationError
 
-GOLDEN = 0.6180339887498949  # 1/phi: multiples of it, modulo 1, are spread as evenly as can be
-PLASTIC = 0.7548776662466927  # 1/rho, and its square: the same in two dimensions
+GOLDEN = 0.6180339887498949  # 1/phi: its multiples modulo 1 are spread most evenly
+PLASTIC = 0.7548776662466927  # 1/rho: with its square, the same in two dimensions
 _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
 class Turn(TypedDict, total=False):
-    """Options that turn an order into another, equally good one; both default to 0."""
+    """Options that change an order into a different, equally good order; both default to 0."""
 
     seed: int
     epoch: int
@@ -32,17 +32,17 @@ def golden(
     groups: np.ndarray | None = None,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """Even spacing inside each topic, with lengths dealt out at golden-ratio steps.
+    """Even spacing within each topic, with document lengths spread by golden-ratio steps.
 
-    Inside a topic documents are ranked by length, then dealt: rank r goes to the fraction
-    r/phi mod 1 of the topic, so neighbours in the ranking end up far apart, and every stretch of
-    the epoch has the same mix of long and short. m neighbours are at least about 1 / (sqrt(5) m) of
+    The documents of a topic are ranked by length; rank r is placed at the fraction r/phi mod 1 of
+    the topic. Neighbours in the ranking are therefore far apart, and every part of the epoch has
+    the same mix of long and short documents. Any m neighbours are at least about 1 / (sqrt(5) m) of
     the epoch apart.
 
     Args:
-        by: Number `[N]` to deal out evenly instead of the length, such as quality.
-        groups: int `[N]`: group of near-duplicates, -1 for none. Members of a group in one topic
-            become neighbours in the ranking, so they are spread over the whole epoch.
+        by: Numbers `[N]` to spread evenly instead of the length, such as quality.
+        groups: int `[N]`: group of near-duplicates, -1 for none. Members of a group in the same
+            topic become neighbours in the ranking, so they are spread over the whole epoch.
     """
     column = doc_tokens if by is None else _column("by", by, len(doc_clusters))
     if groups is not None:
@@ -67,12 +67,12 @@ def count_stride(
     descending: bool = False,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """Even spacing of each topic by count, in a fixed order inside it: a curriculum.
+    """Even spacing of each topic by count, with a fixed order within the topic: a curriculum.
 
     Args:
-        by: Number `[N]` that rises along the epoch, such as length or quality; None for the
-            source order.
-        descending: Let it fall instead.
+        by: Numbers `[N]` that rise along the epoch, such as length or quality; None for the source
+            order.
+        descending: Let the numbers fall instead.
     """
     column = None if by is None else _column("by", by, len(doc_clusters))
     key = np.empty(len(doc_clusters))
@@ -89,8 +89,8 @@ def balance_tokens(
     """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
 
     For exact mixing ratios. A topic of long documents gets wider gaps, so a window holds fewer
-    topics than with `golden`. Lengths are dealt out as with `golden`; the place of a document is
-    the middle of its tokens. A greedy on the deficit of tokens arrives at this order too.
+    topics than with `golden`. Lengths are spread as with `golden`; a document is placed by the
+    middle of its tokens. A greedy algorithm on the token deficit gives the same order.
     """
     key = np.empty(len(doc_clusters))
     shift = turn_of(**turn)
@@ -105,11 +105,12 @@ def balance_tokens(
 def insert_only(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, **turn: Unpack[Turn]
 ) -> np.ndarray:
-    """An order that appended documents do not change: they are only inserted.
+    """An order in which appended documents are inserted and old documents keep their relative
+    order.
 
-    Document r of a topic, in order of arrival, has the key r/phi mod 1, which later documents do
-    not alter; the key of a document is its place in the epoch. Less even than `golden`. Keep
-    seed and epoch, and the topics of old documents, while documents are appended.
+    The r-th document of a topic, in order of arrival, is placed at r/phi mod 1 of the epoch; later
+    documents do not change this place. Less even than `golden`. Keep the seed, the epoch and the
+    topics of old documents while documents are appended.
     """
     key = np.empty(len(doc_clusters))
     shift = turn_of(**turn)
@@ -119,7 +120,7 @@ def insert_only(
 
 
 def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each topic that has documents, and their numbers in source order."""
+    """Yield each topic that has documents, with their numbers in source order."""
     sizes = np.bincount(doc_clusters)
     ends = np.cumsum(sizes)
     documents = by_cluster(doc_clusters)
@@ -128,12 +129,12 @@ def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray
 
 
 def turn_of(seed: int = 0, epoch: int = 0) -> float:
-    """Offset of all phases by seed and epoch, in two independent directions: 0 to 1."""
+    """The offset of all phases, 0 to 1, from seed and epoch, in two independent directions."""
     return (seed * PLASTIC + epoch * PLASTIC**2) % 1.0
 
 
 def rank_in_group(sizes: np.ndarray) -> np.ndarray:
-    """0..n-1 for each group in turn: int64 `[sum(sizes)]`."""
+    """0, ..., n - 1 for each group of size n, concatenated: int64 `[sum(sizes)]`."""
     starts = np.cumsum(sizes) - sizes
     return np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
 
@@ -147,25 +148,26 @@ def by_cluster(doc_clusters: np.ndarray) -> np.ndarray:
 
 
 def _column(name: str, values: np.ndarray, num_documents: int) -> np.ndarray:
-    """`values` as an array `[N]` of numbers that can be sorted."""
+    """Check that `values` are `[N]` sortable numbers; return them as an array."""
     column = np.asarray(values)
     if column.shape != (num_documents,) or column.dtype.kind not in "iuf":
-        expected = f"a number for each of {num_documents} documents"
+        expected = f"one number per document, {num_documents} in all"
         raise refusal(f"{name} is not a column", (column.dtype, column.shape), expected)
     if column.dtype.kind == "f" and np.isnan(column).any():
-        raise refusal(f"{name} has no order", "NaN", "numbers")
+        raise refusal(f"{name} cannot be sorted", "NaN", "numbers")
     return column
 
 
 def refusal(what: str, found: object, expected: str) -> CurationError:
-    """An E-CURATION-ORDER error."""
+    """Make an E-CURATION-ORDER error."""
     return CurationError(
         what, where="order", found=found, expected=expected, code="E-CURATION-ORDER"
     )
 
 
 def _ranked(members: np.ndarray, column: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Members by group, members without one last, then by falling `column`, then by number."""
+    """Sort members by group (members without a group last), then by falling `column`, then by
+    number."""
     if groups is None:
         return _sorted(members, column, descending=True)
     group = groups[members]
@@ -181,5 +183,6 @@ def _sorted(members: np.ndarray, column: np.ndarray | None, descending: bool) ->
 
 
 def _falling(values: np.ndarray) -> np.ndarray:
-    """Keys that sort `values` downwards; ~v is -v - 1, and also works for unsigned integers."""
+    """Keys that sort `values` in descending order; ~v is -v - 1 and also works for unsigned
+    integers."""
     return -values if values.dtype.kind == "f" else ~values

@@ -1,4 +1,4 @@
-"""Data of the pictures and films of an order, computed from topics, lengths and embeddings."""
+"""Computes the pictures and films of an order from topics, lengths and embeddings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def order_picture(
     what: str = "clusters",
     scale: int = 2,
 ) -> bytes:
-    """A strip of clusters and a line of window diversity (concat) for each named permutation.
+    """One strip of clusters and one line of window diversity (concat) per named permutation.
 
     `doc_tokens` include EOS; `what` is the word for clusters, in the plural; `scale` as for
     `report.plots.png.render`.
@@ -44,7 +44,8 @@ def order_pictures(
     terms: Sequence[Sequence[str]],
     what: str = "clusters",
 ) -> dict[str, bytes]:
-    """`order_picture`, the clusters' shares along the order, and the shares at its two ends."""
+    """`order_picture`, the clusters' shares along the order, and their shares at its start and
+    end."""
     rows = doc_clusters, doc_tokens, orders
     pictures = {"order": order_picture(*rows, seq_len, what)}
     if len(doc_clusters):
@@ -69,8 +70,8 @@ def compared_picture(spaces: ComparedSpaces, seed: int) -> bytes:
 class FilmFiles:
     """The arrays of one run of `nmoe curate`.
 
-    Labels and order are read from beside the embeddings (`*_labels.npy`, `*_order.npy`) if they are
-    not named; without them the rows are clustered and ordered for the film.
+    Labels and order default to the files beside the embeddings (`*_labels.npy`, `*_order.npy`);
+    without these files the rows are clustered and ordered for the film.
     """
 
     embeddings: Path  # float [N, D]
@@ -80,7 +81,8 @@ class FilmFiles:
     order: Path | None = None  # int [N]
 
     def numbers(self, name: str, num_records: int) -> np.ndarray | None:
-        """`labels` or `order`, int64 `[N]`, if they are named or there."""
+        """`labels` or `order`, int64 `[N]`; None if the file is not named and not beside the
+        embeddings."""
         stem = self.embeddings.name.removesuffix("_embeddings.npy")
         path = self.embeddings.with_name(f"{stem}_{name}.npy")
         path = getattr(self, name) or (path if path.is_file() else None)
@@ -98,8 +100,8 @@ def animate(
 ) -> list[Path]:
     """Write the two films of `report.plots.animation`; return their paths.
 
-    `num_clusters` and `seed` are for labels, points and order that must be made. Raises
-    CurationError: an array is missing or has another length, or ffmpeg failed
+    `num_clusters` and `seed` are used for labels, points and order that no file holds. Raises
+    CurationError if an array is missing or has another length, or if ffmpeg fails
     (E-CURATION-EMBEDDING).
     """
     rows = open_array(files.embeddings, "f", None, None)

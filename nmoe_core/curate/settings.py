@@ -1,12 +1,11 @@
-"""The settings of curation that a run's configuration gives."""
+"""Reads the settings of curation from a run's configuration."""
 
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.planning import CurateSettings
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:
-    """Settings of the run's `[curation]`; by default, windows are the ones that its loader
-    reads."""
+    """The settings of the run's `[curation]`; by default, windows are as long as the loader's."""
     table = run.config.curation
     shared = table.model_dump(include={"include", "where", "epoch", "packing", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)
@@ -22,11 +21,11 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
 
 
 def spreads_copies(run: Run) -> bool:
-    """Whether curation reads which documents are copies of which."""
+    """Whether the order spreads copies, so that curation needs the groups of copies."""
     return "duplicates" in run.config.attributes.use and run.config.curation.can_spread_copies
 
 
 def window_tokens(run: Run) -> int:
-    """Tokens of a window: the trainer's window, unless the configuration sets another."""
+    """Tokens per window: the trainer's window, unless the configuration sets another length."""
     stride = run.loader.seq_len + (run.loader.window_stride == "seq_len+1")
     return run.config.curation.seq_len or stride

@@ -1,9 +1,9 @@
 """Cuts a training stream into windows and counts the contents of each.
 
 `concat` concatenates documents and cuts every `seq_len` tokens, as the loader does. `flush` starts
-a new window when a document does not fit, as the published metric of diversity ordering does; a
-document longer than a window fills windows of its own there, and its rest opens one more.
-Costs one pass and one sort over (window, topic) pairs.
+a new window if a document does not fit, as the published diversity metric does; a document longer
+than a window then fills windows alone, and its remainder opens one more. Costs one pass and one
+sort over (window, topic) pairs.
 """
 
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ LOADERS: tuple[Loader, ...] = ("concat", "flush")
 class Windows:
     """A stream of documents cut into windows, and the pairs of window and topic that occur."""
 
-    seq_len: int  # tokens of a window
+    seq_len: int  # tokens per window
     first: np.ndarray  # first window of each document: int64 [N]
     last: np.ndarray  # last window of each document: int64 [N]
     last_fill: int  # tokens in the last window, the offset included
     window: np.ndarray  # int64 [P], ascending
-    topic: np.ndarray  # int64 [P], ascending in each window
-    tokens: np.ndarray  # tokens of the topic in the window, all positive: int64 [P]
+    topic: np.ndarray  # int64 [P], ascending within a window
+    tokens: np.ndarray  # tokens of the topic in the window: int64 [P], all positive
 
     def num_topics(self) -> np.ndarray:
-        """Distinct topics of each window, the last partial one included: int64 `[W]`."""
+        """Distinct topics per window, including a partial last window: int64 `[W]`."""
         return np.bincount(self.window)
 
     def num_full(self) -> int:
-        """Windows that were filled or closed."""
+        """Number of windows that were filled or closed."""
         return int(self.last[-1]) + 1 - (self.last_fill < self.seq_len)
 
 
@@ -47,8 +47,8 @@ def cut_windows(
 ) -> Windows:
     """Cut a stream of documents in training order; `tokens` include EOS.
 
-    `offset` tokens precede the first document in its window. Raises CurationError: arrays differ,
-    or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
+    `offset` tokens precede the first document in its window. Raises CurationError if the shapes of
+    the arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
     """
     clusters, tokens = checked_documents(clusters, tokens, seq_len)
     if not len(tokens):

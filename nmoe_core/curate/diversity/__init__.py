@@ -1,1 +1,1 @@
-"""How diverse the windows of an order are."""
+"""Measures how many topics the training windows of an order hold."""

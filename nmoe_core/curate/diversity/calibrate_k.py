@@ -1,9 +1,10 @@
-"""Choose the number of clusters: silhouette and reachable diversity for each k, by two rules.
+"""Chooses the number of clusters k by two rules, from the silhouette and the reachable diversity.
 
 `within_5pct` is the published rule: the largest k whose silhouette is within 5 % of the peak.
-`reachable` takes the largest k such that windows can hold 95 % of the clusters (a small cluster
+`reachable` takes the largest k with which windows can hold 95 % of the clusters (a small cluster
 cannot be in every window) and the silhouette is at least 70 % of the peak among k >= 10. The cosine
-distances of one sample are computed once and shared: a k then costs its fit and one pass over them.
+distances of one sample are computed once and shared, so each k costs one fit and one pass over the
+distances.
 """
 
 from dataclasses import dataclass
@@ -19,24 +20,25 @@ SAMPLE_ROWS = 10_000
 MIN_REACHABLE = 0.95
 MIN_SILHOUETTE_SHARE = 0.7
 _PEAK_FROM_K = 10
-_STARTS = 3  # of each k-means: it is measured, not kept
+_STARTS = 3  # k-means starts per k: few, because the clusters are only measured
 
 
 @dataclass(frozen=True, slots=True)
 class KResult:
-    """One k: how well the clusters separate, their sizes, and how many a window can hold."""
+    """Results for one k: how well the clusters separate, their sizes, and how many a window can
+    hold."""
 
     k: int
-    silhouette: float  # cosine, of the sample
+    silhouette: float  # by cosine distance, over the sample
     smallest: int
     median: float
     largest: int
-    reachable: float  # ceiling of distinct clusters in a window of `seq_len` tokens, over k
+    reachable: float  # most distinct clusters per window of `seq_len` tokens, divided by k
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All candidates, and the k that each rule recommends (None if no k passes)."""
+    """Results for all candidates, and the k that each rule recommends (None if no k passes)."""
 
     results: tuple[KResult, ...]
     within_5pct: int
@@ -44,8 +46,9 @@ class Calibration:
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
-    """Fit each k below the number of rows (float32 `[N, D]`, unit or zero) and measure it. Raises
-    CurationError: no candidate is below the number of rows with text (E-CURATION-TOPICS)."""
+    """Fit and measure each candidate k below the number of rows. `rows` are float32 `[N, D]`, of
+    length 1 or 0. Raises CurationError if all candidates exceed the number of rows with text
+    (E-CURATION-TOPICS)."""
     from sklearn.metrics import silhouette_score
     from sklearn.metrics.pairwise import cosine_distances
 
@@ -69,20 +72,20 @@ def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: in
         spread = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
         found = labels[sample]
         separation = 0.0
-        if len(np.unique(found)) > 1:  # else no silhouette is defined
+        if len(np.unique(found)) > 1:  # the silhouette needs at least two clusters
             separation = float(silhouette_score(distances, found, metric="precomputed"))
         results.append(KResult(k, separation, *spread, reachable=ceiling / k))
     return Calibration(tuple(results), rule_within_5pct(results), rule_reachable(results))
 
 
 def rule_within_5pct(results: list[KResult]) -> int:
-    """Largest k whose silhouette is at least the peak less 5 % of its size."""
+    """The largest k whose silhouette is at most 5 % below the peak."""
     peak = max(result.silhouette for result in results)
     return max(r.k for r in results if r.silhouette >= peak - 0.05 * abs(peak))
 
 
 def rule_reachable(results: list[KResult]) -> int | None:
-    """Largest k that windows can hold nearly whole and that still separates the records."""
+    """The largest k whose clusters nearly all fit into a window and still separate the records."""
     tried = [r.silhouette for r in results if r.k >= _PEAK_FROM_K]
     peak = max(tried or [r.silhouette for r in results])
     least = peak - (1 - MIN_SILHOUETTE_SHARE) * abs(peak)

@@ -1,8 +1,9 @@
-"""Whether two embeddings of the same records see different structure.
+"""Measures whether two embeddings of the same records find the same structure.
 
-Both are clustered with one k and seed. Adjusted Rand index and normalised mutual information
+Both are clustered with the same k and seed. Adjusted Rand index and normalised mutual information
 compare the labels; linear CKA (Kornblith et al. 2019) and the overlap of nearest neighbours compare
-the spaces without clusters, whatever their widths. Costs two fits and one product of samples.
+the spaces without clusters, also if their widths differ. Costs two k-means fits and one matrix
+product of samples.
 """
 
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ NEIGHBOURS = 10
 class Comparison:
     """Agreement of two embeddings of the same records.
 
-    `cka` and `neighbour_overlap` are on a sample; the overlap of unrelated spaces is about
-    `NEIGHBOURS` over the sample's size.
+    `cka` and `neighbour_overlap` are measured on a sample. For unrelated spaces, the overlap is
+    about `NEIGHBOURS` / (size of the sample).
     """
 
-    num_records: int  # with a text in both
+    num_records: int  # records with a usable row in both embeddings
     num_clusters: int
     ari: float
     nmi: float
@@ -40,7 +41,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSpaces:
-    """The comparison, projected unit rows of both, and labels of the first: `[N, ...]` each."""
+    """The comparison, the projected unit rows of both embeddings and the labels of the first: `[N,
+    ...]` each."""
 
     comparison: Comparison
     shallow: np.ndarray
@@ -58,15 +60,15 @@ def compare_embeddings(
     pca_deep: int = 0,
 ) -> ComparedSpaces:
     """Compare float `[N, W1]` and `[N, W2]`; rows that are zero or NaN in either are left out.
-    Raises CurationError: different numbers of rows (E-CURATION-EMBEDDING), or fewer usable rows
-    than clusters (E-CURATION-TOPICS)."""
+    Raises CurationError if the numbers of rows differ (E-CURATION-EMBEDDING), or if there are fewer
+    usable rows than clusters (E-CURATION-TOPICS)."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     if shallow.ndim != 2 or deep.ndim != 2 or len(shallow) != len(deep):
         raise CurationError(
             "the embeddings belong to different records",
             found=f"shapes {shallow.shape} and {deep.shape}",
-            expected="[N, ...] twice",
+            expected="two arrays with the same number of rows",
             code="E-CURATION-EMBEDDING",
         )
     usable = np.ones(len(shallow), bool)
@@ -96,8 +98,8 @@ def compare_embeddings(
 
 
 def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
-    """A mapped `.npy` file whose dtype is one of `kinds`; None in `shape` matches any length.
-    Raises CurationError: it is not such an array (E-CURATION-EMBEDDING)."""
+    """Map a `.npy` file; the kind of its dtype must be in `kinds`, and None in `shape` matches any
+    length. Raises CurationError if the dtype or shape differs (E-CURATION-EMBEDDING)."""
     try:
         array = map_npy(path)
         found = f"{array.dtype} {array.shape}"
@@ -119,12 +121,13 @@ def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
 
 
 def verdict(ari: float) -> Verdict:
-    """The published bands of the adjusted Rand index."""
+    """Name the agreement by the published bands of the adjusted Rand index."""
     return "redundant" if ari > 0.7 else "moderate" if ari >= 0.3 else "different"
 
 
 def linear_cka(first: np.ndarray, second: np.ndarray) -> float:
-    """Linear centred kernel alignment, 0 to 1: 1 for spaces equal up to rotation and scale."""
+    """Linear centred kernel alignment, 0 to 1; it is 1 if the spaces differ only by rotation and
+    scale."""
     x = first.astype(np.float64) - first.mean(axis=0, dtype=np.float64)
     y = second.astype(np.float64) - second.mean(axis=0, dtype=np.float64)
     scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
@@ -132,7 +135,7 @@ def linear_cka(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def neighbour_overlap(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean share of the `NEIGHBOURS` nearest neighbours that both spaces agree on."""
+    """Mean share of each row's `NEIGHBOURS` nearest neighbours that are the same in both spaces."""
     count = min(NEIGHBOURS, len(first) - 1)
     if count < 1:
         return 1.0

@@ -1,8 +1,9 @@
-"""Window diversity: the composition of training windows, and the most to expect of an order.
+"""Window diversity: which topics the training windows of an order hold, and the most that an order
+can reach.
 
-Both ways to fill a window are measured (see `windows`). Every figure comes with its percent of the
-ceiling of its data, a reference that an order may exceed a little (see `diversity_ceiling`), and
-every order is shown beside the source order and a shuffle. Costs a few sorts per order: a second
+Both ways to fill a window are measured (see `windows`). Every figure is also given in percent of
+the data's ceiling, a reference that an order may exceed a little (see `diversity_ceiling`), and
+every order is compared with the source order and a shuffle. Costs a few sorts per order: one second
 for a million documents.
 """
 
@@ -18,16 +19,17 @@ from nmoe_core.curate.windows import LOADERS, Loader, Windows, checked_documents
 
 SCALES = (2048, 8192, 32_768, 131_072)
 _ALIGNMENTS = 8
-_PARTS = 20  # of the epoch, for the drift of length
+_PARTS = 20  # the epoch is cut into so many parts to measure the drift of length
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Composition of the windows of an order: "topics" counts distinct topics of a window."""
+    """What the windows of an order hold. In these comments, "topics" is the number of distinct
+    topics of a window."""
 
-    num_windows: int  # the last and perhaps partial one included
+    num_windows: int  # including the last one, which may be partial
     mean: float  # topics, over all windows
-    min_full: int  # least topics of a window that was filled or closed
+    min_full: int  # fewest topics in a full or closed window
     last: int  # topics of the last window
     std: float  # population standard deviation of topics
     ceiling: float  # reference for the mean, see `diversity_ceiling`
@@ -35,18 +37,18 @@ class Metrics:
     p1: float  # first percentile of topics over full windows
     kl_mean: float  # over windows: KL(tokens of each topic in the window || in all), nats
     kl_p99: float
-    # Most that a prefix of the epoch is ahead or behind in tokens of a topic against the topic's
-    # share, in windows.
+    # Largest difference, over prefixes of the epoch and topics, between the tokens of the topic in
+    # the prefix and its even share; in windows.
     discrepancy_max: float
-    # Total variation between topics of the first and of the last window, or eight windows: the
-    # step that training sees at the boundary of an epoch. Whole documents; 0 to 1.
+    # Total variation, 0 to 1, between the topics of the first and of the last window (or eight
+    # windows), in whole documents: the jump that training sees between two epochs.
     wrap_tv_1: float
     wrap_tv_8: float
-    length_drift: float  # documents in the densest over the sparsest twentieth of the tokens
-    adjacent_same: float  # share of documents that follow one of their own topic
-    padding: float  # share of window tokens that no document fills, the last window's included
-    cut_documents: int  # documents of at most a window that span more than one
-    min_over_alignments: int  # least `min_full` when windows begin at each eighth of a window
+    length_drift: float  # documents in the densest / in the sparsest twentieth of the tokens
+    adjacent_same: float  # share of documents that follow a document of the same topic
+    padding: float  # share of padding among the tokens of all windows
+    cut_documents: int  # documents no longer than a window that are in several windows
+    min_over_alignments: int  # lowest `min_full` if windows are shifted by eighths of a window
 
 
 def measure(
@@ -56,10 +58,10 @@ def measure(
     seq_len: int,
     loader: Loader = "concat",
 ) -> Metrics | None:
-    """All metrics of an order; None if there is no token.
+    """All metrics of an order; None if the documents have no tokens.
 
-    `order`, int `[N]`, is the document at each position; the other arrays are in source order.
-    Raises CurationError as `cut_windows` does.
+    `order`, int `[N]`, holds the document at each position; the other arrays are in source order.
+    Raises CurationError as `cut_windows`.
     """
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):
@@ -97,7 +99,8 @@ def measure(
 def compare(
     orders: Mapping[str, np.ndarray], doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int
 ) -> dict[str, dict[str, dict[str, Any] | None]]:
-    """Metrics of each order by both loaders, beside `original` and `shuffle`, ready for JSON."""
+    """Metrics of each order, of `original` and of `shuffle`, with both ways of packing, as JSON
+    values."""
     named = dict(orders)
     for name in ("original", "shuffle"):
         if name not in named:
@@ -112,7 +115,8 @@ def compare(
 def compare_orders(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, order: np.ndarray, seq_len: int
 ) -> dict[str, Any]:
-    """Metrics before and after an order and of a shuffle, by both loaders, ready for JSON."""
+    """Metrics before and after an order and of a shuffle, with both ways of packing, as JSON
+    values."""
     found = compare({"after": order}, doc_clusters, doc_tokens, seq_len)
     names = {"before": "original", "after": "after", "shuffle": "shuffle"}
     windows = {m: {when: found[name][m] for when, name in names.items()} for m in LOADERS}
@@ -120,7 +124,8 @@ def compare_orders(
 
 
 def scales(order: np.ndarray, doc_clusters: np.ndarray, doc_tokens: np.ndarray) -> dict[int, float]:
-    """Percent of the ceiling (concat) in windows of 2k to 128k tokens; empty without a token."""
+    """Percent of the ceiling (concat) that an order reaches, per window length from 2k to 128k
+    tokens; empty without tokens."""
     found = {size: measure(order, doc_clusters, doc_tokens, size) for size in SCALES}
     return {size: each.percent_of_ceiling for size, each in found.items() if each is not None}
 
@@ -128,21 +133,22 @@ def scales(order: np.ndarray, doc_clusters: np.ndarray, doc_tokens: np.ndarray) 
 def window_topics(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, loader: Loader = "concat"
 ) -> np.ndarray:
-    """Number of distinct topics in each window, the last partial one included: int64 `[W]`."""
+    """Distinct topics per window, including a partial last window: int64 `[W]`."""
     return cut_windows(doc_clusters, doc_tokens, seq_len, loader).num_topics()
 
 
 def diversity_ceiling(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, loader: Loader = "concat"
 ) -> float:
-    """The highest mean of topics per window to expect of an order, in W = ceil(T / seq_len).
+    """The highest mean number of topics per window that an order can be expected to reach.
 
-    A topic is in at most W windows, and in no more than its documents touch. `flush`: a document
-    of at least a window fills floor(L / seq_len) windows alone, and its rest opens one more.
-    `concat`: a document touches 1 + (L - 1) / seq_len windows on average over alignments. It is not
-    a bound: an order that places the documents of rare topics across edges exceeds it, by about 3 %
-    with hundreds of windows and more with a few. No order has a topic in more than the sum of 1 +
-    ceil((L - 1) / seq_len) windows; orders stay far below that.
+    With W = ceil(T / seq_len) windows, a topic is in at most W windows, and in at most as many as
+    its documents touch. `flush`: a document of L >= seq_len tokens fills floor(L / seq_len) windows
+    alone, and its remainder opens one more. `concat`: a document touches 1 + (L - 1) / seq_len
+    windows on average over its alignments. The ceiling is not a bound: an order that puts documents
+    of rare topics across the edges of windows exceeds it, by about 3 % with hundreds of windows and
+    by more with a few. The hard bound, the sum of 1 + ceil((L - 1) / seq_len) over a topic's
+    documents, is far above what orders reach.
     """
     clusters, tokens = checked_documents(doc_clusters, doc_tokens, seq_len)
     if not len(tokens):
@@ -157,7 +163,8 @@ def diversity_ceiling(
 
 
 def _divergence(windows: Windows) -> np.ndarray:
-    """KL of each window's shares of tokens by topic against the shares of all: float64 `[W]`."""
+    """KL divergence of each window's token shares by topic from the shares of the whole corpus:
+    float64 `[W]`."""
     overall = np.bincount(windows.topic, weights=windows.tokens)
     overall /= overall.sum()
     per_window = np.bincount(windows.window, weights=windows.tokens)
@@ -167,9 +174,10 @@ def _divergence(windows: Windows) -> np.ndarray:
 
 
 def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
-    """The largest error of any prefix in any topic, in tokens.
+    """The largest difference between the tokens of a topic in a prefix and its even share.
 
-    It is greatest right after a document of the topic, or right before one.
+    The maximum is right before or right after a document of the topic, so only these places are
+    checked.
     """
     documents = by_cluster(clusters)
     sizes = np.bincount(clusters)
@@ -184,7 +192,7 @@ def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
 
 
 def _wrap(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> float:
-    """Total variation between topics of the first and the last `num_tokens` tokens."""
+    """Total variation between the topics of the first and of the last `num_tokens` tokens."""
     ends = np.cumsum(tokens)
     head = slice(int(np.searchsorted(ends, num_tokens)) + 1)
     tail = slice(int(np.searchsorted(ends, ends[-1] - num_tokens, side="right")), None)
@@ -203,7 +211,7 @@ def _length_drift(tokens: np.ndarray) -> float:
 def _min_over_alignments(
     clusters: np.ndarray, tokens: np.ndarray, seq_len: int, loader: Loader
 ) -> int:
-    """Least distinct topics of a full window, if windows begin at each eighth of one."""
+    """Fewest distinct topics in a full window, over windows shifted by each eighth of a window."""
     least: list[int] = []
     for offset in sorted({seq_len * i // _ALIGNMENTS for i in range(_ALIGNMENTS)}):
         windows = cut_windows(clusters, tokens, seq_len, loader, offset)

@@ -1,8 +1,8 @@
-"""Order the records of a JSONL file so that training windows hold as many topics as they can.
+"""Orders the records of a JSONL file so that training windows hold as many topics as possible.
 
-Scan and check, embed new texts, assign to frozen clusters, order, measure. Only the embedding cache
-is written here. Costs one pass to scan and one to embed new texts; memory is the embeddings and 48
-bytes per record. Input, checkpoint and settings are checked before any work.
+Steps: scan and check, embed new texts, assign them to frozen clusters, order, measure. Only the
+embedding cache is written here. Costs one pass to scan and one to embed new texts; memory is the
+embeddings and 48 bytes per record. Input, checkpoint and settings are checked before any work.
 """
 
 from dataclasses import dataclass
@@ -59,41 +59,40 @@ class Embedded:
 
     records: JsonlInput
     tokens: np.ndarray  # int64 [N], without EOS
-    rows: np.ndarray  # float32 [N, W], zero for texts without a token
+    rows: np.ndarray  # float32 [N, W], zero for texts without tokens
     method: str  # name of the embedding method
-    identity: str  # digest of the method's inputs
+    identity: str  # digest of everything that the method depends on
     num_computed: int = 0  # texts embedded by this run
-    num_nan: int = 0  # loaded rows that were not finite and count as zero, if the settings allow it
+    num_nan: int = 0  # loaded rows that were not finite and were set to zero, if allowed
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens a record takes in training: its text and one EOS, int64 `[N]`."""
+        """Tokens per record in training: the text and one EOS, int64 `[N]`."""
         return self.tokens + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Curated:
-    """A curated input, before anything of it is written."""
+    """A curated input whose files are not written yet."""
 
     embedded: Embedded
     clusters: Clusters
-    drift: Drift  # since the fit of the clusters
-    is_refitted: bool  # this run fitted them
-    rows: np.ndarray  # float32 [N, D], in the space of the clusters
+    drift: Drift  # since the clusters were fitted
+    is_refitted: bool  # this run fitted the clusters
+    rows: np.ndarray  # float32 [N, D], projected into the space of the clusters
     labels: np.ndarray  # uint16 [N]
     order: np.ndarray  # the record at each position: int64 [N]
-    order_name: str  # the order taken, also if `auto` chose it
-    metrics: dict[str, Any]  # of the order, the original and a shuffle, by both loaders
+    order_name: str  # with `auto`, the order that was chosen
+    metrics: dict[str, Any]  # of this order, the original and a shuffle, for both packings
     terms: list[list[str]]  # typical words of each cluster
 
 
 def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, TextTokenizer]:
-    """Check everything that can be checked before work: settings, checkpoint, each line.
+    """Check the settings, the checkpoint and each line of the input before any work.
 
     Raises:
-        CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE), nor the
-            checkpoint or the loaded embeddings (E-CURATION-EMBEDDING), nor the order
-            (E-CURATION-ORDER).
+        CurationError: The input (E-CURATION-INPUT, E-CURATION-LINE), the checkpoint or the loaded
+            embeddings (E-CURATION-EMBEDDING), or the order (E-CURATION-ORDER) cannot be used.
         TokenizerError, CheckpointError: The checkpoint's tokenizer or files cannot be used.
     """
     paths.check()
@@ -120,10 +119,11 @@ def embed_jsonl(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> Embedded:
-    """Embed the texts of an opened input that the cache does not hold, or load all embeddings.
+    """Embed the texts of an opened input that the cache does not hold, or load all embeddings from
+    a file.
 
-    With `is_kept` False the cache's files stay as they are. Raises CurationError: a token has no
-    row, or a row is not finite (E-CURATION-EMBEDDING).
+    With `is_kept` False the files of the cache do not change. Raises CurationError if a token has
+    no row in the table, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
     path = paths.embeddings
@@ -142,10 +142,10 @@ def embed_jsonl(
     is_bad = ~np.isfinite(rows).all(axis=1)
     if is_bad.any() and settings.on_error == "fail":
         raise CurationError(
-            "rows of the embeddings are not finite",
+            "some embeddings are not finite",
             where=path,
-            found=f"{is_bad.sum()} of {len(rows)}, first row {is_bad.argmax()}",
-            do="embed these records again, or treat them as zeros with --on-error set-aside",
+            found=f"{is_bad.sum()} of {len(rows)} rows, the first is row {is_bad.argmax()}",
+            do="embed these records again, or replace them by zeros with --on-error set-aside",
             code="E-CURATION-EMBEDDING",
         )
     rows[is_bad] = 0
@@ -155,8 +155,9 @@ def embed_jsonl(
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
-    """Cluster, order and measure; writes no file. Raises CurationError: no such order, or one whose
-    inputs are missing (E-CURATION-ORDER); fewer records than clusters (E-CURATION-TOPICS)."""
+    """Cluster, order and measure; writes no file. Raises CurationError if the order is unknown or
+    lacks an input (E-CURATION-ORDER), or if there are fewer records than clusters
+    (E-CURATION-TOPICS)."""
     path = paths.beside("_clusters.safetensors")
     before = load_clusters(path) if path.exists() and not settings.refit else None
     is_frozen = before is not None and before.header["settings"] == _made_by(embedded, settings)
@@ -198,7 +199,7 @@ def _made_by(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
 def _ordered(
     settings: JsonlSettings, labels: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[str, np.ndarray]:
-    """The order taken, by name, and its permutation."""
+    """The name of the order (with `auto`, of the best one) and its permutation."""
     if settings.order == "related":
         return "related", arrange("related", labels, lengths, embeddings=rows, seed=settings.seed)
     asked = CurateSettings(

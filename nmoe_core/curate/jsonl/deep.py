@@ -1,10 +1,10 @@
 """Deep document embeddings: the mean of the model's last hidden state over a document's tokens.
 
 The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
-does not fit into memory is split, and the next ones are smaller. With several devices each holds
-the whole model and takes a part of the documents. Rows are cached by the digest of text and model:
-the run after a killed one continues. A document that does not fit alone is an error, raised once
-all others are cached.
+does not fit into memory is split, and later batches are smaller. Each of several devices holds the
+whole model and embeds a part of the documents. Rows are cached by the digest of text and model, so
+a run resumes after a kill. A document that exceeds the memory alone is an error, raised after all
+others are cached.
 """
 
 import multiprocessing
@@ -45,15 +45,15 @@ from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
-# The limit of tokens in one pass is multiplied by these: after a batch that did not fit, and after
-# one that did.
+# The limit of tokens per pass is multiplied by SHRINK after a batch that did not fit, and by GROW
+# after one that did.
 SHRINK = 0.6
 GROW = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSettings:
-    """Settings of the rows and of their computation, named as the command's flags."""
+    """Settings of the embeddings and of their computation, named as the command's flags."""
 
     text_field: str = "text"
     batch_size: int = 32
@@ -61,7 +61,7 @@ class DeepSettings:
     max_tokens: int | None = None
     limit: int | None = None
     is_reverse: bool = False
-    devices: tuple[str, ...] | None = None  # None: every GPU there is, else the CPU
+    devices: tuple[str, ...] | None = None  # None: all GPUs, or the CPU without a GPU
     dtype: str = "auto"  # bfloat16 on GPUs and float32 on CPUs
     tokenizer: str | None = None
     on_error: OnError = "fail"
@@ -76,12 +76,13 @@ def embed_deep(
     *,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Write `output`, float32 `[N, hidden]` in file order, and `{output}_meta.json`; return that.
+    """Write `output`, float32 `[N, hidden]` in file order, and `{output}_meta.json`; return the
+    metadata.
 
     Raises:
         ConfigError: Tensor parallelism is requested (E-CONFIG-TP).
-        CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE); a document
-            does not fit into memory alone (E-CURATION-MEMORY).
+        CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE), or a document
+            exceeds the device's memory alone (E-CURATION-MEMORY).
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
         LockedError: Another process is writing the same output (E-LOCKED).
     """
@@ -98,7 +99,7 @@ def embed_deep(
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if devices[0].startswith("cuda") else "float32"
-    with open_checkpoint(model_dir) as checkpoint:  # reads no weight
+    with open_checkpoint(model_dir) as checkpoint:  # reads headers, no weights
         config = checkpoint.config
     most_tokens = config.max_position_embeddings
     width = config.hidden_size
@@ -135,7 +136,7 @@ def embed_deep(
         if too_long:
             shortest = int(counts[too_long].min())
             raise CurationError(
-                "single documents exceed the device's memory; the other embeddings are stored",
+                "some documents are too long for the device; the other embeddings are cached",
                 where=output,
                 found=f"{len(too_long)} documents of at least {shortest} tokens",
                 do=f"run again with --max-tokens {max(1, shortest // 2)}, or on a larger device",
@@ -156,11 +157,11 @@ def embed_deep(
         }
         write_array(output, cache.read(cache.find(keys[chosen])))
         write_json(paths.beside("_meta.json"), facts)
-    return facts | {"embedded_now": len(todo)}  # which is of this run, not of its output
+    return facts | {"embedded_now": len(todo)}  # not in the file, whose bytes do not depend on runs
 
 
 def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:
-    """Runs of at most `batch_size` documents and `batch_tokens` padded tokens."""
+    """Yield batches of at most `batch_size` documents and `batch_tokens` padded tokens."""
     start = 0
     while start < len(todo):
         stop = start
@@ -180,7 +181,7 @@ def _blocks(
     counts: np.ndarray,
     too_long: list[int],
 ) -> Iterator[Block]:
-    """Embedded documents in blocks; documents that do not fit into memory alone are added to
+    """Yield embedded documents in blocks; documents that exceed the memory alone are added to
     `too_long`."""
     pending: list[tuple[np.ndarray, np.ndarray]] = []
     for batch, found in results:
@@ -196,7 +197,7 @@ def _blocks(
 
 
 def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Digest of the embedded part: the text, and the place of its cut."""
+    """Digest of the embedded part of each record: its text and where it was cut."""
     keys = records.keys.copy()
     for document in np.flatnonzero(counts > max_tokens).tolist():
         text = bytes(keys[document]).ljust(32, b"\0")
@@ -211,18 +212,18 @@ def _refuse_tensor_parallel(degree: int) -> None:
             found=f"--tp {degree}",
             expected="--devices cuda:0 cuda:1 ...",
             do=(
-                "each device holds the whole model (MXFP4 experts stay packed) and takes documents "
-                "of its own: no all-reduce per layer, and a row does not depend on their number"
+                "remove --tp: each device holds the whole model (MXFP4 experts stay packed) and "
+                "embeds different documents, so rows do not depend on the number of devices"
             ),
             code="E-CONFIG-TP",
         )
 
 
 class DeepEmbedder:
-    """A model on a device, and the most tokens that one pass of it can hold.
+    """A model on a device; it learns how many tokens one pass can hold.
 
     Args:
-        model: Model of the engine: called for the residual after its last block; has `norm`.
+        model: A model of the engine; it returns the residual after its last block and has `norm`.
         device: Device of the model.
     """
 
@@ -232,7 +233,8 @@ class DeepEmbedder:
         self._most_tokens = float("inf")  # padding included
 
     def __call__(self, texts: list[np.ndarray]) -> np.ndarray:
-        """Unit rows, zero for empty documents, NaN for ones too long: float32 `[N, hidden]`."""
+        """Embed documents: float32 `[N, hidden]`, rows of length 1; zero for an empty document, NaN
+        for a document that is too long."""
         rows = np.zeros((len(texts), self._model.config.hidden_size), np.float32)
         waiting = [[i for i, text in enumerate(texts) if len(text)]]
         while waiting:
@@ -257,7 +259,7 @@ class DeepEmbedder:
         return rows
 
     def _forward(self, texts: list[np.ndarray]) -> np.ndarray:
-        """Normalised means of one pass; MemoryError if it does not fit."""
+        """Normalised mean states from one pass; raises MemoryError if it does not fit."""
         import torch
 
         lengths = torch.tensor([len(text) for text in texts])
@@ -272,7 +274,7 @@ class DeepEmbedder:
                 _, states = self._model(
                     ids, lengths=lengths, return_hidden_states=(last,), no_logits=True
                 )
-                # Padded rows are zero, before the norm and after it.
+                # Padding is zero before and after the norm, so it adds nothing to the sum.
                 total = self._model.norm(states[last]).float().sum(dim=1)
                 mean = total / lengths[:, None]
                 return torch.nn.functional.normalize(mean, dim=1).cpu().numpy()
@@ -282,7 +284,7 @@ class DeepEmbedder:
 
 
 def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
-    """Take a device and load the model onto it, once in a process."""
+    """Take a free device and load the model onto it, once per process."""
     import torch
 
     from nmoe_core.engine import Transformer

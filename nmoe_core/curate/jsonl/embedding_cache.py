@@ -1,10 +1,10 @@
 """An append-only store of document embeddings, keyed by embedded text and model.
 
 `keys.bin` holds a SHA-256 and a token count for each row of `rows.f32`; `cache.json` says how many
-are committed. Rows are written and fsynced before `cache.json` counts them: the next writer cuts
-off the rows that a killed one left past the count. A width of 0 stores token counts alone. A
-look-up costs one sort of all stored keys. A store of another model or width is refused, never
-overwritten.
+rows are committed. Rows are written and fsynced before `cache.json` counts them; the next writer
+cuts off rows past the count, which a killed writer left. With a width of 0, only token counts are
+stored. A look-up costs one sort of all stored keys. A store of another model or width is refused,
+never overwritten.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class EmbeddingCache:
     """A store opened for reading; `writer()` locks it for appending.
 
     A missing directory is an empty store. `model` is the digest of everything that a row depends on
-    beside its key, `width` its columns. Unless `is_kept`, appended rows stay in this object alone
-    and the files do not change. Raises CurationError: the store belongs to another model or width,
-    or is damaged (E-CURATION-CACHE).
+    besides its key; `width` is the number of columns. With `is_kept` False, appended rows stay in
+    memory and the files do not change. Raises CurationError if the store belongs to another model
+    or width, or is damaged (E-CURATION-CACHE).
     """
 
     def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
@@ -45,8 +45,8 @@ class EmbeddingCache:
 
     @contextmanager
     def writer(self) -> Iterator[EmbeddingCache]:
-        """Hold the store for this process, cutting off leftovers of a killed writer. Raises
-        LockedError: another process holds it (E-LOCKED)."""
+        """Lock the store for writing and cut off leftovers of a killed writer. Raises LockedError
+        if another process holds the lock (E-LOCKED)."""
         if not self.is_kept:
             yield self
             return
@@ -58,7 +58,8 @@ class EmbeddingCache:
             yield self
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row of each key (`S32 [N]`, SHA-256 digests), -1 if there is none: int64 `[N]`."""
+        """The row of each key (`S32 [N]`, SHA-256 digests), or -1 if the store lacks it: int64
+        `[N]`."""
         if not self.num_rows or not len(keys):
             return np.full(len(keys), -1, np.int64)
         stored = self._keys["sha256"]
@@ -83,7 +84,7 @@ class EmbeddingCache:
         return stored[rows]
 
     def append(self, keys: np.ndarray, tokens: np.ndarray, embeddings: np.ndarray) -> None:
-        """Commit rows of new and distinct keys; call inside `writer()`."""
+        """Commit rows; the keys must be new and distinct. Call inside `writer()`."""
         records = np.empty(len(keys), KEY)
         records["sha256"] = keys
         records["tokens"] = tokens
@@ -101,12 +102,12 @@ class EmbeddingCache:
 
     @property
     def num_rows(self) -> int:
-        """Rows committed or held."""
+        """Number of rows, on disk or in memory."""
         return len(self._keys)
 
     @staticmethod
     def width_of(directory: Path) -> int | None:
-        """Columns of the store in this directory, or None if it has no store."""
+        """Number of columns of the store in this directory, or None without a store."""
         path = directory / HEADER_NAME
         return read_json_object(path)["width"] if path.exists() else None
 
@@ -126,7 +127,8 @@ class EmbeddingCache:
         self._keys = np.fromfile(self.directory / KEYS_NAME, KEY, num_rows)
         size_bytes = (self.directory / ROWS_NAME).stat().st_size
         if len(self._keys) < num_rows or size_bytes < num_rows * 4 * self.width:
-            raise self._refuse("has lost rows", f"{len(self._keys)} keys", f"{num_rows} and rows")
+            expected = f"{num_rows} keys and rows"
+            raise self._refuse("has lost rows", f"{len(self._keys)} keys", expected)
 
     def _refuse(self, what: str, found: object, expected: object) -> CurationError:
         return CurationError(
@@ -134,6 +136,6 @@ class EmbeddingCache:
             where=self.directory,
             found=found,
             expected=expected,
-            do="delete the directory, or name another one",
+            do="delete the directory, or name another directory",
             code="E-CURATION-CACHE",
         )

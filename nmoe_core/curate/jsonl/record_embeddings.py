@@ -1,8 +1,8 @@
 """Embeddings and token counts of records, through the cache: only new texts are computed.
 
-A row is found by the digest of its text and of the model, so only new and edited records cost
-anything. Each block is committed to the cache when it is done: a killed run loses one block. Equal
-texts are computed once. Special tokens are never added, texts are never cut.
+A row is looked up by the digests of its text and of the model, so only new and edited records are
+embedded. Each block is committed to the cache when it is done, so a killed run loses at most one
+block. Equal texts are embedded once. Special tokens are not added, and texts are not cut.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,16 +25,17 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384
 Progress = Callable[[str, int, int], None]
-# Records, their lengths in tokens without EOS, and their rows.
+# (record numbers, lengths in tokens without EOS, rows)
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """No progress wanted."""
+    """A progress callback that shows nothing."""
 
 
 class TextTokenizer(Protocol):
-    """The part of a tokenizer that embedding needs; `fingerprint` digests vocabulary and rules."""
+    """The part of a tokenizer that embedding needs; `fingerprint` is a digest of vocabulary and
+    rules."""
 
     fingerprint: str
 
@@ -42,11 +43,11 @@ class TextTokenizer(Protocol):
 
 
 def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint (`model_tokenizer`), or the one of that name.
+    """The tokenizer of a checkpoint (`model_tokenizer`), or the tokenizer called `name`.
 
-    `model_dir` may be the directory above its `original/`; `num_rows` is the number of rows of its
-    table. Raises TokenizerError: there is none (E-TOKENIZER-NAME), or it is broken
-    (E-TOKENIZER-FILE).
+    `model_dir` may be the directory above `original/`; `num_rows` is the number of rows of the
+    embedding table. Raises TokenizerError if there is no tokenizer (E-TOKENIZER-NAME), or if it is
+    broken (E-TOKENIZER-FILE).
     """
     if name is not None:
         return load_tokenizer(TokenizerSettings(name, needs_eos=False))
@@ -54,7 +55,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
         raise TokenizerError(
             "the checkpoint has no tokenizer",
             where=model_dir,
-            found=f"no tokenizer.json, {num_rows} rows of embeddings",
+            found=f"no tokenizer.json, an embedding table of {num_rows} rows",
             do="put its tokenizer.json there, or name a tokenizer with --tokenizer",
             code="E-TOKENIZER-NAME",
         )
@@ -79,16 +80,17 @@ def embed_records(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> RecordEmbeddings:
-    """Shallow embeddings and token counts of all records, in file order; without a table, counts.
+    """Shallow embeddings and token counts of all records, in file order; without a table, only
+    counts.
 
-    `cache_root` holds one cache for each model; with `is_kept` False its files stay as they are.
+    `cache_root` holds one cache per model; with `is_kept` False its files do not change.
     """
     model = tokenizer.fingerprint
     if table is not None:
         model = sha256_json([table.backbone, table.method, tokenizer.fingerprint])
     directory = cache_root / model[:16]
     width = 0
-    if table is not None:  # an existing cache knows it, so the table is read only if needed
+    if table is not None:  # take the width from an existing cache, to avoid reading the table
         width = EmbeddingCache.width_of(directory) or table.rows.shape[1]
     cache = EmbeddingCache(directory, model, width, is_kept=is_kept)
     missing = missing_records(cache, records.keys)
@@ -108,7 +110,7 @@ def embed_records(
 
 
 def missing_records(cache: EmbeddingCache, keys: np.ndarray) -> np.ndarray:
-    """The first record of each key that the cache does not hold: int64, ascending."""
+    """For each key that the cache lacks, the first record with it: int64, ascending."""
     absent = np.flatnonzero(cache.find(keys) < 0)
     _, first = np.unique(keys[absent], return_index=True)
     return absent[np.sort(first)]
@@ -121,9 +123,9 @@ def fill_cache(
     total: int,
     progress: Progress = silent,
 ) -> None:
-    """Commit blocks of `total` records in all, one by one as they are made.
+    """Commit each block as soon as it is computed; `total` records in all.
 
-    `keys` are the keys of all records. Raises LockedError: another process fills this cache
+    `keys` are the keys of all records. Raises LockedError if another process fills this cache
     (E-LOCKED).
     """
     done = 0

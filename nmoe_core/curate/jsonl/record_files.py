@@ -1,10 +1,10 @@
-"""The files of `nmoe curate`: the records of the input, and the path of every output.
+"""The files of `nmoe curate`: reads the records of the input and names the path of every output.
 
-One pass over the input reads, parses and hashes; memory is 48 bytes per record, not the text. Blank
-lines are not records and are counted. A line that is not a JSON object with a text is refused with
-its number before anything is written, or set aside on request: it is never dropped. An empty text
-is a record like any other. Lines are copied byte for byte, without their line end. The content of
-`.gz` and `.zst` is read from a temporary copy on disk.
+One pass over the input reads, parses and hashes it; memory is 48 bytes per record, not the text.
+Blank lines are counted but are not records. A line that is not a JSON object with a text is refused
+with its number before any file is written, or set aside on request; it is never dropped silently. A
+record may have an empty text. Lines are copied byte for byte, without their line end. `.gz` and
+`.zst` files are decompressed to a temporary file on disk.
 """
 
 import glob
@@ -41,10 +41,10 @@ class JsonlPaths:
     """Paths that a curation of a file reads and writes."""
 
     input: Path
-    output: Path  # the reordered file; the names of most others begin with its own
-    model: Path  # checkpoint of embedding table and tokenizer
+    output: Path  # the reordered file; most other outputs are named after it
+    model: Path  # checkpoint with the embedding table and the tokenizer
     embeddings: Path | None = None  # a `.npy` file that replaces shallow embeddings
-    counts: Path | None = None  # token counts, in place of `token_counts`' default
+    counts: Path | None = None  # where to write token counts; default: see `token_counts`
 
     def beside(self, ending: str) -> Path:
         """`{output without .jsonl}{ending}`."""
@@ -62,7 +62,7 @@ class JsonlPaths:
         return self.counts or self.input.with_name(f"{stem}_token_counts.npy")
 
     def require_counts(self) -> None:
-        """Refuse token counts that cannot be written (E-CURATION-INPUT)."""
+        """Check that the token counts can be written. Raises CurationError (E-CURATION-INPUT)."""
         try:
             with TemporaryFile(dir=self.token_counts.parent):
                 return
@@ -71,19 +71,19 @@ class JsonlPaths:
                 "token counts cannot be written beside the input",
                 where=self.token_counts.parent,
                 found=error.strerror,
-                expected="a directory that files can be made in",
+                expected="a writable directory",
                 do="name another file with --token-counts",
                 code="E-CURATION-INPUT",
             ) from None
 
     @property
     def cache(self) -> Path:
-        """Directory of the embedding caches, and of the lock of the output."""
+        """Directory of the embedding caches and of the output's lock."""
         return self.beside("_cache")
 
     def check(self) -> None:
-        """Refuse an output that is the input, or has a compressed file's name
-        (E-CURATION-INPUT)."""
+        """Refuse an output that is the input, or is named like a compressed file. Raises
+        CurationError (E-CURATION-INPUT)."""
         if self.output.suffix in COMPRESSED:
             raise CurationError(
                 "the output cannot be compressed",
@@ -95,23 +95,23 @@ class JsonlPaths:
             raise CurationError(
                 "the output is the input",
                 where=self.output,
-                do="name another --output: the input is kept as it is",
+                do="name another --output: curation does not change the input",
                 code="E-CURATION-INPUT",
             )
 
 
 @contextmanager
 def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
-    """Hold the output for this process; clear leftovers of a killed writer. Raises LockedError:
-    another process is curating the same output (E-LOCKED)."""
+    """Lock the output for this process and remove leftovers of a killed writer. Raises LockedError
+    if another process is curating the same output (E-LOCKED)."""
     with output_lock(paths.cache):
         written = [paths.token_counts, *map(paths.picture, PICTURES)]
         patterns = [(path.parent, glob.escape(path.name)) for path in written]
         stem = paths.beside("")
         for directory, pattern in [(stem.parent, glob.escape(stem.name) + "*"), *patterns]:
             for left in directory.glob(f"{pattern}{TMP_MARK}*"):
-                # Pictures and token counts may belong to another output, which is being written
-                # now.
+                # Pictures and token counts may belong to another output that a running process
+                # writes.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield
@@ -128,7 +128,7 @@ def _is_running(process: str) -> bool:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Commit one array as `.npy`."""
+    """Write one array as `.npy`, atomically."""
     with atomic_file(path) as file:
         np.save(file, array, allow_pickle=False)
 
@@ -139,26 +139,26 @@ class JsonlInput:
 
     path: Path
     text_field: str
-    sha256: str = ""  # of the bytes, decompressed
-    pages: mmap.mmap | None = None  # these bytes, mapped if there is a record
-    # First byte of each record and the one after its last: int64 [N, 2].
+    sha256: str = ""  # SHA-256 of the decompressed bytes
+    pages: mmap.mmap | None = None  # the mapped bytes; None without records
+    # The first byte of each record and the byte after its last: int64 [N, 2].
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))  # SHA-256 of each text
-    num_blank: int = 0  # lines of white space
+    num_blank: int = 0  # lines that hold only white space
     num_empty: int = 0  # records whose text is empty
-    rejected: list[tuple[int, int]] = field(default_factory=list)  # spans that are no records
+    rejected: list[tuple[int, int]] = field(default_factory=list)  # spans of bad lines
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def texts(self, records: np.ndarray) -> Iterator[str]:
-        """Texts of records, in the given order; lone surrogates become U+FFFD."""
+        """Yield the texts of records, in the given order; lone surrogates become U+FFFD."""
         for line in self.lines(self.spans[records]):
             text = _text(line, self.text_field)
             yield text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
     def lines(self, spans: np.ndarray | list[tuple[int, int]]) -> Iterator[bytes]:
-        """Bytes of spans, without line ends."""
+        """Yield the bytes of spans, without line ends."""
         assert self.pages is not None
         for start, end in np.asarray(spans, np.int64).reshape(-1, 2).tolist():
             yield self.pages[start:end]
@@ -169,16 +169,17 @@ def scan_jsonl(path: Path, text_field: str = "text", on_error: OnError = "fail")
 
     Args:
         path: JSONL, UTF-8, plain, `.gz` or `.zst`; the last line may lack its line end.
-        text_field: Field that holds the text.
-        on_error: `fail` refuses the file for its first bad lines; `set-aside` lists them.
+        text_field: JSON key of the text.
+        on_error: `fail` refuses a file with bad lines and names the first ones; `set-aside` lists
+            all of them in `rejected`.
 
     Raises:
-        CurationError: The file is missing or holds no record (E-CURATION-INPUT); a line is no
+        CurationError: The file is missing or has no records (E-CURATION-INPUT); a line is not a
             record and `on_error` is `fail`, or a line is too long (E-CURATION-LINE).
         SourceError: A compressed file is damaged (E-SOURCE-TORN).
     """
     if not path.is_file():
-        raise _refuse("cannot be read", path, "no file", "mend --input")
+        raise _refuse("cannot be read", path, "no file", "correct --input")
     with open_plain(path) as file:
         found = _scan(file, path, text_field, on_error)
         found.pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -210,7 +211,7 @@ def _scan(file: IO[bytes], path: Path, text_field: str, on_error: OnError) -> Js
         raise _bad_lines(path, bad)
     if not spans:
         blank = f"{found.num_blank} blank lines"
-        raise _refuse("holds no record", path, blank, "mend --input")
+        raise _refuse("has no records", path, blank, "correct --input")
     found.spans = np.array(spans, np.int64)
     found.keys = np.array(keys, "S32")
     found.sha256 = digest.hexdigest()
@@ -218,11 +219,11 @@ def _scan(file: IO[bytes], path: Path, text_field: str, on_error: OnError) -> Js
 
 
 def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
-    """Commit the records in an order, byte for byte, one line end each. Raises CurationError: the
-    order is no permutation (E-CURATION-ORDER), or the input changed since it was scanned
-    (E-CURATION-INPUT)."""
+    """Write the records in the given order, byte for byte, each with one line end. Raises
+    CurationError if the order is not a permutation (E-CURATION-ORDER), or if the input changed
+    since it was scanned (E-CURATION-INPUT)."""
     if not np.array_equal(np.sort(order), np.arange(len(records))):
-        raise CurationError("order is no permutation of the records", code="E-CURATION-ORDER")
+        raise CurationError("order is not a permutation of the records", code="E-CURATION-ORDER")
     with atomic_file(path) as file:
         for line in records.lines(records.spans[order]):
             file.write(line + b"\n")
@@ -236,7 +237,7 @@ def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
 
 
 def write_set_aside(path: Path, records: JsonlInput) -> None:
-    """Commit the lines that are not records, byte for byte; no file if there are none."""
+    """Write the lines that are not records, byte for byte; without such lines, no file."""
     path.unlink(missing_ok=True)
     if records.rejected:
         with atomic_file(path) as file:
@@ -245,7 +246,7 @@ def write_set_aside(path: Path, records: JsonlInput) -> None:
 
 
 def _text(line: bytes, text_field: str) -> str:
-    """The text of a line; a ValueError describes a bad line."""
+    """The text of a line; raises ValueError, which describes the fault, for a bad line."""
     record = parse_object(line)
     if record.get(text_field, "") is None:
         raise ValueError(f"field {text_field!r} is null, not text")
@@ -255,11 +256,11 @@ def _text(line: bytes, text_field: str) -> str:
 def _bad_lines(path: Path, bad: list[tuple[int, str]]) -> CurationError:
     more = f"; and {len(bad) - _NAMED_LINES} more" * (len(bad) > _NAMED_LINES)
     return CurationError(
-        f"{len(bad)} lines are no records",
+        f"{len(bad)} lines are not records",
         where=path,
         found="; ".join(f"line {number}: {why}" for number, why in bad[:_NAMED_LINES]) + more,
-        expected="a JSON object with a text on each line",
-        do="mend them, name --text-field, or pass --on-error set-aside",
+        expected="one JSON object with a text per line",
+        do="correct these lines, name --text-field, or pass --on-error set-aside",
         code="E-CURATION-LINE",
     )
 

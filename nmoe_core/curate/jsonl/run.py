@@ -1,9 +1,9 @@
 """Curate a JSONL file from end to end, as `nmoe curate` does.
 
-Outputs, each committed whole and the metadata last: the reordered file, embeddings, token counts,
-labels, order, clusters, pictures. A run after a kill repeats only the embedding of the last block.
-With `stats_only` no file is written. `*_meta.json` has every key of the published tool, and our
-own.
+Outputs: the reordered file, embeddings, token counts, labels, order, clusters, pictures. Each is
+written atomically, the metadata last. A run after a kill embeds only the last block again. With
+`stats_only` no files are written. `*_meta.json` has all keys of the published tool, and keys of
+this project.
 """
 
 from contextlib import nullcontext
@@ -64,14 +64,15 @@ def curate_file(
             if plot:
                 _draw(paths, curated, settings)
             write_json(paths.beside("_meta.json"), facts)
-    # The work of one run is not in its output, whose bytes are the same after any number of runs.
+    # How much work this run did is not in the file, whose bytes do not depend on the number of
+    # runs.
     return facts | {"embedded_now": embedded.num_computed, "is_refitted": curated.is_refitted}
 
 
 def calibrate_file(
     paths: JsonlPaths, settings: JsonlSettings, *, plot: bool = True, progress: Progress = silent
 ) -> Calibration:
-    """Sweep the number of clusters for `paths.input`; the reordered file is not written.
+    """Measure several numbers of clusters for `paths.input`; the reordered file is not written.
 
     Raises:
         As `curate_file`; CurationError if there are too few records (E-CURATION-TOPICS).
@@ -93,10 +94,10 @@ def calibrate_file(
 
 def _write(paths: JsonlPaths, curated: Curated) -> None:
     embedded = curated.embedded
-    # The old metadata is removed first: after a kill it must not vouch for new files.
+    # Remove the old metadata first: after a kill it must not describe new files.
     paths.beside("_meta.json").unlink(missing_ok=True)
     save_clusters(paths.beside("_clusters.safetensors"), curated.clusters)
-    if paths.embeddings is None:  # loaded embeddings stay in their own file
+    if paths.embeddings is None:  # loaded embeddings have a file already
         write_array(paths.beside("_embeddings.npy"), embedded.rows)
     write_array(paths.token_counts, embedded.tokens)
     write_array(paths.beside("_labels.npy"), curated.labels)
@@ -115,7 +116,7 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
     lengths = curated.embedded.lengths
     orders = {
         "original": np.arange(len(labels)),
-        "shuffle": arrange("shuffle", labels, lengths),  # the one that was measured
+        "shuffle": arrange("shuffle", labels, lengths),  # the same shuffle as in the metrics
         curated.order_name: curated.order,
     }
     points, method = flat_projection(curated.rows, settings.seed)
@@ -127,7 +128,7 @@ def _draw(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> None:
 
 
 def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[str, Any]:
-    """All metadata of a curated file, ready for JSON."""
+    """All metadata of a curated file, as JSON values."""
     embedded = curated.embedded
     clusters = curated.clusters
     name = curated.order_name
@@ -140,7 +141,7 @@ def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[
         "explained_variance": clusters.header["explained_variance"],
         "original_dim": embedded.rows.shape[1],
     }
-    # The published keys; there a window is closed if a record does not fit.
+    # Keys of the published tool, which closes a window if the next record does not fit.
     published = {
         "input": str(paths.input),
         "output": str(paths.output),
@@ -183,7 +184,7 @@ def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[
 
 
 def _similarity_stats(rows: np.ndarray, seed: int) -> dict[str, Any]:
-    """Cosines of all pairs of a sample of rows that are not zero."""
+    """Cosine statistics over all pairs in a sample of the non-zero rows."""
     with_text = np.flatnonzero(rows.any(axis=1))
     sample = rows[with_text[sample_rows(len(with_text), _SIMILARITY_ROWS, seed)]]
     cosines = (sample @ sample.T)[np.triu_indices(len(sample), 1)]

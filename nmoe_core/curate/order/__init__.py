@@ -1,10 +1,9 @@
 """Document orders: permutations that decide the content of training windows.
 
 An order is a function of the topic and the length of each document, `order(doc_clusters,
-doc_tokens, **options) -> int64 [N]`: position -> document. All take int64 `[N]` twice, as `arrange`
-checks them, are pure and deterministic, and break ties by the lower document number. `seed` and
-`epoch` turn an order into another, equally good one, in independent directions, so that no epoch
-repeats.
+doc_tokens, **options) -> int64 [N]`: position -> document. Both inputs are int64 `[N]`; `arrange`
+checks them. Orders are pure and deterministic, and break ties by the lower document number. `seed`
+and `epoch` each change an order into a different, equally good one, so epochs do not repeat.
 """
 
 from collections.abc import Callable
@@ -36,28 +35,28 @@ ORDERS: dict[str, Order] = {
     "shuffle": shuffle,
     "original": original,
 }
-# The option that an order cannot do without.
+# The option that an order requires.
 NEEDS = {"window_fill": "seq_len", "bin_packing": "seq_len", "related": "embeddings"}
-_MAX_SEED = 2**32  # above it the fraction of seed times a constant loses digits
-_MAX_TOPICS = 2**20  # orders hold a few numbers for every topic up to the highest
+_MAX_SEED = 2**32  # the fraction of a larger seed times a constant would lose digits
+_MAX_TOPICS = 2**20  # orders allocate a few numbers per topic, up to the highest topic
 
 
 def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **options) -> np.ndarray:
-    """The order called `name`, on checked input.
+    """Check the input and compute the order called `name`.
 
     Args:
         name: A key of `ORDERS`; a hyphen counts as an underscore.
         doc_clusters: Topic of each document, in source order: non-negative integers `[N]`.
         doc_tokens: Length of each document in tokens, EOS included: non-negative integers `[N]`.
-        options: Options of the order; every order takes `seed` and `epoch`, and needs its option in
-            `NEEDS`.
+        options: Options of the order. Every order takes `seed` and `epoch`; `NEEDS` names required
+            options.
 
     Returns:
         int64 `[N]`: the document at each position, a permutation.
 
     Raises:
-        CurationError: No such order, a needed option is missing, or arrays, seed or epoch are not
-            as above (E-CURATION-ORDER).
+        CurationError: The order is unknown, a required option is missing, or arrays, seed or epoch
+            are not as above (E-CURATION-ORDER).
     """
     name = name.replace("-", "_")
     if name not in ORDERS:

@@ -16,7 +16,7 @@ from nmoe_core.curate.even_spacing import (
 )
 
 _NEVER = np.iinfo(np.int64).max
-_POWER_STEPS = 8  # rounds of the power iteration that finds a topic's main direction
+_POWER_STEPS = 8  # power iterations that find a topic's main direction
 
 
 def original(
@@ -31,7 +31,7 @@ def shuffle(
 ) -> np.ndarray:
     """A random permutation: documents sorted by a SplitMix64 hash of seed, epoch and number.
 
-    The hash is spelled out because NumPy does not promise its own streams across versions.
+    The hash is written out here because NumPy may change its random streams between versions.
     """
     number = np.arange(len(doc_clusters), dtype=np.uint64)
     state = _mix(number + np.uint64(seed << 32) + np.uint64(1))
@@ -43,7 +43,7 @@ def shuffle(
 def round_robin(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, **unused: Unpack[Turn]
 ) -> np.ndarray:
-    """One document of each cluster in turn. `seed` and `epoch` have no effect."""
+    """One document per cluster in turn. `seed` and `epoch` have no effect."""
     grouped = by_cluster(doc_clusters)
     turn = np.empty(len(grouped), np.int64)
     turn[grouped] = rank_in_group(np.bincount(doc_clusters))
@@ -53,15 +53,16 @@ def round_robin(
 def stratified(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
 ) -> np.ndarray:
-    """The sample-count greedy: at each step the cluster furthest behind its share, lowest id first.
+    """The greedy order by count: at each step, the cluster that is furthest behind its share of
+    documents; ties go to the lowest id.
 
     After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Multiplied by
     the positive t (N - t), this is n_k t - placed_k N, computed here in integers, so that ties are
     exact. The scores sum to zero and the score of an exhausted cluster is below zero, so it is
-    never picked. The first pick is the largest cluster. O(N K). Each epoch begins at another
-    document of each cluster; `seed` has no effect.
+    never picked. The first pick is the largest cluster. O(N K). `epoch` rotates the documents
+    within each cluster; `seed` has no effect.
     """
-    # Only clusters that have documents: the score of an empty one would stay at zero.
+    # Leave out empty clusters: their score would stay at zero and could be picked.
     members = [documents for _, documents in members_by_topic(doc_clusters)]
     sizes = np.array([len(documents) for documents in members], np.int64)
     num_documents = len(doc_clusters)
@@ -84,19 +85,21 @@ def stratified(
 def bin_packing(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seq_len: int, **unused: Unpack[Turn]
 ) -> np.ndarray:
-    """Documents longer than a window first; then window by window, the topic with the fewest tokens
-    in it gives its longest document that fits; when none fits, the next window begins.
+    """First the documents longer than a window. Then window by window: the topic with the fewest
+    tokens in the window places its longest document that fits; if no document fits, the next window
+    begins.
 
-    It balances tokens inside a window and takes long documents first, so the early windows hold few
-    documents and the late ones only short ones. Ties go to the topic with more documents left, then
-    to the lower id. O(N K). `seed` and `epoch` have no effect.
+    Tokens are balanced within each window. Long documents are placed first, so early windows hold
+    few documents and late windows only short ones. Ties go to the topic with more documents left,
+    then to the lower id. O(N K). `seed` and `epoch` have no effect.
     """
     if seq_len < 1:
         raise refusal("seq_len is out of range", seq_len, "1 or more")
     is_short = doc_tokens <= seq_len
     order = np.flatnonzero(~is_short).tolist()
     num_short = int(is_short.sum())
-    # Documents of each topic, shortest first; of equal ones the lower id comes last.
+    # Documents of each topic, shortest first; among equal lengths, the lowest id last (popped
+    # first).
     pools: list[list[int]] = [[] for _ in range(int(doc_clusters.max(initial=-1)) + 1)]
     for cluster, members in members_by_topic(doc_clusters):
         rows = members[is_short[members]][::-1]
@@ -112,7 +115,8 @@ def bin_packing(
             in_window[:] = 0
             room = seq_len
             continue
-        # One integer for (tokens in the window, documents left downwards): the first wins ties.
+        # The pair (tokens in the window, minus documents left) as one integer; argmin gives ties to
+        # the lower id.
         rank = in_window * (num_short + 1) - left
         cluster = int(np.where(fits, rank, _NEVER).argmin())
         place = bisect_right(lengths[cluster], room) - 1
@@ -134,17 +138,18 @@ def related(
     seed: int = 0,
     epoch: int = 0,
 ) -> np.ndarray:
-    """Similar documents are next to each other, the opposite of the other orders.
+    """Places similar documents next to each other; the other orders do the opposite.
 
     For in-context pretraining (Shi et al., 2024, arXiv 2310.10638). Topics are cut into blocks of
-    at most `block` documents along their main direction; inside a block each document is followed
-    by its nearest one left. Costs O(N block D), and 4 block^2 bytes. Rows of `embeddings` have
-    length 1; the chain of topics starts at topic `(seed + epoch)` modulo their number. Raises
-    CurationError: not one finite row per document, or `block` is below 1 (E-CURATION-ORDER).
+    at most `block` documents along their main direction; within a block, each document is followed
+    by the nearest document that is left. Costs O(N block D) time and 4 block^2 bytes. Rows of
+    `embeddings` have length 1; the chain of topics starts at topic `(seed + epoch)` modulo the
+    number of topics. Raises CurationError if there is not one finite row per document, or if
+    `block` is below 1 (E-CURATION-ORDER).
     """
     rows = np.asarray(embeddings)
     if rows.ndim != 2 or len(rows) != len(doc_clusters) or block < 1:
-        expected = f"a row for each of {len(doc_clusters)} documents, block >= 1"
+        expected = f"one row per document, {len(doc_clusters)} in all, and block >= 1"
         raise refusal("embeddings do not fit", f"{rows.shape}, block {block}", expected)
     if not np.isfinite(rows).all():
         raise refusal("embeddings are not finite", "NaN or infinity", "finite numbers")
@@ -165,7 +170,7 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 
 def _blocks(members: np.ndarray, rows: np.ndarray, block: int) -> list[np.ndarray]:
-    """Members in equal parts of at most `block`, along the main direction of their rows."""
+    """Split members into equal parts of at most `block`, along the main direction of their rows."""
     if len(members) <= block:
         return [members]
     centred = rows[members] - rows[members].mean(axis=0)

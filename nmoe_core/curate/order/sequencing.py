@@ -1,5 +1,5 @@
-"""The order of filled windows: makes all stretches of the epoch alike and cancels errors of
-length."""
+"""Orders filled windows, so that all parts of the epoch have the same mix and errors of length
+cancel."""
 
 from collections import deque
 
@@ -8,18 +8,19 @@ import numpy as np
 from nmoe_core.curate.even_spacing import GOLDEN, PLASTIC, rank_in_group
 from nmoe_core.curate.windows import Loader
 
-_MOST_SURPLUS = 2**25  # numbers of the table of topics by window, 128 MiB; above it, no levelling
-_LOOKAHEAD = 32  # windows among which the next one is chosen
+_MOST_SURPLUS = 2**25  # most entries of the table (window, topic), 128 MiB; else no levelling
+_LOOKAHEAD = 32  # the next window is chosen among so many
 
 
 class FilledWindows:
-    """Window of each document, and number of tokens in each window.
+    """The window of each document, and the number of tokens in each window.
 
-    A document of at least a window (a giant) fills windows alone; the rest of it counts as load.
+    A giant, a document at least as long as a window, fills windows alone; only its remainder counts
+    as load.
     """
 
     clusters: np.ndarray  # int64 [N]
-    load: np.ndarray  # tokens of each document in its window: int64 [N]
+    load: np.ndarray  # tokens that each document adds to its window: int64 [N]
     is_giant: np.ndarray  # bool [N]
     window: np.ndarray  # int64 [N]
     fill: np.ndarray  # tokens of each window: int64 [count]
@@ -30,18 +31,19 @@ class FilledWindows:
     offset: int  # tokens before the first document in its window
 
     def order(self, turn: float) -> np.ndarray:
-        """Documents by window, and inside a window by topic at a phase of its own."""
+        """Sort documents by window, and within a window by their phase."""
         place = np.empty(self.count)
         place[self._sequence(turn)] = np.arange(self.count)
         inside = self._phases(turn)
         inside[self._longest()] = -1.0
-        # A flush filler has to open a window with the rest of a giant; under concat a giant in the
+        # With flush, the remainder of a giant must open a window. With concat, a giant in the
         # middle shares windows with the topics before and after it.
         inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
         return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
 
     def _sequence(self, turn: float) -> np.ndarray:
-        """Windows in training order; the last stays last, and with an offset the first first."""
+        """Windows in training order; the last window stays last and, with an offset, the first
+        stays first."""
         first = [0] if self.offset and self.count > 1 else []
         ids = np.arange(len(first), self.count - 1)
         dealt = ids[np.argsort((ids * GOLDEN + turn) % 1.0, kind="stable")]
@@ -55,9 +57,11 @@ class FilledWindows:
         return np.concatenate([np.asarray(first, np.int64), dealt, [self.count - 1]])
 
     def _surplus(self) -> np.ndarray | None:
-        """Tokens of each topic in each window, and documents, over the window's even share.
+        """How far each window exceeds its even share, per topic in tokens and in its number of
+        documents.
 
-        float32 `[W, K + 1]`; documents are counted at their mean length. None if too large.
+        float32 `[W, K + 1]`; each document counts as the mean length. None if the table would be
+        too large.
         """
         width = self.num_clusters + 1
         if self.count * width > _MOST_SURPLUS:
@@ -71,8 +75,8 @@ class FilledWindows:
         return (held - np.outer(tokens, held.sum(axis=0) / max(tokens.sum(), 1))).astype(np.float32)
 
     def _phases(self, turn: float) -> np.ndarray:
-        """Place of each document in its window, in [0, 1): the j-th of n of topic c at
-        (j + phase of c) / n, the same phases in every window, so that cutting elsewhere finds
+        """Position of each document in its window, in [0, 1): document j of n of topic c is at (j +
+        phase of c) / n. All windows share these phases, so windows that are cut elsewhere hold
         every topic too."""
         place = self.window * self.num_clusters + self.clusters
         grouped = np.argsort(place, kind="stable")
@@ -86,8 +90,8 @@ class FilledWindows:
         return result
 
     def _longest(self) -> np.ndarray:
-        """The longest document of each window: as the first one it does not fit into the slack
-        before it."""
+        """The longest document of each window. It goes first, so that it does not fit into the
+        slack of the window before."""
         load = np.where(self.is_giant, -1, self.load)
         longest = np.full(self.count, -1, np.int64)
         np.maximum.at(longest, self.window, load)
@@ -96,15 +100,15 @@ class FilledWindows:
         return ties[first]
 
 
-# All values are finite, but a matrix product may set the flag for lanes that it does not use.
+# All values are finite, but a matrix product may raise the flag for unused SIMD lanes.
 @np.errstate(invalid="ignore")
 def level(
     windows: np.ndarray, surplus: np.ndarray, front: np.ndarray, back: np.ndarray
 ) -> np.ndarray:
-    """Windows so that surpluses cancel along the epoch, from both ends towards the middle.
+    """Order windows so that surpluses cancel along the epoch, from both ends towards the middle.
 
-    Each step takes, of the next few windows, the one after which the sum from its end is smallest
-    (herding). Windows that fit nowhere end up in the middle, not at the epoch's boundary.
+    Each step takes, among the next few windows, the window that makes the running sum from its end
+    smallest (herding). Windows that fit badly end up in the middle, not at the epoch's boundary.
 
     `surplus`, float `[W, D]`, is each window's excess over its even share; `front` and `back`,
     float `[D]`, are the sums of the windows before and after.
@@ -130,13 +134,14 @@ def level(
 
 
 def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarray:
-    """Windows so that the running sum of their errors returns to 0 as often as it can.
+    """Order windows so that the running sum of their errors returns to 0 as often as possible.
 
-    If it is 0, a window ends at the end of a document. The next window is one that cancels the sum
-    exactly, else the first of the other sign, so the sum never exceeds the largest error.
+    If the sum is 0, a window ends where a document ends. The next window is one that cancels the
+    sum exactly, else the first with an error of the opposite sign, so the sum never exceeds the
+    largest error.
 
-    `error`, int `[n]`, is the tokens of each above the length of a window, `balance` their sum over
-    the earlier windows.
+    `error`, int `[n]`, is how many tokens each window exceeds the window length; `balance` is the
+    sum over earlier windows.
     """
     rows: dict[int, deque[int]] = {}
     for i, value in enumerate(error.tolist()):
@@ -156,7 +161,7 @@ def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarr
 
 
 def _next(rows: deque[int] | None, used: bytearray) -> int | None:
-    """The first one that is not used; drops used ones before it."""
+    """Pop used rows; return the first unused row."""
     while rows:
         if not used[rows[0]]:
             return rows[0]

@@ -1,9 +1,10 @@
-"""`window_fill`: documents dealt into windows of one exact length, every topic into every window.
+"""`window_fill`: distributes documents over windows of one exact length, every topic to every
+window.
 
-Documents go to windows in batches of one topic, at most one per window (bin covering), and the
-fills are then evened out by exchanging documents of the same topic, until the ends of windows are
-ends of documents: few documents are cut. If training uses windows of another length, `golden` is
-better. O(N log N).
+Documents are placed in batches of one topic, at most one document per window (bin covering). Then
+the fills are evened out by exchanging documents of the same topic, until most windows end where a
+document ends, so few documents are cut. If training uses another window length, `golden` is better.
+O(N log N).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from nmoe_core.curate.even_spacing import Turn, members_by_topic, rank_in_group,
 from nmoe_core.curate.order.sequencing import FilledWindows, run_lengths
 from nmoe_core.curate.windows import Loader
 
-# Share of a window left free so that no window overflows; the first that works is taken.
+# Share of a window that stays free so that no window overflows; the first share that works is used.
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
-_LONG = 10  # documents over 1/10 of a window are placed first, by length alone
-_TIGHT = 6  # windows with less room than six times what each topic's short documents take
-_FEWEST = 4  # if less than a quarter of a batch finds room, all of it goes to the emptiest windows
-_PASSES = 3  # rounds of exchange; a fourth changes fills by less than a token
+_LONG = 10  # documents longer than 1/10 of a window are placed first, by length alone
+_TIGHT = 6  # a window is tight with less room than 6 short documents of each topic need
+_FEWEST = 4  # a batch of which less than 1/4 finds room goes to the emptiest windows
+_PASSES = 3  # rounds of exchange; a fourth would change fills by less than one token
 
 
 def window_fill(
@@ -35,10 +36,10 @@ def window_fill(
     offset: int = 0,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """Every window holds every topic that has as many documents as there are windows.
+    """An order in which every window holds every topic with at least as many documents as windows.
 
     Args:
-        seq_len: Tokens of a window: the stride of the loader that will read this order.
+        seq_len: Tokens per window: the stride of the loader that will read this order.
         loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
             `flush` starts a new window when a document does not fit.
         offset: Tokens before the first document in its window.
@@ -63,17 +64,17 @@ def window_fill(
 
 @dataclass(slots=True)
 class _Group:
-    """Documents of one topic, longest first, in windows that are all different."""
+    """Documents of one topic, longest first, each in a different window."""
 
     documents: np.ndarray
     windows: np.ndarray
 
 
 class _Windows(FilledWindows):
-    """Deals documents to windows.
+    """Distributes documents over windows.
 
-    `fill` starts with tokens that belong to no document: `offset` in the first window, and in the
-    last window the tokens that all documents fall short of whole windows.
+    Before documents are placed, `fill` has `offset` tokens in the first window and, in the last
+    window, the tokens that are missing to complete it.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class _Windows(FilledWindows):
         self.num_clusters = int(doc_clusters.max()) + 1
         room = max(1, int(seq_len * (1 - margin)))
         total = int(self.load.sum()) + offset
-        # Under flush the rest of a giant opens a window, so no two of them share one.
+        # With flush, the remainder of each giant opens a window, so each giant needs a window.
         at_least = int(self.is_giant.sum()) if loader == "flush" else 0
         self.count = max(-(-total // room), at_least, 1)
         self.fill = np.zeros(self.count, np.int64)
@@ -104,13 +105,14 @@ class _Windows(FilledWindows):
         self.groups: list[_Group] = []
 
     def fill_all(self) -> None:
-        """Deal every document to a window."""
+        """Place every document in a window."""
         self._place_long()
         self._place_short()
         self._even_out()
 
     def _place_long(self) -> None:
-        """Giants, then documents over 1/10 of a window, longest first, to the emptiest window."""
+        """Place giants, then documents longer than 1/10 of a window, longest first, in the emptiest
+        window."""
         is_long = self.load * _LONG > self.seq_len
         if self.loader == "flush":
             giants = self._longest_first(np.flatnonzero(self.is_giant))
@@ -130,7 +132,8 @@ class _Windows(FilledWindows):
         self._group(long)
 
     def _place_short(self) -> None:
-        """The rest in batches of one topic, the topic with the longest document left first."""
+        """Place the other documents in batches of one topic, starting with the topic whose longest
+        document is longest."""
         short = np.flatnonzero(self.window < 0)
         pools = self._pools(short)
         reserve = _Reserve(self, pools)
@@ -149,7 +152,7 @@ class _Windows(FilledWindows):
                 heapq.heappush(heads, (-int(self.load[pool[0]]), cluster))
 
     def _even_out(self) -> None:
-        """Exchange documents inside each group, the longest to the window that is emptiest."""
+        """Exchange documents within each group: the longest goes to the emptiest window."""
         for _ in range(_PASSES):
             for group in self.groups:
                 load = self.load[group.documents]
@@ -171,8 +174,8 @@ class _Windows(FilledWindows):
         return documents[np.argsort(-self.load[documents], kind="stable")]
 
     def _group(self, documents: np.ndarray) -> None:
-        """Group documents that are placed already: each group is one topic's j-th documents of all
-        windows."""
+        """Group documents that are placed already: a group holds the j-th document of one topic
+        from each window."""
         place = self.window[documents] * self.num_clusters + self.clusters[documents]
         grouped = np.argsort(place, kind="stable")
         rank = np.empty(len(documents), np.int64)
@@ -184,16 +187,16 @@ class _Windows(FilledWindows):
             self.groups.append(_Group(rows, self.window[rows]))
 
     def _pools(self, documents: np.ndarray) -> dict[int, np.ndarray]:
-        """Documents of each topic, longest first."""
+        """The documents of each topic, longest first."""
         documents = self._longest_first(documents)
         members = members_by_topic(self.clusters[documents])
         return {cluster: documents[rows] for cluster, rows in members}
 
     def _windows_for(self, cluster: int, batch: np.ndarray, reserve: _Reserve) -> np.ndarray:
-        """Different windows for the front of a batch, emptiest first.
+        """Choose different windows for the first documents of a batch, emptiest first.
 
         Windows with few documents of this topic come first, then windows with few topics. If too
-        few windows have room, the room kept for other topics is used, and then also windows that
+        few windows have room, the room reserved for other topics is used, and then windows that
         have more of this topic.
         """
         count = reserve.counts[cluster]
@@ -215,8 +218,8 @@ class _Windows(FilledWindows):
         return np.argsort(fill, kind="stable")[: len(batch)]
 
     def _serve_tight(self, pools: dict[int, np.ndarray], reserve: _Reserve) -> None:
-        """Give the shortest documents to windows that are too full to get one of each topic
-        later."""
+        """Give the shortest documents to windows that soon have no room for one document of each
+        topic."""
         tight = np.flatnonzero(self.fill + _TIGHT * reserve.needed > self.seq_len)
         tight = tight[np.argsort(self.fill[tight], kind="stable")]
         for cluster in sorted(pools, key=lambda cluster: (self.load[pools[cluster][-1]], cluster)):
@@ -239,7 +242,7 @@ class _Windows(FilledWindows):
 
 
 class _Reserve:
-    """Topics of each window, and the room to keep for topics that it still lacks."""
+    """The topics of each window, and the room to reserve for topics that it still lacks."""
 
     def __init__(self, windows: _Windows, pools: dict[int, np.ndarray]) -> None:
         self.counts: dict[int, np.ndarray] = {}  # documents of a topic in each window: int32 [W]

@@ -1,7 +1,7 @@
-"""The manifest over the curated shards of a source, with the diversity of the whole.
+"""Writes the manifest over all curated shards of a source, and the diversity of their windows.
 
-It is written only if every curated shard was made from the current parent shard, and left untouched
-if its content would be the same.
+It is written only if every curated shard was made from the current parent shard. If its content
+would be the same, the file is not rewritten.
 """
 
 from collections import Counter
@@ -23,14 +23,14 @@ _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 
 
 def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSettings) -> Result:
-    """Write the curated manifest of a source, and its `curation.json` before it.
+    """Write `curation.json` of a source, then its curated manifest.
 
-    `misaligned_shards` of the result counts shards whose windows were filled for another place in
-    the stream, because an earlier shard changed: curate them again.
+    The fact `misaligned_shards` counts shards whose windows were filled for another position in the
+    stream, because an earlier shard has changed since: curate these shards again.
 
     Raises:
-        CurationError: A shard was curated from another parent than the current one
-            (E-CURATION-STALE), or its lineage is damaged (E-CURATION-LINEAGE).
+        CurationError: A shard was curated from an older version of its parent (E-CURATION-STALE),
+            or its lineage is damaged (E-CURATION-LINEAGE).
         FormatError: A manifest is missing, or shards were curated with different settings
             (E-MANIFEST-MIXED).
     """
@@ -82,7 +82,8 @@ def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any
 
 
 def _checked(shard: ShardPaths) -> Manifest:
-    """Manifest of a curated shard, made from the current parent."""
+    """Read the manifest of a curated shard; refuse it if it was not made from the current
+    parent."""
     manifest = load_manifest(shard.curated_manifest)
     found = manifest.extra.get("source_info", {}).get("parent")
     expected = documents_digest(load_manifest(shard.manifest))
@@ -99,7 +100,8 @@ def _checked(shard: ShardPaths) -> Manifest:
 
 
 def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
-    """Orders of the shards, and how many start at another token of a window than planned."""
+    """The orders of the shards, and how many shards start at another position in a window than
+    planned."""
     orders: Counter[str] = Counter()
     start = num_misaligned = num_deferred = 0
     for shard, manifest in zip(shards, made):

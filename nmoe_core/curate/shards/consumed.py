@@ -1,8 +1,9 @@
-"""Start of a curated shard in its source's stream, and its documents that are consumed.
+"""Finds where a curated shard starts in its source's stream, and which of its documents training
+has consumed.
 
-The loader reads the curated shards of a source one after another, so a shard begins at the end of
-the shards before it. Before any shard is curated, that place is known from decisions and lengths
-alone; once training has begun, it is known from the curated shards that training reads.
+The loader reads the curated shards of a source one after another, so a shard starts where the
+shards before it end. Before training, this position follows from the decisions and the lengths of
+documents; after training has begun, from the curated shards that training reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +31,7 @@ from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
-# Inode, time and size of each file that decides a shard's kept tokens.
+# Inode, time and size of each file from which the number of kept tokens follows.
 Stamps = tuple[tuple[int, int, int], ...]
 
 
@@ -40,9 +41,9 @@ class ConsumedPrefix:
 
     start: int = 0  # tokens of the source's stream before the shard
     lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # their tokens
-    is_whole: bool = False  # the whole shard is consumed, so that no document can be added to it
-    manifest: Manifest | None = None  # of the curated shard that training reads, if any
-    files: tuple[ShardFile, ...] = ()  # of that shard
+    is_whole: bool = False  # the whole shard is consumed, so documents cannot be added to it
+    manifest: Manifest | None = None  # the curated shard that training reads, if any
+    files: tuple[ShardFile, ...] = ()  # files of that shard
 
     @property
     def count(self) -> int:
@@ -50,14 +51,14 @@ class ConsumedPrefix:
         return len(self.lengths)
 
     def documents(self) -> Iterator[tuple[np.ndarray, tuple[str, str]]]:
-        """Tokens, and ingest id with text hash."""
+        """Yield the tokens of each consumed document, and (ingest id, text hash)."""
         rows = chain.from_iterable(file.documents() for file in self.files)
         for _, tokens, ids in islice(rows, self.count):
             yield tokens, ids
 
     def lineage(self) -> list[bytes]:
-        """Their lines of `lineage.jsonl`. Raises CurationError: the file is damaged
-        (E-CURATION-LINEAGE)."""
+        """The lines of `lineage.jsonl` for the consumed documents. Raises CurationError if the file
+        is damaged (E-CURATION-LINEAGE)."""
         return list(islice(lineage_lines(self.manifest), self.count)) if self.manifest else []
 
     def topics(self) -> np.ndarray:
@@ -68,10 +69,11 @@ class ConsumedPrefix:
 def consumed_prefix(
     shard: ShardPaths, from_token: int, planned: Mapping[int, int]
 ) -> ConsumedPrefix:
-    """Part of a curated shard that training has consumed, after `from_token` tokens of its source.
+    """The part of a curated shard that training has consumed after `from_token` tokens of its
+    source.
 
-    `planned` has the tokens of earlier shards that are to be curated again before this one. Raises
-    CurationError: a consumed curated shard is missing (E-CURATION-RESUME).
+    `planned` maps earlier shards that will be curated again first to their tokens. Raises
+    CurationError if a consumed curated shard is missing (E-CURATION-RESUME).
     """
     earlier = shard.tree.shards(shard.source, shard.bucket)
     start = sum(
@@ -85,7 +87,7 @@ def consumed_prefix(
     lengths = document_lengths(files)
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
-    # The document that `from_token` falls into is consumed whole.
+    # The document that contains `from_token` counts as consumed as a whole.
     count = int(np.searchsorted(ends, min(from_token - start, total))) + 1 if total else 0
     return ConsumedPrefix(
         start, lengths[:count], start + total <= from_token, manifest, tuple(files)
@@ -93,11 +95,11 @@ def consumed_prefix(
 
 
 def kept_tokens_before(shard: ShardPaths, include: Iterable[str], where: str | None = None) -> int:
-    """Tokens of the documents that the shards before this one keep.
+    """Kept tokens in all shards before this one.
 
     Raises:
-        CurationError: One of them is not graded or selected yet (E-CURATION-MISSING).
-        FormatError: One of them is missing or broken.
+        CurationError: One of these shards is not graded or selected yet (E-CURATION-MISSING).
+        FormatError: One of these shards is missing or broken.
     """
     earlier = shard.tree.shards(shard.source, shard.bucket)
     names = tuple(include)
@@ -108,7 +110,8 @@ def kept_tokens_before(shard: ShardPaths, include: Iterable[str], where: str | N
 def _kept_tokens(
     shard: ShardPaths, include: tuple[str, ...], where: str | None, stamps: Stamps
 ) -> int:
-    """Tokens that a shard keeps: read once per process, or N shards would read N^2 / 2 of them."""
+    """Kept tokens of a shard, cached per process: without the cache, N shards would be read N^2 / 2
+    times."""
     manifest = load_manifest(shard.manifest)
     quality = load_quality(shard, manifest)
     made_from = {
@@ -134,7 +137,7 @@ def _kept_tokens(
 
 
 def _stamps(shard: ShardPaths) -> Stamps:
-    """The stamps of a shard's files; every commit makes a new inode."""
+    """The stamps of a shard's files; a commit always changes the inode."""
     paths = shard.manifest, shard.scores, shard.graded / SUMMARY_NAME, shard.selection
     paths += (shard.tree.takedown,)
     stats = [path.stat() if path.is_file() else None for path in paths]

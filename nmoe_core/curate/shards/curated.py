@@ -1,9 +1,11 @@
-"""Curated shards: the kept documents of a shard in an order that spreads topics over windows.
+"""Writes curated shards: the kept documents of a shard, in an order that spreads topics over
+windows.
 
-Shards are immutable, so curation writes new ones: documents with the decisions to include, their
-tokens unchanged, with ingest ids and text hashes, and one line of lineage each. The shard, its
-lineage and `curation.json` (counts, diversity before and after, fingerprints) appear together.
-Unchanged inputs mean no work; the preview uses the same `current_inputs` as the task.
+Shards are immutable, so curation writes new ones. A curated shard holds the documents with the
+decisions to include, their tokens unchanged, with ingest ids and text hashes, and one line of
+lineage per document. The shard, its lineage and `curation.json` (counts, diversity before and
+after, fingerprints) are committed together. If the inputs are unchanged, the shard is not written
+again; preview and task decide this by the same `current_inputs`.
 """
 
 import json
@@ -54,16 +56,16 @@ class CurrentInputs:
     quality: ShardQuality
     selection: ShardSelection | None
     copies: ShardCopies | None
-    """None if no two copies are kept, or the order does not spread them."""
+    """None if there are no copies among the kept documents, or the order does not spread copies."""
     takedown: ShardTakedown | None
     prefix: ConsumedPrefix
-    """What comes before the documents that are ordered now: documents that training has read, and
-    the tokens of earlier shards if windows are filled across shards."""
+    """What precedes the documents to order: documents that training has read and, if windows are
+    filled across shards, the tokens of earlier shards."""
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
 
     def stale(self) -> list[str]:
-        """Why the shard would be curated again; empty when it is current."""
+        """The reasons to curate the shard again; empty if it is current."""
         summary = self.shard.curation
         before = recorded(summary)
         wanted = self.fingerprints
@@ -79,9 +81,9 @@ class CurrentInputs:
 def current_inputs(
     shard: ShardPaths, settings: CurateSettings, planned: Mapping[int, int] | None = None
 ) -> CurrentInputs:
-    """Inputs from which a shard would be curated now.
+    """Read the inputs from which a shard would be curated now.
 
-    `planned` has the tokens of shards before this one that will be curated again first.
+    `planned` maps earlier shards that will be curated again first to their tokens.
 
     Raises:
         CurationError, FormatError: As `curate_shard`.
@@ -118,15 +120,15 @@ def current_inputs(
 
 
 def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
-    """Write the curated shard of the same number; a current one is left alone.
+    """Write the curated shard of the same number, unless it is current.
 
     Raises:
-        CurationError: Scores or topics are missing (E-CURATION-MISSING) or describe other
-            documents, the first of which is named (E-CURATION-MISMATCH); an order that fills
-            windows needs them for the shards before it too. Or a shard that training has consumed
-            is missing (E-CURATION-RESUME).
-        FormatError: The parent is missing or broken, or a document is longer than
-            `tokens_per_shard`; or the record of a takedown is damaged (E-TAKEDOWN-RECORD).
+        CurationError: Scores or topics are missing (E-CURATION-MISSING), or describe other
+            documents (E-CURATION-MISMATCH names the first); an order that fills windows needs them
+            for earlier shards too. Or a shard that training has consumed is missing
+            (E-CURATION-RESUME).
+        FormatError: The parent is missing or broken, a document is longer than `tokens_per_shard`,
+            or the takedown record is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is curating this shard.
     """
     with replacing(shard.curated):
@@ -152,7 +154,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
 
 
 def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
-    """The main figures of the order, of the source order and of a shuffle."""
+    """The main diversity figures of the order, the source order and a shuffle."""
     windows = diversity[loader]
     facts: dict[str, Any] = {}
     for when in ("before", "after", "shuffle"):
@@ -165,12 +167,13 @@ def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
 
 
 def planned_tokens(inputs: CurrentInputs) -> int:
-    """Tokens of a shard after curation; costs as much as curation without the writing."""
+    """How many tokens a shard would have after curation; costs as much as curation without
+    writing."""
     return int(_ShardCuration(inputs).tokens.sum())
 
 
 def shard_format(manifest: Manifest) -> ShardFormat:
-    """Name, version and tokenizer facts of a committed manifest."""
+    """The format name, version and tokenizer facts of a committed manifest."""
     return ShardFormat(
         dataset=manifest.dataset,
         version=manifest.version,
@@ -214,7 +217,8 @@ class _ShardCuration:
         self.order = np.concatenate([np.arange(count), count + self.new_order])
 
     def _not_consumed(self) -> np.ndarray:
-        """The chosen documents that training has not consumed, by ingest id and text hash."""
+        """The chosen documents that training has not consumed; documents are matched by ingest id
+        and text hash."""
         held = Counter(ids for _, ids in self.prefix.documents())
         fresh: list[int] = []
         for k, number in enumerate(self.chosen.indices.tolist()):
@@ -225,7 +229,7 @@ class _ShardCuration:
         return np.asarray(fresh, np.int64)
 
     def _groups(self, numbers: np.ndarray) -> np.ndarray | None:
-        """The group of copies of each of these documents, -1 for a document in no group."""
+        """The group of copies of each document; -1 without copies."""
         if self.inputs.copies is None:
             return None
         source = self.inputs.shard.source
@@ -271,7 +275,8 @@ class _ShardCuration:
             writer.discard()
 
     def _documents(self) -> Iterator[tuple[np.ndarray, str, str]]:
-        """Tokens, ingest id and text hash: the consumed ones, then the others in the new order."""
+        """Yield tokens, ingest id and text hash: first the consumed documents, then the others in
+        the new order."""
         for tokens, ids in self.prefix.documents():
             yield tokens, *ids
         first = np.cumsum([0, *(len(file.spans) for file in self.files)])

@@ -1,7 +1,8 @@
-"""Inputs of curation besides a shard's tokens: topics and quality decisions.
+"""Reads the inputs of curation besides a shard's tokens: topics, quality decisions, selections and
+copies.
 
-Both are in document order and both must describe exactly the shard's documents: topics are bound to
-the shard's content hash, quality rows to each document id. A difference is refused by name.
+They are in document order and must describe exactly the shard's documents: topics record the
+shard's content hash, quality rows each document's id. An error names the first difference.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ShardQuality:
     """Path of the committed scores of a shard."""
 
     path: Path  # quality_scores.jsonl
-    checksum: str  # SHA-256 of that file
+    checksum: str  # SHA-256 of the file
     grader: str  # digest of backbone, heads and calibration, the same for all shards
 
 
@@ -65,21 +66,22 @@ class ShardCopies:
     survivors: list[str | None]
     """`{source}//{ingest id}`; None for a document that is not a copy."""
     digest: str
-    """Digest of their rows."""
+    """Digest of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents whose decision is to be included, or that `where` keeps."""
+    """Documents that are selected by their decision or by `where`."""
 
     indices: np.ndarray  # ascending document numbers, int64 [num_kept]
     rows: list[bytes]  # their quality rows, as the JSON lines they were read from
-    decisions: dict[str, int]  # documents of each decision, over the whole shard
+    decisions: dict[str, int]  # documents per decision, over the whole shard
 
 
 def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
-    """Committed labels of the shard that `manifest` describes. Raises CurationError: there are none
-    (E-CURATION-MISSING), or they are of other documents or damaged (E-CURATION-MISMATCH)."""
+    """Read the committed topics of the shard that `manifest` describes. Raises CurationError if
+    they are missing (E-CURATION-MISSING), damaged, or belong to other documents
+    (E-CURATION-MISMATCH)."""
     path = _summary_beside(shard.topics, "assign topics to this shard first")
     summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
     made_from = summary["fingerprints"]
@@ -92,25 +94,25 @@ def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
 
 
 def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
-    """Committed quality scores of the shard that `manifest` describes.
+    """Read the summary of the committed quality scores of the shard that `manifest` describes.
 
     Raises:
-        CurationError: There are none (E-CURATION-MISSING), or they were made from another version
-            of the shard (E-CURATION-MISMATCH).
+        CurationError: They are missing (E-CURATION-MISSING), or were made from another version of
+            the shard (E-CURATION-MISMATCH).
         FormatError: They were edited or damaged (E-GRADE-CHANGED).
     """
     made_from = read_json_object(_summary_beside(shard.scores, "grade this shard first"))
     made_from = made_from["fingerprints"]
     _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     graded = read_graded(shard.graded)
-    # The grader itself, and not its inputs from this shard.
+    # Identify the grader, without the inputs that differ by shard.
     grader = sha256_json({k: v for k, v in made_from.items() if k not in ("shard", "languages")})
     return ShardQuality(graded.path, graded.checksum, grader)
 
 
 def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSelection:
-    """Committed selection of the shard that `manifest` describes. Raises CurationError: there is
-    none (E-CURATION-MISSING), or it is of other documents or another `where`
+    """Read the committed selection of the shard that `manifest` describes. Raises CurationError if
+    it is missing (E-CURATION-MISSING), or belongs to other documents or another `where`
     (E-CURATION-MISMATCH)."""
     path = shard.selection
     footer, rows = _read_rows(path, manifest, ["keep"], "select documents of this shard first")
@@ -119,8 +121,8 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
 
 
 def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
-    """Documents that neither the expression nor a takedown leaves out: bool `[N]`; None if there is
-    neither."""
+    """Documents that the expression and the takedown record allow, bool `[N]`; None without
+    both."""
     if takedown is None:
         return None if selection is None else selection.keep
     return ~takedown.gone if selection is None else selection.keep & ~takedown.gone
@@ -129,9 +131,9 @@ def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -
 def load_copies(
     shard: ShardPaths, manifest: Manifest, selection: ShardSelection | None
 ) -> ShardCopies | None:
-    """The copies among the documents of the shard that `manifest` describes; None if the selection
-    keeps no copy. Raises CurationError: duplicates were not searched yet (E-CURATION-MISSING), or
-    among other documents (E-CURATION-MISMATCH)."""
+    """Read the copies among the documents of the shard that `manifest` describes; None if the
+    selection keeps no copies. Raises CurationError if duplicates were not searched yet
+    (E-CURATION-MISSING), or were searched among other documents (E-CURATION-MISMATCH)."""
     path = shard.attribute("duplicates")
     do = "find copies first: nmoe attributes"
     footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
@@ -146,7 +148,7 @@ def load_copies(
 def _read_rows(
     path: Path, manifest: Manifest, columns: Sequence[str], do: str
 ) -> tuple[Footer, pa.Table]:
-    """Columns of the file of an attribute of the shard that `manifest` describes."""
+    """Read columns of an attribute file of the shard that `manifest` describes."""
     from nmoe_core.shards.attribute_file import read_attribute, read_footer
 
     if not path.is_file():
@@ -159,22 +161,23 @@ def _read_rows(
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:
-    """A column without nulls: bool `[N]`. Arrow's own `to_numpy` imports pandas, in 1.5 s."""
+    """A column without nulls as bool `[N]`. Arrow's `to_numpy` would import pandas, which takes 1.5
+    s."""
     return np.from_dlpack(column.combine_chunks().cast("uint8")).astype(np.bool_)
 
 
 def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
-    """Tokens of each document of files, EOS included: int64 `[N]`."""
+    """Tokens of each document in the files, EOS included: int64 `[N]`."""
     return np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
 
 
 def select_documents(
     path: Path, doc_ids: Iterable[str], include: Iterable[str], keep: np.ndarray | None = None
 ) -> Selection:
-    """Choose documents by decision, and by `keep`, bool `[N]`, if given; checks that each quality
-    row belongs to its document of `doc_ids`. Raises CurationError: a row names another document, or
-    there are not as many rows as documents (E-CURATION-MISMATCH); a row has no known decision
-    (E-CURATION-QUALITY)."""
+    """Select documents by decision and, if given, by `keep` (bool `[N]`); check that each quality
+    row belongs to its document in `doc_ids`. Raises CurationError if a row names another document
+    or the numbers of rows and documents differ (E-CURATION-MISMATCH), or if the decision of a row
+    is unknown (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []
@@ -221,7 +224,7 @@ def _bad_row(path: Path, number: int, found: str) -> CurationError:
 
 
 def _summary_beside(path: Path, do: str) -> Path:
-    """Path of the summary of an input; both files must exist."""
+    """The path of the summary beside an input; both files must exist."""
     summary = path.with_name(SUMMARY_NAME)
     for required in (summary, path):
         if not required.is_file():

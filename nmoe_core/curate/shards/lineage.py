@@ -1,8 +1,9 @@
 """`lineage.jsonl` of a curated shard: the origin of each document and the reason it was kept.
 
 Row i belongs to document i of the shard's manifest. It holds the parent's document id and number,
-the topic, and every number of the quality row: score, decision, probe. The file is swapped in with
-the shard and its checksum is in the manifest's `source_info`. Verification follows it back.
+the topic, and every field of the quality row: score, decision, probe. The file is committed
+together with the shard, and the manifest's `source_info` holds its checksum. `verify_curated_shard`
+reads it to find each parent document.
 """
 
 from collections.abc import Generator, Iterable
@@ -28,7 +29,7 @@ from nmoe_core.shards.documents import shard_files
 
 
 def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
-    """One line of the file, from a line of `quality_scores.jsonl`."""
+    """Make one line of the file from a line of `quality_scores.jsonl`."""
     row = orjson.loads(quality_row)
     parent = {"parent_doc_id": row.pop("doc_id"), "parent_index": parent_index, "topic": topic}
     row.pop("source", None)
@@ -36,14 +37,15 @@ def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
 
 
 def read_lineage(manifest: Manifest) -> Generator[dict[str, Any], None, None]:
-    """Rows of a curated shard, in document order; close it when leaving it early. Raises
-    CurationError: the file is not the one that the manifest names (E-CURATION-LINEAGE)."""
+    """Yield the rows of a curated shard, in document order; close the generator if you leave it
+    early. Raises CurationError if the file differs from the checksum in the manifest
+    (E-CURATION-LINEAGE)."""
     with closing(lineage_lines(manifest)) as lines:
         yield from map(orjson.loads, lines)
 
 
 def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
-    """Rows of a curated shard as lines; raises as `read_lineage` does."""
+    """Yield the rows of a curated shard as lines; raises as `read_lineage`."""
     path = manifest.path.parent / LINEAGE_NAME
     expected = manifest.extra.get("source_info", {}).get("lineage_checksum")
     found = sha256_file(path) if path.is_file() else "no file"
@@ -61,10 +63,11 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
 
 
 def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Documents of curated shards one after another, in the order that their parents have.
+    """The documents of curated shards, one shard after another, in the order of their parents.
 
     Returns:
-        int64 `[N]` each: topic and tokens (EOS included) of each, and the curated order of them.
+        int64 `[N]` each: the topic and the tokens (EOS included) of each document, and the curated
+        order.
 
     Raises:
         FormatError: A shard is missing or broken.
@@ -92,15 +95,16 @@ def verify_curated_shard(shard: ShardPaths) -> int:
     """Check that a curated shard holds exactly the kept documents of its parent.
 
     Tokens, ingest id and text hash of each document are compared with the parent document that its
-    lineage names; consumed documents, with the parent document of the same id and text, if it is
-    still kept. Both shards are read whole.
+    lineage names. A consumed document is compared with the parent document of the same id and text,
+    if the parent still has it. Both shards are read completely.
 
     Returns:
-        Number of documents compared.
+        The number of documents compared.
 
     Raises:
-        CurationError: Names the first document that was not kept, is there twice, differs, or is
-            missing (E-CURATION-VERIFY); or scores or lineage are missing or foreign.
+        CurationError: A document was not kept, occurs twice, differs or is missing
+            (E-CURATION-VERIFY; names the first one), or scores or lineage are missing or belong to
+            another shard.
         FormatError: A shard is missing or broken.
     """
     parent = load_manifest(shard.manifest)
@@ -127,8 +131,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
         for number, ((doc_id, tokens, ids), row) in enumerate(rows):
             parent_doc_id = row["parent_doc_id"]
             if number < num_frozen:
-                # These were consumed from an earlier version of the parent: the current one may
-                # drop them, or hold them elsewhere.
+                # Consumed documents come from an earlier version of the parent. The current parent
+                # may lack them or hold them elsewhere.
                 parent_doc_id = places.get(ids)
                 if parent_doc_id is None:
                     continue

@@ -1,4 +1,4 @@
-"""The kept columns of a curated shard: one row per document, in the new order."""
+"""Writes the passthrough columns of a curated shard: one row per document, in the new order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,15 @@ def add_columns(
     numbers: np.ndarray,
     documents: Sequence[tuple[int, str]],
 ) -> dict[str, str]:
-    """Write `columns.parquet` beside the files of a writer; return what the manifest says of it.
+    """Write `columns.parquet` beside the files of a writer; return the file's entry for the
+    manifest.
 
     Args:
         writer: Holds all documents of the curated shard.
         shard: The shard.
-        parent: The columns of its documents in the data tree.
-        numbers: Numbers of the documents there, int64, in the new order; they are the last ones of
-            the curated shard. Those before them stay from the curated shard that is there.
+        parent: The file of the parent shard's columns, in the data tree.
+        numbers: Row numbers in `parent`, int64, in the new order. They give the last rows of the
+            curated shard; rows before these are copied from the existing curated shard.
         documents: Tokens and text hash of every document of the curated shard.
     """
     import pyarrow as pa

@@ -1,8 +1,8 @@
 """Selects the documents of a curated shard and plans their order.
 
-`auto` is for a known training length: it takes the order of `AUTO_ORDERS` whose windows, as
-`packing` fills them, hold the most topics; it is never below the published greedy, `stratified`.
-With many documents per window that is `window_fill`; with few, one of the others.
+`auto` needs a known training length. It takes the order of `AUTO_ORDERS` whose windows, filled as
+`packing` says, hold the most topics, so it is never below the published greedy order, `stratified`.
+With many documents per window it takes `window_fill`; with few, one of the others.
 """
 
 import json
@@ -22,7 +22,7 @@ from nmoe_core.quality.calibration.thresholds import DECISIONS
 
 CURATE_CODE = "curate/3"
 AUTO = "auto"
-AUTO_ORDERS = ("window_fill", "golden", "stratified")  # the first of equal ones is taken
+AUTO_ORDERS = ("window_fill", "golden", "stratified")  # in a tie, the first is taken
 By = Literal["source", "length", "quality"]
 # `related` needs embeddings, which shards do not keep.
 SHARD_ORDERS = (AUTO, *(name for name in ORDERS if name != "related"))
@@ -31,23 +31,23 @@ _OF_ONE_LENGTH = (AUTO, "window_fill", "bin_packing")
 
 @dataclass(frozen=True, slots=True)
 class CurateSettings:
-    """Settings of the documents and their order. Raises CurationError: an unknown decision or
-    order, no decision, or a number out of range (E-CURATION-SETTINGS)."""
+    """Which documents to include and how to order them. Raises CurationError if a decision or order
+    is unknown, the decisions are empty, or a number is out of range (E-CURATION-SETTINGS)."""
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
-    where: str | None = None  # or an expression over attributes, in place of `include`
-    order: str = "golden"  # of SHARD_ORDERS
+    where: str | None = None  # an expression over attributes that replaces `include`
+    order: str = "golden"  # one of SHARD_ORDERS
     seed: int = 0
-    epoch: int = 0  # each gives another order, equally good
-    seq_len: int = 4096  # tokens of a window that is filled and measured
+    epoch: int = 0  # each epoch gives a different, equally good order
+    seq_len: int = 4096  # tokens per window
     packing: Loader = "concat"  # how the trainer fills windows
-    by: By = "source"  # sort key of `count_stride` for the documents of a topic
+    by: By = "source"  # key by which `count_stride` sorts the documents of a topic
     descending: bool = False
-    spread_copies: bool = False  # copies that are kept are far apart, if the order can do so
-    # Tokens of this source that training has consumed: the documents that hold them stay where
-    # they are. None to order everything.
+    spread_copies: bool = False  # place kept copies far apart, if the order supports it
+    # Tokens of this source that training has consumed; their documents keep their positions. None
+    # to order all documents.
     resume_from_token: int | None = None
-    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD  # most of one file
+    tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD  # most tokens of one file
 
     def __post_init__(self) -> None:
         for what, found, known in (
@@ -61,7 +61,7 @@ class CurateSettings:
             raise _refuse("a number is out of range", found, "seq_len >= 1, resume_from_token >= 0")
 
     def decisions(self) -> list[str]:
-        """`include` without repeats, in one order; all if an expression decides."""
+        """`include` without repeats, sorted; all decisions if `where` is set."""
         return [name for name in DECISIONS if self.where is not None or name in self.include]
 
     def fills_windows(self) -> bool:
@@ -95,11 +95,12 @@ def plan_order(
     offset: int,
     groups: np.ndarray | None = None,
 ) -> tuple[str, np.ndarray]:
-    """The order that was taken, by name, and its permutation int64 `[N]`.
+    """Compute the order; return its name (with `auto`, of the best order) and its permutation,
+    int64 `[N]`.
 
-    `quality_rows` are these documents' lines of `quality_scores.jsonl`; `offset` tokens precede the
-    first document in its window; `groups` are groups of copies, int64 `[N]`, as `golden` takes
-    them. Raises CurationError: `by` is quality, and a row has no score (E-CURATION-QUALITY).
+    `quality_rows` are the documents' lines of `quality_scores.jsonl`; `offset` tokens precede the
+    first document in its window; `groups` are groups of copies, int64 `[N]`, as for `golden`.
+    Raises CurationError if `by` is quality and a row has no score (E-CURATION-QUALITY).
     """
     windows: Any = {"seq_len": settings.seq_len, "loader": settings.packing, "offset": offset}
     options: dict[str, dict[str, Any]] = {

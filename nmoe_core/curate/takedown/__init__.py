@@ -1,1 +1,1 @@
-"""The record of what was taken down, which curation honours."""
+"""The record of documents that were taken down; curation leaves them out."""

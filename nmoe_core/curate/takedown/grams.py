@@ -1,12 +1,12 @@
-"""The 50-grams of texts as hashes, and their occurrences in tokens.
+"""Hashes the 50-grams of texts and finds them in token files.
 
 A gram is 50 consecutive token ids of a text; a text with fewer tokens is one gram. A gram is stored
-as its SHA-256, so that a record of grams holds no text, and as hashes of windows, by which it is
-found: of 50 tokens, or for a shorter gram of its first and its last 2^k tokens, which cover it. The
-hash of a window is a polynomial modulo 2^64, a difference of prefix sums times an inverse power, so
-that a pass takes the same time for any window. Hits are compared by SHA-256: each is exact, and
-none is missed. About 60 million tokens per second on one core for each of at most 7 sizes of
-windows.
+as its SHA-256, so a record of grams holds no text, and as the hashes of one or two windows by which
+it is found. A gram of 50 tokens has one window; a shorter gram has two, its first and its last 2^k
+tokens, which together cover it. The hash of a window is a polynomial modulo 2^64, computed as a
+difference of prefix sums times an inverse power, so the size of the window does not change the time
+of a pass. Hits are compared by SHA-256, so each hit is exact, and all occurrences are found. One
+core scans about 60 million tokens per second for each of at most 7 window sizes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ GRAMS = np.dtype(
 _CHUNK = 2**19
 _BASE = 0x9E3779B97F4A7C15
 _MIX = np.uint64(0xD1342543DE82EF95)
-_FILTER_BITS = 6  # a filter has 2^6 places for each gram, so about 1.5 % pass by chance
-_MOST_FILTER_BITS = 27  # 128 MB; above 2 million grams more pass, and are compared
+_FILTER_BITS = 6  # a filter has 2^6 slots per gram, so about 1.5 % of windows pass by chance
+_MOST_FILTER_BITS = 27  # 128 MB; with over 2 million grams, more windows pass by chance
 
 
 class Hit(NamedTuple):
-    """A gram, by its number, and the positions where it begins: int64 `[n]`."""
+    """The number of a gram, and the positions where it begins: int64 `[n]`."""
 
     gram: int
     positions: np.ndarray
 
 
 def grams_of(tokens: np.ndarray, text: int) -> np.ndarray:
-    """The grams of a text's tokens `[n]`, without BOS and EOS, each once: `GRAMS` rows that name
-    the text by this number."""
+    """The distinct grams of a text's tokens `[n]` (without BOS and EOS), as `GRAMS` rows that hold
+    the number `text`."""
     length = min(len(tokens), GRAM_TOKENS)
     parts = [np.empty(0, GRAMS)]
     for start in range(0, len(tokens) - length + 1 if length else 0, _CHUNK):
@@ -64,12 +64,12 @@ def distinct(grams: np.ndarray) -> np.ndarray:
 
 
 def window_size(length: int) -> int:
-    """Tokens of the windows by which a gram of `length` tokens is found."""
+    """Tokens per window by which a gram of `length` tokens is found."""
     return length if length == GRAM_TOKENS else 1 << (length.bit_length() - 1)
 
 
 class GramIndex:
-    """Finds grams, `GRAMS` rows `[n]` that are `distinct`, in tokens."""
+    """Finds grams in tokens; the grams are `GRAMS` rows `[n]` and must be `distinct`."""
 
     def __init__(self, grams: np.ndarray) -> None:
         self.grams = grams
@@ -86,8 +86,8 @@ class GramIndex:
             self._by_size[size] = chosen, grams["first"][chosen], passes, shift
 
     def hits(self, tokens: np.ndarray) -> Iterator[Hit]:
-        """Occurrences in the tokens of a file: uint32 or uint16 `[n]`; a gram may come again with
-        later positions."""
+        """Yield the occurrences in the tokens of a file, uint32 or uint16 `[n]`. A gram may be
+        yielded several times, with later positions."""
         for start in range(0, len(tokens), _CHUNK):
             part = np.asarray(tokens[start : start + _CHUNK + GRAM_TOKENS - 1], "<u4")
             sums = _sums(part)
@@ -104,7 +104,7 @@ class GramIndex:
         at = np.flatnonzero(passes[hashes[:_CHUNK] * _MIX >> shift])
         low, high = (np.searchsorted(keys, hashes[at], side) for side in ("left", "right"))
         counts = high - low
-        # Every gram with the same first window, for each place of that window.
+        # Pair each position of a window with every gram that starts with this window.
         places = np.repeat(at, counts)
         inside = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
         grams = chosen[np.repeat(low, counts) + inside]
@@ -123,19 +123,19 @@ class GramIndex:
 
 
 def _equal(part: np.ndarray, places: np.ndarray, length: int, sha256: bytes) -> np.ndarray:
-    """Those places from which `length` tokens have this digest."""
+    """Select the positions from which `length` tokens have this digest."""
     while len(places):
         rows = part[places[:, None] + np.arange(length)]
         is_same = (rows == rows[0]).all(axis=1)
         if hashlib.sha256(rows[0].tobytes()).digest() == sha256:
             return places[is_same]
-        places = places[~is_same]  # windows of equal hashes and other tokens
+        places = places[~is_same]  # windows with equal hashes but different tokens
     return places
 
 
 @cache
 def _powers() -> tuple[np.ndarray, np.ndarray]:
-    """Powers of the base, and of its inverse: uint64 `[chunk]` each."""
+    """The powers of the base and of its inverse: uint64 `[chunk]` each."""
     size = _CHUNK + GRAM_TOKENS
     found = []
     for base in (_BASE, pow(_BASE, -1, 2**64)):
@@ -152,6 +152,6 @@ def _sums(part: np.ndarray) -> np.ndarray:
 
 
 def _hashes(part: np.ndarray, size: int, sums: np.ndarray | None = None) -> np.ndarray:
-    """Hash of the window of `size` tokens from each token on: uint64 `[n - size + 1]`."""
+    """The hash of the `size` tokens from each position on: uint64 `[n - size + 1]`."""
     sums = _sums(part) if sums is None else sums
     return (sums[size:] - sums[:-size]) * _powers()[1][: len(sums) - size]

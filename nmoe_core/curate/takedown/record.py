@@ -1,10 +1,11 @@
-"""The record of a takedown, which curation honours: `takedown/documents.jsonl` and `grams.npy`.
+"""The takedown record, `takedown/documents.jsonl` and `grams.npy`: curation leaves its documents
+out.
 
-A row names a document and the SHA-256 of its text. Every document with one of these texts is left
-out of curated shards, regardless of id, source or shard: present copies and later ones. The grams
-of each text are kept as hashes, so that the proof can be made when no shard holds the text. They
-are written before the rows, which count them: rows without their grams are refused, and grams of
-rows that were never written are written again.
+A row names a document and the SHA-256 of its text. Every document with one of these texts, whatever
+its id, source or shard, is left out of curated shards; so are copies that arrive later. The grams
+of each text are stored as hashes, so removal can be proved after all shards have lost the text.
+Grams are written before the rows, and the rows count them: rows without their grams are refused,
+and grams without rows (after a kill) are overwritten.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from nmoe_core.curate.takedown.grams import GRAMS, grams_of
 from nmoe_core.shards.documents import ingest_ids
 
 TAKEN_DOWN = "takedown"
-"""The reason for which curation leaves these documents out."""
+"""The reason that curation gives for these documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A document that was taken down, as it was at that time."""
+    """A document that was taken down, with its facts at that time."""
 
     source: str
     split: str
@@ -43,37 +44,38 @@ class Row:
     doc_id: str
     text_sha256: str
     item: str
-    """Item of the list, with its prefix."""
+    """The item of the takedown list, with its prefix."""
     is_copy: bool
-    """Found only by its text, which equals the text of a document that the item names."""
+    """Whether it was found only because its text equals the text of a document that the item
+    names."""
     tokenizer: str
-    """Fingerprint, or name, of the tokenizer of the grams."""
+    """Fingerprint or name of the tokenizer that made the grams."""
     grams: int
     grams_sha256: str
-    """Over the grams of its text."""
+    """Digest over the grams of its text."""
     at: str
     by: str = ""
     why: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Equal for one document, however often it is taken down."""
+        """The same key for the same document, also if it is taken down again."""
         return self.source, self.split, self.ingest_id, self.text_sha256
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTakedown:
-    """The documents of a shard that are taken down."""
+    """The documents of a shard that must be left out."""
 
     gone: np.ndarray
     """bool `[N]`."""
     digest: str
-    """Digest of their numbers."""
+    """Digest of the documents' numbers."""
 
 
 def read_rows(tree: Tree) -> tuple[Row, ...]:
-    """The rows of a run's record; none if it has no record. Raises FormatError if a line is not a
-    row (E-TAKEDOWN-RECORD)."""
+    """Read the rows of a run's record; empty without a record. Raises FormatError if a line is not
+    a row (E-TAKEDOWN-RECORD)."""
     try:
         stat = tree.takedown.stat()
     except FileNotFoundError:
@@ -95,15 +97,15 @@ def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
         rows.append(Row(**value))
     try:
         is_sealed = seal == _seal(rows)
-    except UnicodeEncodeError:  # no text that was written
+    except UnicodeEncodeError:  # a lone surrogate, which the writer never writes
         is_sealed = False
     if not is_sealed:
-        raise _refuse(path, None, "rows that are not those of its seal")
+        raise _refuse(path, None, "rows that do not match the checksum in the last line")
     return tuple(rows)
 
 
 def _seal(rows: Iterable[Row]) -> dict[str, str]:
-    """The last line: a row that was damaged or lost would let its document come back."""
+    """The last line, a checksum: without it, a lost row would let its document return unnoticed."""
     return {"sha256": sha256_json([asdict(row) for row in rows])}
 
 
@@ -111,13 +113,14 @@ _FIELDS = fields(Row)
 
 
 def taken_down(tree: Tree) -> frozenset[str]:
-    """SHA-256 of the texts that are taken down."""
+    """The SHA-256 of each text that was taken down."""
     return frozenset(row.text_sha256 for row in read_rows(tree))
 
 
 def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
-    """The documents of the shard that `manifest` describes which are taken down; None if there are
-    none, so that a record leaves other shards unchanged. Raises as `read_rows` and `ingest_ids`."""
+    """The documents to leave out of the shard that `manifest` describes; None if the record names
+    none of them, so a takedown does not make other shards stale. Raises as `read_rows` and
+    `ingest_ids`."""
     texts = taken_down(shard.tree)
     if not texts:
         return None
@@ -128,7 +131,7 @@ def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None
 
 
 def record_digest(tree: Tree, source: str) -> str | None:
-    """Digest of the texts that are taken down from a source; None if none is."""
+    """Digest of the texts that were taken down from a source; None without such texts."""
     texts = sorted({row.text_sha256 for row in read_rows(tree) if row.source == source})
     return sha256_json(texts) if texts else None
 
@@ -136,11 +139,11 @@ def record_digest(tree: Tree, source: str) -> str | None:
 def add_rows(
     tree: Tree, rows: Iterable[Mapping[str, Any]], tokens: Mapping[str, np.ndarray]
 ) -> list[Row]:
-    """Add documents that the record lacks; returns the added ones.
+    """Add the documents that the record lacks; return the added rows.
 
     Args:
         tree: Tree of the run.
-        rows: Fields of `Row`, without the fields of grams.
+        rows: Fields of `Row`, without the fields about grams.
         tokens: Token ids of each text, without BOS and EOS, by its SHA-256.
 
     Raises:
@@ -175,8 +178,8 @@ def add_rows(
 
 
 def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
-    """The grams of these rows' texts: `GRAMS` rows, which name texts by their order in `rows`.
-    Raises FormatError if they are missing or damaged (E-TAKEDOWN-RECORD)."""
+    """Read the grams of the rows' texts: `GRAMS` rows, which number texts in the order of `rows`.
+    Raises FormatError if grams are missing or damaged (E-TAKEDOWN-RECORD)."""
     digests = _digests(rows)
     if not digests:
         return np.empty(0, GRAMS)
@@ -191,12 +194,13 @@ def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
     for number, (text, expected) in enumerate(digests.items()):
         part = grams[places[number] : places[number + 1]]
         if (len(part), _digest(part)) != expected:
-            raise _refuse(tree.takedown_grams, None, f"other grams of text {text}")
+            found = f"grams of text {text} that differ from its row"
+            raise _refuse(tree.takedown_grams, None, found)
     return grams
 
 
 def _digests(rows: Iterable[Row]) -> dict[str, tuple[int, str]]:
-    """Number and digest of the grams of each text, in the order of rows."""
+    """The number and the digest of the grams of each text, in the order of rows."""
     return {row.text_sha256: (row.grams, row.grams_sha256) for row in rows}
 
 

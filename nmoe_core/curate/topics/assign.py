@@ -1,8 +1,8 @@
-"""Topics of documents: a model fitted once on a sample, then one label for each document.
+"""Topics of documents: a model is fitted once on a sample and then labels every document.
 
 `fit_topic_model` embeds a deterministic sample, clusters it and freezes the centroids;
-`assign_topics` labels one shard. Both read the backbone's table through the object they are given,
-so many shards share one copy, and neither reads a document when its fingerprints are unchanged.
+`assign_topics` labels one shard. Both take the backbone's table as an argument, so many shards
+share one copy. If the fingerprints are unchanged, they read no documents.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,8 +41,8 @@ SUMMARY_NAME = "summary.json"
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Settings of the topics: their number, the seed of sample and k-means, the sample's size.
-    Raises CurationError: a number is out of range (E-CURATION-TOPICS)."""
+    """Settings of topics: their number, the seed of sampling and k-means, and the sample size.
+    Raises CurationError if a number is out of range (E-CURATION-TOPICS)."""
 
     num_topics: int = 30
     seed: int = 42
@@ -63,10 +63,10 @@ def fit_topic_model(
 ) -> Result:
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
-    Memory: `sample_documents` float32 rows of the table's width, twice. Each source is sampled in
-    proportion to its documents; all are taken if there are no more than this. Raises CurationError:
-    fewer documents with text than topics (E-CURATION-TOPICS); an embedding is not finite
-    (E-CURATION-EMBEDDING).
+    Memory: twice `sample_documents` float32 rows of the table's width. Each source is sampled in
+    proportion to its documents; if there are at most `sample_documents`, all are taken. Raises
+    CurationError if there are fewer documents with text than topics (E-CURATION-TOPICS), or if an
+    embedding is not finite (E-CURATION-EMBEDDING).
     """
     sources = sorted(sources)
     manifests = [load_manifest(tree.manifest(name)) for name in sources]
@@ -161,7 +161,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
             topics = np.concatenate([np.empty(0, np.uint16), *labels])
-            # The old summary is removed first: after a kill it would vouch for new labels.
+            # Remove the old summary first: after a kill it would describe the new labels.
             summary_path.unlink(missing_ok=True)
             fsync_dir(summary_path.parent)
             with atomic_file(shard.topics) as file:
@@ -188,12 +188,13 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
 def sampled_documents(
     tree: Tree, manifests: list[Manifest], most: int, seed: int
 ) -> Iterator[tuple[ShardFile, np.ndarray]]:
-    """Evenly spaced training documents: files that hold some, and their spans, int64 `[n, 2]`."""
+    """Sample evenly spaced training documents: yield each file with the spans of its sampled
+    documents, int64 `[n, 2]`."""
     total = sum(manifest.total_documents for manifest in manifests)
     chosen = np.arange(total)
     if total > most:
-        # Every total/most-th document from a seeded start: each source and shard in proportion,
-        # read front to back. Prep has already dealt documents to shards by hash.
+        # Every (total / most)-th document from a seeded start, so each source and shard is sampled
+        # in proportion. Prep has already distributed documents over shards by hash.
         chosen = ((np.arange(most) + seed * PLASTIC % 1.0) * (total / most)).astype(np.int64)
     first = 0
     for manifest in manifests:

@@ -1,10 +1,10 @@
-"""Clusters of embedded records: fitted once, frozen, versioned, and watched for drift.
+"""Clusters of embedded records: fitted once, frozen, versioned, and monitored for drift.
 
-New records are assigned to the frozen centroids, so labels of old ones do not change when records
-are appended. Drift is measured on each use: the total variation between the cluster shares now and
-at the fit, and how much the mean distance to the nearest centroid has grown. Past a limit the
-clusters are fitted again under the next version number. The projection (PCA) is frozen with them.
-Clusters are named by the words most typical of each, of a bounded sample of records.
+New records are assigned to the frozen centroids, so the labels of old records do not change when
+records are appended. Each use measures drift: the total variation between the cluster shares now
+and at the fit, and the growth of the mean distance to the nearest centroid. Above a limit, the
+clusters are fitted again under the next version number. The projection (PCA) is frozen with the
+clusters. A cluster is named by its most typical words in a bounded sample of records.
 """
 
 import math
@@ -37,7 +37,7 @@ _PCA_ROWS = 50_000
 _UMAP_ROWS = 50_000
 _UMAP_WIDTH = 50
 _BLOCK_ROWS = 65_536
-MAX_NAMED = 20_000  # records whose words are counted
+MAX_NAMED = 20_000  # most records whose words are counted
 _MAX_CHARS = 20_000
 _MAX_SHARE = 0.2
 _NUM_TERMS = 4
@@ -46,7 +46,8 @@ _WORD = re.compile(r"[^\W\d_]{3,24}")
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Total variation of shares, 0 to 1, and mean squared distance now over the one at the fit."""
+    """Total variation of the cluster shares, 0 to 1, and the ratio of the mean squared distance now
+    to that at the fit."""
 
     share_tv: float
     distance_ratio: float
@@ -67,11 +68,13 @@ class Clusters:
     header: dict[str, Any]  # settings, version, and measurements at the fit
 
     def project(self, embeddings: np.ndarray) -> np.ndarray:
-        """Unit rows in the space of the centroids: float32 `[N, D]`; zero rows stay zero."""
+        """Project rows into the space of the centroids: float32 `[N, D]` of length 1; zero rows
+        stay zero."""
         return project(embeddings, self.mean, self.axes)
 
     def assign(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
-        """Cluster of each projected row, uint16 `[N]`, and the mean squared distance to it."""
+        """Cluster of each projected row, uint16 `[N]`, and the mean squared distance to its
+        centroid."""
         labels = np.empty(len(rows), np.uint16)
         total = 0.0
         for start in range(0, len(rows), _BLOCK_ROWS):
@@ -100,13 +103,13 @@ def fit_clusters(
     settings: dict[str, Any] | None = None,
     version: int = 1,
 ) -> Clusters:
-    """Fit projection and centroids on all rows that are not zero.
+    """Fit projection and centroids on all non-zero rows.
 
     Args:
-        embeddings: float32 `[N, W]`, unit or zero rows.
-        num_clusters: K, at least 2 and at most the number of rows that are not zero.
+        embeddings: float32 `[N, W]`, rows of length 1 or 0.
+        num_clusters: K, at least 2 and at most the number of non-zero rows.
         seed: Seed of the fit.
-        pca_components: At most min(N - 1, W) are kept; 0 for none.
+        pca_components: Dimensions after PCA, limited to min(N - 1, W); 0 for no PCA.
         settings, version: Recorded in the header.
 
     Raises:
@@ -158,7 +161,7 @@ def fit_pca(
 
 
 def project(embeddings: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Rows of unit length, after PCA if there is one: float32; zero rows stay zero."""
+    """Scale rows to length 1, after PCA if `axes` is not empty: float32; zero rows stay zero."""
     rows = np.empty((len(embeddings), len(axes) or embeddings.shape[1]), np.float32)
     for start in range(0, len(embeddings), _BLOCK_ROWS):
         block = np.asarray(embeddings[start : start + _BLOCK_ROWS], np.float32)
@@ -176,7 +179,7 @@ def flat_projection(
     """Project rows to the plane.
 
     UMAP (McInnes et al. 2018; 15 neighbours, after PCA to 50) is fitted on at most 50,000 rows and
-    takes minutes there; its other rows are placed by the fit.
+    takes minutes for these; further rows are projected with that fit.
 
     Returns:
         float32 `[N, 2]` and the method; by default `umap` if the library is there, else `pca`.
@@ -196,7 +199,7 @@ def flat_projection(
 
 def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of each setting that a seed overrides
+        warnings.simplefilter("ignore")  # umap warns about every setting that a seed overrides
         import umap  # pyright: ignore[reportMissingImports] (an extra)
 
         fit = umap.UMAP(
@@ -212,15 +215,15 @@ def _umap(rows: np.ndarray, seed: int) -> np.ndarray:
 
 
 def save_clusters(path: Path, clusters: Clusters) -> None:
-    """Commit clusters; equal ones give equal bytes."""
+    """Write clusters; equal clusters give equal bytes."""
     tensors = {"centroids": clusters.centroids, "mean": clusters.mean, "axes": clusters.axes}
     save_tensors(path, tensors, clusters.header)
 
 
 def load_clusters(path: Path) -> Clusters:
-    """Read clusters. Raises CurationError: the file is missing or not of this format
+    """Read clusters. Raises CurationError if the file is missing or has another format
     (E-CURATION-MODEL)."""
-    do = "delete it: the clusters are fitted again"
+    do = "delete it; the next run fits the clusters again"
     tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
     return Clusters(**tensors, header=header)
 
@@ -233,9 +236,9 @@ def sample_records(num_records: int) -> np.ndarray:
 def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -> list[list[str]]:
     """The most typical words of each cluster, best first; fewer if a cluster has few words.
 
-    A word's score is p log(p / q): p the share of the cluster's records that hold it, q the share
-    of all (its part of the Kullback-Leibler divergence). Words of more than a fifth of the records
-    name no cluster. Only the beginnings of texts count.
+    A word's score is p log(p / q), with p its share among the cluster's records and q its share
+    among all records (its term of the Kullback-Leibler divergence). Words in more than a fifth of
+    the records are excluded. Only the beginning of each text is read.
     """
     counts: list[Counter[str]] = [Counter() for _ in range(num_clusters)]
     for text, label in zip(texts, labels.tolist()):
@@ -256,7 +259,7 @@ def _best(words: Counter[str], size: int, everywhere: Counter[str], num_records:
     ranked = sorted(scores, key=lambda word: (-scores[word], word))
     chosen: list[str] = []
     for word in ranked[: 10 * _NUM_TERMS]:
-        # "returns" adds no meaning to "return".
+        # Skip words with the same first five letters: "returns" adds no meaning to "return".
         if not any(word[:5] == other[:5] for other in chosen):
             chosen.append(word)
     return chosen[:_NUM_TERMS]

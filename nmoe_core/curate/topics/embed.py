@@ -1,9 +1,10 @@
 """Shallow document embeddings: the mean of a document's rows of the backbone's embedding table.
 
-Rows are summed in fp32 over runs of `SEGMENT_TOKENS`, runs in fp64, and the mean is L2-normalised.
-The EOS is left out; a document without text is the zero row. A row depends only on its document,
-not on the block that it was computed in. Memory is one block, of tokens or of the table, which is
-read alone. The table's digest names the tensor, so checkpoints that share it share the results.
+Rows are summed in fp32 within segments of `SEGMENT_TOKENS` tokens and in fp64 across segments, and
+the mean is L2-normalised. The EOS is left out; a document without text gets the zero row. A row
+depends only on its document, not on the block in which it was computed. Memory is one block of
+tokens or of the table; other tensors of the checkpoint are not read. Results are identified by the
+digest of the table, so checkpoints with the same table share them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class EmbeddingTable:
         backbone: Digest of the table.
         load: Returns the table, fp32 `[vocab, width]`.
         max_width: Width that `load` projects wider tables to; 0 if it never does.
-        model: How the backbone reads documents of shards whose ids are not its own.
+        model: Translates token ids of shards whose tokenizer is not the backbone's.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class EmbeddingTable:
     def open(
         cls, checkpoint: Path, max_width: int = DEFAULT_WIDTH, model: ModelIds | None = None
     ) -> EmbeddingTable:
-        """The table of a checkpoint directory; only its digest is computed here.
+        """Open the table of a checkpoint directory; only its digest is computed here.
 
         A table wider than `max_width` is projected to it, once; 0 keeps the full width.
         """
@@ -83,7 +84,7 @@ class EmbeddingTable:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """fp32 `[vocab, width]`. Raises CurationError: the table is not two-dimensional
+        """The table, fp32 `[vocab, width]`. Raises CurationError if it is not two-dimensional
         (E-CURATION-EMBEDDING)."""
         import torch
 
@@ -97,11 +98,11 @@ def table_digest(checkpoint: Path) -> str:
     """SHA-256 over the table's dtype, shape and bytes; reads the table once.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it is pickled.
-        CurationError: It holds no embedding table, or several (E-CURATION-EMBEDDING).
+        CheckpointError: The checkpoint is missing or pickled.
+        CurationError: It does not hold exactly one embedding table (E-CURATION-EMBEDDING).
     """
     path, name = _find_table(checkpoint)
-    with open(path, "rb") as file:  # its header gives the place of each tensor's bytes
+    with open(path, "rb") as file:  # the header has the offsets of each tensor
         header_bytes = int.from_bytes(file.read(8), "little")
         place = json.loads(file.read(header_bytes))[name]
         digest = hashlib.sha256(f"{place['dtype']} {place['shape']}".encode())
@@ -123,11 +124,11 @@ def table_shape(checkpoint: Path) -> tuple[int, int]:
 
 
 def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
-    """The table, or its random projection if it is wider than `max_width`.
+    """Read the table; if it is wider than `max_width`, project it at random to that width.
 
-    Pooling and a linear projection commute, so projecting the rows once gives the projections of
-    all document means. Pairwise cosines move by about 1 / (2 sqrt(max_width)) at the most
-    (Johnson and Lindenstrauss; entries of plus or minus one as in Achlioptas 2003).
+    The mean of projected rows is the projection of the mean, so projecting the table once is
+    enough. Pairwise cosines change by at most about 1 / (2 sqrt(max_width)) (Johnson and
+    Lindenstrauss; entries of plus or minus one as in Achlioptas 2003).
 
     Returns:
         float32 `[vocab, width]`; a `max_width` of 0 keeps all columns.
@@ -154,9 +155,10 @@ def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
 
 
 def projection(width: int, max_width: int) -> np.ndarray:
-    """The projection, float32 `[width, max_width]`: plus or minus 1 / sqrt(max_width).
+    """The projection matrix, float32 `[width, max_width]`, with entries plus or minus 1 /
+    sqrt(max_width).
 
-    Signs are raw bits of Philox, which NumPy keeps the same over versions.
+    Signs are raw bits of Philox, which NumPy does not change between versions.
     """
     words = np.random.Philox(key=0).random_raw(-(-width * max_width // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8))[: width * max_width]
@@ -174,7 +176,7 @@ def embed_documents(
     """Yield the embeddings of documents block by block, in order: float32 `[block, width]`.
 
     `tokens` is a mapped shard; the EOS is the last token of each of the `spans`, int64 `[N, 2]`.
-    Raises CurationError: a token has no row in the table, or a row is not finite
+    Raises CurationError if a token has no row in the table, or a row is not finite
     (E-CURATION-EMBEDDING).
     """
     lengths = spans[:, 1] - spans[:, 0] - 1
@@ -190,7 +192,7 @@ def pool(
 ) -> np.ndarray:
     """L2-normalised mean rows of token sequences: float32 `[N, width]`, zero for empty ones.
 
-    At most `block_tokens` ids are gathered together, in whole segments; longer texts are split.
+    At most `block_tokens` ids are gathered at once, in whole segments; longer texts are split.
     Raises as `embed_documents`.
     """
     lengths = np.array([len(text) for text in texts], np.int64)
@@ -212,7 +214,8 @@ def pool(
 
 
 def runs_within(lengths: np.ndarray, most: int, count: int) -> Iterator[slice]:
-    """Consecutive items, at most `count` and `most` in length together, or one longer item."""
+    """Split items into runs of at most `count` items and at most `most` total length; one longer
+    item is a run."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -224,7 +227,7 @@ def runs_within(lengths: np.ndarray, most: int, count: int) -> Iterator[slice]:
 
 
 def _segment_sums(texts: list[np.ndarray], rows: torch.Tensor) -> np.ndarray:
-    """Sums of the rows of texts that are not empty: float64 `[N, width]`."""
+    """Sum the table rows of each text, float64 `[N, width]`; texts must not be empty."""
     import torch
 
     ids = np.concatenate(texts, dtype=np.uint32, casting="unsafe")
@@ -235,7 +238,7 @@ def _segment_sums(texts: list[np.ndarray], rows: torch.Tensor) -> np.ndarray:
     first_segment = np.cumsum(num_segments) - num_segments
     rank = np.arange(int(num_segments.sum())) - np.repeat(first_segment, num_segments)
     offsets = np.repeat(np.cumsum(lengths) - lengths, num_segments) + rank * SEGMENT_TOKENS
-    # Checked ids fit 31 bits: the same bytes as int32 save a copy.
+    # The ids were checked to fit 31 bits, so uint32 can be viewed as int32 without a copy.
     segments = torch.nn.functional.embedding_bag(
         torch.from_numpy(ids.view(np.int32)),
         rows,
@@ -260,7 +263,7 @@ def _refuse(what: str, found: object, expected: str) -> CurationError:
 
 
 def _find_table(checkpoint: Path) -> tuple[Path, str]:
-    """The file and the name of the table; raises as `table_digest`."""
+    """Find the file and the tensor name of the table; raises as `table_digest`."""
     from safetensors import SafetensorError, safe_open
 
     from nmoe_core.engine.weights.weight_files import find_checkpoint

@@ -1,7 +1,7 @@
 """Frozen topic centroids: k-means over unit vectors, one safetensors file, labels by distance.
 
-The fit streams mini-batches on one thread, so the same rows and seed give the same bytes, and its
-time and memory do not grow with the rows. Labels do not depend on block size, threads or BLAS.
+The fit streams mini-batches on one thread, so equal rows and seed give equal bytes; time and memory
+do not grow with the number of rows. Labels do not depend on block size, threads or BLAS.
 """
 
 import json
@@ -31,12 +31,12 @@ class TopicModel:
 
     centroids: np.ndarray  # the mean of each topic: float32 [num_topics, hidden]
     digest: str  # SHA-256 of the file
-    header: dict[str, Any]  # format, settings, counts of the sample, fingerprints
+    header: dict[str, Any]  # format, settings, documents sampled, fingerprints
 
 
 def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
-    """At most `most` random row numbers, ascending."""
-    # A legacy generator: NumPy keeps its stream the same over versions.
+    """Sample at most `most` row numbers, ascending."""
+    # The legacy generator: NumPy does not change its stream between versions.
     return np.sort(np.random.RandomState(seed).permutation(num_rows)[:most])
 
 
@@ -45,22 +45,22 @@ def fit_centroids(
 ) -> np.ndarray:
     """Cluster unit rows `[N, D]`; return the means of the clusters, float32 `[num_topics, D]`.
 
-    k-means over `FIRST_ROWS` random rows gives the start; mini-batch steps over up to
-    `STREAMED_ROWS` others, in random order, refine it (Sculley 2010): more would move the means by
-    less than their error. Rows are gathered batch by batch, so `embeddings` may be a mapped file:
-    memory is one batch.
+    k-means over `FIRST_ROWS` random rows gives the initial means; mini-batch steps over up to
+    `STREAMED_ROWS` other rows, in random order, refine them (Sculley 2010). More rows would move
+    the means by less than their error. Rows are gathered batch by batch, so `embeddings` may be a
+    mapped file and memory is one batch.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    # A legacy generator: NumPy keeps its stream the same over versions.
+    # The legacy generator again, for its stable stream.
     shuffled = np.random.RandomState(seed).permutation(len(embeddings))
-    # Sums over threads would differ from run to run.
+    # One thread: sums over several threads differ from run to run.
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        # Fewer distinct rows than clusters: some centroids coincide and stay empty.
+        # With fewer distinct rows than clusters, some centroids coincide and stay empty.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        is_whole = len(embeddings) <= FIRST_ROWS  # then several starts are affordable
+        is_whole = len(embeddings) <= FIRST_ROWS  # few rows: several starts are affordable
         first = np.asarray(embeddings[np.sort(shuffled[:FIRST_ROWS])])
         # The stubs of scikit-learn know only n_init="auto".
         num_starts = min(most_starts, 3 * FIRST_ROWS // len(first)) if is_whole else 1
@@ -72,7 +72,7 @@ def fit_centroids(
                 init=centers,  # pyright: ignore[reportArgumentType]
                 n_init=1,  # pyright: ignore[reportArgumentType]
                 random_state=seed,
-                reassignment_ratio=0.0,  # the start has found every cluster already
+                reassignment_ratio=0.0,  # k-means has found every cluster already
             )
             stop = min(len(embeddings), FIRST_ROWS + STREAMED_ROWS)
             for at in range(FIRST_ROWS, stop, BATCH_ROWS):
@@ -82,14 +82,15 @@ def fit_centroids(
 
 
 def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Topic of the nearest centroid (Euclidean), ties to the lowest: uint16 `[N]`.
+    """The topic with the nearest centroid (Euclidean), uint16 `[N]`; ties go to the lowest topic.
 
     For rows of one length, the nearest centroid has the largest x.c - |c|^2 / 2. A float32 sum of D
     products has an error of up to D * eps, which differs between BLAS libraries and block shapes;
-    rows whose two best are closer than this error are summed again in float64. Zero rows have no
-    topic and get the lowest.
+    rows whose two best scores are closer than this error are computed again in float64. Zero rows
+    have no topic and get the lowest.
 
-    `embeddings` are unit or zero rows, `centroids` no longer than one and at least two.
+    `embeddings` have rows of length 1 or 0; there are at least two `centroids`, of length at most
+    1.
     """
     wide = centroids.astype(np.float64)
     half_squares = np.sum(np.square(wide), axis=1) / 2
@@ -108,18 +109,18 @@ def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 
 def load_topic_model(path: Path) -> TopicModel:
-    """Read a topic model. Raises CurationError: the file is missing, or is no topic model of this
-    format (E-CURATION-MODEL)."""
-    do = "fit the topic model; delete the file first if it exists"
+    """Read a topic model. Raises CurationError if the file is missing or has another format
+    (E-CURATION-MODEL)."""
+    do = "delete the file if it exists, and fit the topic model"
     tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do)
     return TopicModel(tensors["centroids"], sha256_file(path), header)
 
 
 def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> None:
-    """Commit tensors and their header as safetensors; the same arguments give the same bytes."""
+    """Write tensors and their header as safetensors; equal arguments give equal bytes."""
     from safetensors.numpy import save
 
-    # One metadata entry: the library keeps several in no fixed order.
+    # One metadata entry: the library writes several entries in an arbitrary order.
     text = json.dumps(header, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_bytes(path, save(tensors, {"header": text}))
 
@@ -127,8 +128,8 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, A
 def load_tensors(
     path: Path, expected_format: str, names: tuple[str, ...], do: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Finite float32 matrices (`mean` is a vector) and header of a file of `save_tensors`. Raises
-    CurationError: the file is missing, or is not of this format (E-CURATION-MODEL)."""
+    """Read the finite float32 matrices (`mean` is a vector) and the header that `save_tensors`
+    wrote. Raises CurationError if the file is missing or has another format (E-CURATION-MODEL)."""
     from safetensors import SafetensorError, safe_open
 
     try:

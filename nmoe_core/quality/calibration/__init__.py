@@ -1,4 +1,4 @@
 """Thresholds fitted on the scores of the deployed heads, with certified bounds."""
 
-# The version of calibration. It is here because this package is imported without torch.
+# Version of the calibration code. It is here so that it can be read without importing torch.
 CALIBRATE_CODE = "calibrate/4"

@@ -1,8 +1,8 @@
 """Calibration: thresholds on the deployed grader's scores of val documents (docs/calibration.md).
 
-Val is halved by the hash of each document's content: thresholds come from one half, every reported
-figure from the other. It costs one pass of the backbone over val, or none with predictions or if
-the student grades.
+Val is halved by the hash of each document's content: thresholds are fitted on one half, and every
+reported figure is measured on the other. The cost is one backbone pass over val, or none if
+predictions are given or the student grades.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ FACTS = (
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
     "grader_choice",
 )
-"""The fields of the summary that are facts of a result."""
+"""Fields of the summary that a result also reports as facts."""
 
 
 def calibrate(
@@ -65,14 +65,14 @@ def calibrate(
 ) -> Result:
     """Fit weights and thresholds on a grader's own scores of the val labels' documents.
 
-    The better one of two `graders`, each with the documents as it reads them, is chosen (`choose`).
-    Writes `calibration_summary.json` to `out_dir`. Labels of the test split are only reported on.
-    Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of each grader that
-    this call ran, which `cost.json` keeps. `languages` gives the languages of documents by their
-    ids, for targets by language.
+    `graders` pairs each grader with the documents as it reads them; of two graders, `choose` picks
+    the better one. Writes `calibration_summary.json` to `out_dir`. Labels of the test split are
+    only reported on. Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of
+    each grader that this call ran (also written to `cost.json`). `languages` maps document ids to
+    languages, for targets by language.
 
     Raises:
-        CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), scores without spread
+        CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), all scores equal
             (E-CALIBRATION-CONSTANT), or `target_drop` breaks `max_false_drop`
             (E-CALIBRATION-BOUND).
         HeadError: States are not finite (E-HEAD-NONFINITE).
@@ -104,7 +104,7 @@ def calibrate(
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)
-        if costs:  # before the calibration, which is current once it exists
+        if costs:  # write the cost first: a summary that exists is current and skips this step
             write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
@@ -127,11 +127,11 @@ def calibration_fingerprints(
     """Fingerprints of the thresholds that `calibrate` fits.
 
     Args:
-        labels: Labels of val, and of test if there are some.
+        labels: Labels of val, and of test if given.
         data_root: Directory of their documents.
-        graders: The fingerprints of each grader, and the tokens of a document that it reads.
+        graders: The fingerprints of each grader, and how many tokens it reads per document.
         targets: Targets of the thresholds.
-        languages: Languages of the documents by their ids if targets are by language; else empty.
+        languages: Language per document id if targets are by language; else empty.
     """
     val, test = labels
     sources = sorted({*val.sources, *(test.sources if test is not None else ())})
@@ -150,7 +150,7 @@ def calibration_fingerprints(
 def scored_from(
     fingerprints: Fingerprints, graders: Sequence[tuple[Fingerprints, int]]
 ) -> Fingerprints:
-    """Fingerprints of the scores of labelled documents, independent of the targets."""
+    """Fingerprints of the labelled documents' scores, which do not depend on the targets."""
     found = {k: v for k, v in fingerprints.items() if k not in ("code", "settings", "languages")}
     return found | {"sizes": json.dumps([size for _, size in graders])}
 
@@ -163,8 +163,8 @@ def refit(
     graders: Sequence[tuple[Fingerprints, int]],
     languages: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """The summary that `calibrate` would write for these targets; None if it would have to score
-    the documents. Writes no file. Raises as `calibrate`."""
+    """Return the summary that `calibrate` would write for these targets, from cached scores; None
+    if the documents would have to be scored. Writes no file. Raises as `calibrate`."""
     found = recall_scores(out_dir / KEPT_NAME, scored_from(fingerprints, graders))
     if found is None:
         return None
@@ -176,7 +176,7 @@ def refit(
 def target_languages(
     targets: Targets, languages: Languages | None, doc_ids: Sequence[str]
 ) -> dict[str, str]:
-    """Languages of documents by their ids; empty unless targets need them."""
+    """The language of each document, by id; empty unless the targets are by language."""
     if targets.target_by != "language":
         return {}
     return dict(zip(doc_ids, require_languages(languages)(doc_ids)))
@@ -185,8 +185,8 @@ def target_languages(
 def _grouping(
     targets: Targets, languages: Mapping[str, str]
 ) -> Callable[[CalibrationRows], CalibrationRows]:
-    """The function that adds the group of each document to rows, if groups have targets of their
-    own."""
+    """Return a function that adds to rows the group of each document, if targets differ by
+    group."""
     match targets.target_by:
         case "source":
             return lambda rows: replace(rows, groups=rows.sources)
@@ -200,8 +200,9 @@ def _grouping(
 def _scored(
     scorer: Scorer, corpus: Corpus, labels: Labels, test: Labels | None, costs: list[dict[str, Any]]
 ) -> Candidate:
-    """A grader's scores; appends to `costs` the cost of a million such documents on this machine,
-    without early exits. The summary does not hold it: equal inputs give equal bytes."""
+    """Score the labelled documents with a grader. Appends to `costs` the cost per million documents
+    on this machine without early exits. The summary does not hold this cost, so equal inputs give
+    equal bytes."""
     started = time.perf_counter()
     of_test = None
     of_val = rows_from_scorer(scorer, corpus, labels)
@@ -216,10 +217,10 @@ def _scored(
 def calibrate_predictions(
     labels_val: Path, predictions: Path, out_dir: Path, targets: Targets
 ) -> Result:
-    """As `calibrate`, on a file of the heads' scores as grading without early exits writes it.
+    """As `calibrate`, with scores from a file that grading wrote without early exits.
 
     Raises:
-        CalibrationError: As `calibrate`, or the file holds no predictions
+        CalibrationError: As `calibrate`, or the file does not hold predictions
             (E-CALIBRATION-PREDICTIONS).
         LabelError: As `calibrate`.
     """
@@ -236,13 +237,15 @@ def calibrate_predictions(
 
 
 def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
-    """The published rule, number for number, from labels alone.
+    """Calibrate by the published rule, which uses labels alone; every number equals the published
+    one.
 
-    Weights are least squares on the aggregate, which is the plain mean, so they are uniform.
-    Thresholds are the (1 - t, t) quantiles of the labels; grading refuses them for t below 0.5.
+    Weights are fitted by least squares to the aggregate. The aggregate is the plain mean, so the
+    weights are uniform. Thresholds are the (1 - t, t) quantiles of the labels; for t below 0.5 they
+    are out of order, so grading refuses them.
 
     Raises:
-        CalibrationError: The target is out of range (E-CALIBRATION-TARGET), or no label
+        CalibrationError: The target is out of range (E-CALIBRATION-TARGET), or there are no labels
             (E-CALIBRATION-FEW).
         LabelError: As `read_labels`.
     """
@@ -277,7 +280,7 @@ def _fit(
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
-        # An edited file is not a calibration: it is made again.
+        # An edited file raises CalibrationError, so it is rebuilt.
         with contextlib.suppress(CalibrationError):
             known = read_calibration(path)
             clear_left(out_dir)
@@ -288,15 +291,15 @@ def _fit(
 def _fitted(
     labels: Labels, targets: Targets, fingerprints: Fingerprints, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
-    """The fields of the summary of the best of these graders."""
+    """Fit every candidate grader, choose the best and return the fields of its summary."""
     for rows, _ in candidates:
         _require_enough(len(rows.held_out()), MIN_DOCUMENTS, labels.path)
     graders, choice = choose(candidates)
     fit, report, test = graders[0]
     for half in (fit, report):
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
-    # The documents that prove the bounds also chose the grader, so each bound gets a smaller part
-    # of the error.
+    # The same documents choose the grader and prove the bounds, so the allowed error is divided by
+    # the number of graders (Bonferroni).
     targets = replace(targets, delta=DELTA / len(candidates))
     if choice:
         shown = [
@@ -319,7 +322,7 @@ def _fitted(
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
         "heads_digest": fit.heads_digest,
-        # A student that drops no document is not part of the grader.
+        # Name the student only if its threshold drops documents.
         **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
         "fingerprints": fingerprints,
     }
@@ -342,7 +345,7 @@ def _result(path: Path, summary: dict[str, Any]) -> Result:
 
 
 def _val_labels(path: Path) -> Labels:
-    """The labels, if they are enough and most of them parsed."""
+    """Read the labels of val; refuse too few labels, or labels most of which failed."""
     labels = read_labels(path)
     labels.require_coverage()
     _require_enough(len(labels.doc_ids), MIN_DOCUMENTS, path)

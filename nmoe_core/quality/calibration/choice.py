@@ -1,9 +1,9 @@
 """The choice between graders: `[grading] grader = "auto"` (docs/calibration.md).
 
-The half of val that thresholds are fitted on decides: the winner is the grader with the higher
-lower bound of the rank correlation between its aggregate and the oracle's, or the student in a tie.
-The other half, and the test slice, measure both. Both are compared on the same documents, and
-neither was trained on any of them.
+Each grader's aggregate is correlated (by rank) with the oracle's on the half of val that thresholds
+are fitted on. The grader with the higher lower confidence bound wins; in a tie, the student. The
+other half and the test slice measure both graders. All comparisons use the same documents, on which
+neither grader was trained.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
 
-# A grader's rows of val, and of test if it is labelled.
+# A grader's rows of val, and of test if test has labels.
 Candidate = tuple[CalibrationRows, CalibrationRows | None]
 _NAMES = {"hydra": "probe and judge", "student": "the student"}
 
 
 class Scored(NamedTuple):
     """A grader's scores of the labelled documents: the half of val to fit on, the half to report
-    on, and the test slice if it is labelled."""
+    on, and the test slice if it has labels."""
 
     fit: CalibrationRows
     report: CalibrationRows
@@ -31,7 +31,8 @@ class Scored(NamedTuple):
 
 
 def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
-    """The graders, the best one first, and the facts of the choice, empty for a single grader."""
+    """Order the graders, best first. Also return the facts of the choice, empty for a single
+    grader."""
     if len(candidates) == 1:
         val, test = candidates[0]
         return [Scored(*val.halves(), test)], {}
@@ -48,12 +49,12 @@ def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any
 
 
 def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
-    """The rows of documents that all graders scored, halved alike."""
+    """Halve the documents that all graders scored, in the same way for each grader."""
     vals = _shared([val for val, _ in candidates])
     tests = [test for _, test in candidates if test is not None]
     tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
-    # A grader that reads less of each document takes more documents for equal. Halves by its keys
-    # do not separate such documents.
+    # A grader that reads fewer tokens sees more documents as equal. Split by its keys, so that
+    # documents equal to any grader fall into the same half.
     keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
 
@@ -64,7 +65,7 @@ def _shared(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
 
 
 def _fresh(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
-    """The rows of documents that no grader was trained on."""
+    """Select the documents that no grader was trained on."""
     is_fresh = np.logical_and.reduce([one.is_held_out for one in rows])
     return [one.take(is_fresh) for one in rows]
 
@@ -75,7 +76,7 @@ def _lower_bound(rows: CalibrationRows) -> float:
 
 
 def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
-    """Rank correlations with the oracle, and the lead of the chosen grader."""
+    """Rank correlation of each grader with the oracle, and the chosen grader's lead."""
     oracle = graders[0].scale.aggregate(graders[0].oracle)
     scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
     figures = {
@@ -102,7 +103,7 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    """The chosen grader and its lead, on documents that the choice did not see."""
+    """One sentence: the chosen grader and its lead on documents that the choice did not use."""
     chosen = report["chosen"]
     other = report["other"]
     said = {"hydra": "Probe and judge grade", "student": "The student grades"}

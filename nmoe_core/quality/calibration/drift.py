@@ -1,10 +1,11 @@
 """Drift: how far a shard's scores are from the scores of val documents of the same source.
 
-Thresholds hold for documents like the fitted ones. Both sets of scores are compared in ten bins of
-equal count in val: PSI, the population stability index, and KS, the largest difference of the
-cumulative shares at the bins' edges. PSI above 0.25 is commonly read as another population (Siddiqi
-2006). Between samples of n and m documents of one population, PSI is distributed as (1 / n + 1 / m)
-times chi-square with one degree of freedom less than bins; its 99.9 % quantile is subtracted.
+Thresholds hold only for documents like the ones they were fitted on. Both sets of scores are
+compared in ten bins of equal count in val. PSI is the population stability index; KS is the largest
+difference between the cumulative shares at the bins' edges. By convention, PSI above 0.25 means a
+different population (Siddiqi 2006). For two samples of n and m documents from one population, PSI
+is distributed as (1 / n + 1 / m) times chi-square with (bins - 1) degrees of freedom; the 99.9 %
+quantile of this distribution is subtracted.
 """
 
 from collections.abc import Mapping
@@ -13,33 +14,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NUM_BINS = 10
-MIN_DOCUMENTS = 50  # documents that a source needs to be a reference for its shards
+MIN_DOCUMENTS = 50  # val documents that a source needs before its shards are compared
 
 
 class ScoreDrift(NamedTuple):
-    """`psi` in excess of chance, not below 0; `ks` in 0..1."""
+    """`psi` in excess of chance, at least 0; `ks` in 0..1."""
 
     psi: float
     ks: float
 
 
 def score_bins(sources: np.ndarray, scores: np.ndarray) -> dict[str, dict[str, list[Any]]]:
-    """The reference of each source with enough documents: `edges` between bins, `counts` in them.
+    """The reference scores of each source with enough documents: `edges` between bins, `counts` per
+    bin.
 
-    `sources` are texts `[N]`, `scores` float `[N]`, -1 for early exits.
+    `sources` are strings `[N]`, `scores` float `[N]`, -1 for early exits.
     """
     found = {}
     for source in np.unique(sources).tolist():
         own = scores[sources == source]
         if len(own) >= MIN_DOCUMENTS:
-            # Tied scores are in one bin.
+            # `unique` merges bins whose edges are tied, so equal scores share a bin.
             edges = np.unique(np.quantile(own, np.arange(1, NUM_BINS) / NUM_BINS, method="higher"))
             found[source] = {"edges": edges.tolist(), "counts": _counts(own, edges).tolist()}
     return found
 
 
 def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> ScoreDrift:
-    """Drift of scores `[N]`, at least one, from the reference of their source."""
+    """Drift of at least one score, `[N]`, from the reference of the source."""
     before = np.asarray(reference["counts"], float)
     now = _counts(scores, np.asarray(reference["edges"], float)).astype(float)
     # Half a document in each bin keeps the logarithm finite.
@@ -51,7 +53,7 @@ def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> Score
 
 
 def _quantile(degrees: int) -> float:
-    """The 99.9 % quantile of chi-square; 0 if there is a single bin."""
+    """The 99.9 % quantile of chi-square; 0 for a single bin."""
     from scipy.special import chdtri
 
     return float(chdtri(degrees, 0.001)) if degrees else 0.0

@@ -1,4 +1,4 @@
-"""Fits weights and thresholds on one half of val, for all documents or for each group of them."""
+"""Fits weights and thresholds on one half of val, for all documents or per group of documents."""
 
 from contextlib import suppress
 from typing import NamedTuple
@@ -19,25 +19,25 @@ from nmoe_core.quality.calibration.thresholds import (
     would_keep,
 )
 
-MIN_GROUP = 40  # documents of a half of val
+MIN_GROUP = 40  # documents in the fit half of val
 
 
 class _AllAlikeError(CalibrationError):
-    """Some scores of the documents are all alike, so no threshold can separate them."""
+    """All documents have the same score, so no threshold can separate them."""
 
     code = "E-CALIBRATION-CONSTANT"
 
 
 class Point(NamedTuple):
-    """Fitted thresholds, and the oracle's own threshold of keeping."""
+    """Fitted thresholds, and the threshold above which the oracle keeps a document."""
 
     oracle_tau: float
     taus: Thresholds
 
 
 class Fitted(NamedTuple):
-    """The fit on one half of val: the scale with its weights, the origin of the weights, and the
-    thresholds of `groups` and of documents in no group."""
+    """The fit on one half of val: the scale with its weights, how the weights were found, and the
+    thresholds of each of `groups` and of documents outside these groups."""
 
     scale: Scale
     weights_source: str
@@ -64,9 +64,9 @@ def _groups(rows: CalibrationRows) -> list[Group]:
 def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     """Fit weights and thresholds on a half of val; raises as `summarise`.
 
-    A group of `MIN_GROUP` documents or more has thresholds of its own; the other documents share
-    thresholds, which drop none of them if they are too few. Each bound gets an equal part of the
-    error, so that the bound over all groups holds too.
+    A group with at least `MIN_GROUP` documents gets its own thresholds; the other documents share
+    one set, which drops no documents if they are too few. The allowed error is divided equally
+    among the bounds, so the bound over all groups holds too.
     """
     proof = fit.held_out()
     scale = fit.scale
@@ -84,7 +84,7 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
             "val has no label of a group that has a target",
             found=", ".join(unknown),
             expected=f"one of {', '.join(names.tolist())}",
-            do="correct calibration.target_of, or label more documents",
+            do="correct calibration.target_of, or label documents of these groups",
             code="E-CALIBRATION-TARGET",
         )
     large = names[counts >= MIN_GROUP].tolist()
@@ -110,7 +110,7 @@ def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
         given = getattr(fitted, name)
         if given is not None and np.ptp(scores := given[fit.is_held_out]) < 10**-DECIMALS:
             raise _AllAlikeError(
-                f"{name} scores are all alike, so no threshold parts them",
+                f"{name} scores are all equal, so no threshold can separate them",
                 found=f"{scores[0]} for {len(scores)} documents",
                 do="train the heads longer, or check the oracle",
             )
@@ -123,13 +123,13 @@ def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
 
 
 def _weights(rows: CalibrationRows) -> np.ndarray:
-    """The documents' numbers of tokens, from their ids."""
+    """The number of tokens of each document, read from its id."""
     if rows.lengths.all():
         return rows.lengths
     raise CalibrationError(
-        "a target in tokens needs the lengths of documents",
+        "a target in tokens needs document lengths",
         found=f"id {rows.doc_ids[rows.lengths == 0][0]}",
-        expected="ids of documents in shards, with their token spans",
+        expected="document ids with token spans, as documents in shards have them",
         do="set calibration.target_unit to documents",
         code="E-CALIBRATION-TARGET",
     )

@@ -1,4 +1,5 @@
-"""The files of a grading: rows that grow while it runs, and the counts of its summary."""
+"""The files of a grading: the rows, which are appended while it runs, and the summary with its
+counts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _DO = "it was edited or damaged: grade again to rewrite it, or restore it"
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A committed grading: its rows' file, their SHA-256, and its summary."""
+    """A committed grading: the path of its rows, their SHA-256, and the summary."""
 
     path: Path
     checksum: str
@@ -52,17 +53,17 @@ class Graded:
 
 
 def read_grading_summary(directory: Path) -> dict[str, Any]:
-    """The summary of a grading. Raises FormatError: missing (E-MANIFEST-MISSING) or not JSON;
-    edited or damaged (E-GRADE-CHANGED)."""
+    """Read the summary of a grading. Raises FormatError if it is missing (E-MANIFEST-MISSING), not
+    JSON, or was edited or damaged (E-GRADE-CHANGED)."""
     path = directory / SUMMARY_NAME
     return read_summary(path, code="E-GRADE-CHANGED", sealed_since="format", do=_DO)
 
 
 def read_graded(directory: Path) -> Graded:
-    """The grading of a directory, its rows compared with the SHA-256 that the summary names.
+    """Open the grading in a directory; the SHA-256 of its rows is compared with the summary.
 
-    Summaries of older versions name none; their rows are not compared. Raises FormatError: as
-    `read_grading_summary`; the rows are missing or differ from the committed ones
+    Summaries of older versions hold no SHA-256, so their rows are not compared. Raises FormatError
+    as `read_grading_summary`, and if the rows are missing or differ from the committed ones
     (E-GRADE-CHANGED).
     """
     summary = read_grading_summary(directory)
@@ -75,8 +76,8 @@ def read_graded(directory: Path) -> Graded:
 
 
 def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None:
-    """The result of a grading that was made from these inputs, after removing leftovers of a killed
-    one. None if it must be made: there is none, or its rows were edited since."""
+    """The result of the grading in `directory` if it was made from these inputs, else None; None
+    also if its rows were edited. Removes leftovers of a killed grading."""
     if not is_current(directory / SUMMARY_NAME, fingerprints):
         return None
     try:
@@ -99,19 +100,19 @@ def _changed(path: Path, found: str, expected: str = "a row") -> FormatError:
 
 
 def scored_by(row: Row, judge: str) -> str:
-    """The grader of a row's `aggregated`; `judge` is the last one of its grading."""
+    """The grader that gave a row's `aggregated`; `judge` names the last grader of the grading."""
     if not row["early_exit"]:
         return judge
     return "student" if row["q_probe"] is None else "probe"
 
 
 class PartialRows:
-    """Rows of an unfinished grading; a context manager that holds their file open.
+    """Rows of an unfinished grading; a context manager that keeps their file open.
 
-    The note beside them names the inputs they are made from, how many bytes were appended (whole
-    buffers of documents that ran together) and their SHA-256. After a kill, later bytes are cut
-    off; rows that were damaged meanwhile or made from other `fingerprints` are graded again. The
-    caller holds the lock of `out_dir`.
+    A note beside the rows records their inputs, how many bytes were appended (whole buffers only)
+    and the SHA-256 of these bytes. A grading that resumes after a kill cuts off later bytes. If the
+    rows were damaged or their inputs differ from `fingerprints`, all documents are graded again.
+    The caller must hold the lock of `out_dir`.
     """
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
@@ -127,8 +128,8 @@ class PartialRows:
         self._log.close()
 
     def resume(self, tally: Tally) -> int:
-        """Cut the file to the rows that are known to be whole, count them into `tally`, and return
-        their number."""
+        """Cut the file to the rows that the note covers, count them into `tally`, and return their
+        number."""
         note = read_sealed(self._note) or {}
         num_rows = 0
         is_of_these = note.get("fingerprints") == self._fingerprints
@@ -141,7 +142,7 @@ class PartialRows:
         return num_rows
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add the rows of a buffer and make them durable."""
+        """Append the rows of a buffer and sync them to disk."""
         lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
         self._log.append("".join(lines).encode(), durable=True)
         self._write_note()
@@ -151,10 +152,10 @@ class PartialRows:
         write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
 
     def commit(self, facts: Mapping[str, Any]) -> Graded:
-        """Replace `quality_scores.jsonl` by the rows, then write a summary of these facts."""
+        """Replace `quality_scores.jsonl` by the rows, then write the summary with these facts."""
         path = self._out_dir / SCORES_NAME
         summary = self._out_dir / SUMMARY_NAME
-        # The old summary goes first, so that it never describes another run's rows.
+        # Delete the old summary first, so that it never describes the new rows.
         summary.unlink(missing_ok=True)
         failpoint("rename")
         os.replace(self._log.path, path)
@@ -167,9 +168,8 @@ class PartialRows:
 
 
 class Tally:
-    """Counts over the rows of a grading. If no document leaves early, `tau_keep` is given: the
-    tally then counts the documents that would leave below `tau_probe` although the judge keeps
-    them.
+    """Counts over the rows of a grading. Pass `tau_keep` if early exits are off: the tally then
+    counts the documents that the judge keeps but that would have left below `tau_probe`.
     """
 
     def __init__(self, tau_probe: float, tau_keep: float | None) -> None:
@@ -181,11 +181,11 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return sum(counts.total() for counts in self._decisions.values())
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Count some rows."""
+        """Add rows to the counts."""
         for row in rows:
             self._decisions.setdefault(row["source"], Counter())[row["decision"]] += 1
             self._num_exits += row["early_exit"]
@@ -196,7 +196,7 @@ class Tally:
                 self._false_drops += row["aggregated"] >= self._tau_keep
 
     def facts(self) -> dict[str, Any]:
-        """The counts as `summary.json` holds them."""
+        """The counts, in the form of `summary.json`."""
         total = sum(self._decisions.values(), Counter[str]())
         facts: dict[str, Any] = {
             "total": self.total,
@@ -222,8 +222,8 @@ def _by_decision(decisions: Counter[str]) -> dict[str, int]:
 
 
 def result_of(graded: Graded, num_run: int, tokens: int, *, changed: bool) -> Result:
-    """The result of a call that ran the grader on `num_run` documents and the backbone on
-    `tokens` tokens."""
+    """The result of a call that graded `num_run` documents and ran the backbone on `tokens`
+    tokens."""
     summary = graded.summary
     names = ("kept", "band", "dropped", "early_exits", "failed")
     facts = {

@@ -1,7 +1,7 @@
-"""Scores of labelled documents that a calibration keeps, so that new targets need no grader.
+"""Cache of the labelled documents' scores, so that a calibration with new targets runs no grader.
 
-The file is beside the calibration. It only saves work: if it is missing, damaged or of other
-inputs, it is ignored and the documents are scored again.
+The file is beside the calibration. If it is missing, damaged or made from other inputs, the
+documents are scored again.
 """
 
 import io
@@ -25,7 +25,7 @@ _SPLITS = ("val", "test")
 
 
 def keep_scores(path: Path, made_from: Fingerprints, candidates: Sequence[Candidate]) -> None:
-    """Write the scores that each grader gave; equal arguments give equal bytes."""
+    """Write the scores of each grader; equal arguments give equal bytes."""
     arrays: dict[str, np.ndarray] = {}
     plain: dict[str, dict[str, Any]] = {}
     for number, candidate in enumerate(candidates):
@@ -48,7 +48,7 @@ def keep_scores(path: Path, made_from: Fingerprints, candidates: Sequence[Candid
 
 
 def recall_scores(path: Path, made_from: Fingerprints) -> list[Candidate] | None:
-    """The scores of these inputs; None if they were not kept."""
+    """The cached scores for these inputs; None if the cache does not hold them."""
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())

@@ -1,7 +1,7 @@
 """Measurements of fitted thresholds and of the heads.
 
-Every function takes documents that no head was trained on, each content once; rates come with 95 %
-intervals or upper bounds.
+Every function expects documents that no head was trained on, each content once. Each rate has a 95
+% interval or upper bound.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Aggregates(NamedTuple):
 
     @classmethod
     def of(cls, rows: CalibrationRows, scale: Scale) -> Aggregates:
-        """Aggregates of rows, by the weights of a scale."""
+        """Aggregate the scores of rows with the weights of a scale."""
         early = (rows.probe, rows.student)
         probe, student = (None if s is None else scale.aggregate(s) for s in early)
         judge = scale.aggregate(rows.judge)
@@ -55,8 +55,8 @@ class Aggregates(NamedTuple):
         return cls(probe, judge, oracle, student)
 
     def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
-        """Masks of the documents that have left after each early step, in the order of the steps;
-        steps that do not run have none."""
+        """Per early step, in order: the mask of the documents that have left at this or an earlier
+        step. Steps that do not run are omitted."""
         steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
         found = dict[str, np.ndarray]()
         has_left = np.zeros(len(self.judge), np.bool_)
@@ -70,12 +70,12 @@ class Aggregates(NamedTuple):
         return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
 
     def deployed(self, taus: Taus) -> np.ndarray:
-        """The judge's score, -1 for documents that left before it."""
+        """The judge's score; -1 for documents that left before the judge."""
         return np.where(self.exits(taus), -1.0, self.judge)
 
     def decisions(self, taus: Taus) -> np.ndarray:
-        """Places in `DECISIONS`: 0 drop, 1 band, 2 keep: int64 `[N]`."""
-        # A threshold of 0 keeps every document that is judged; one that left is always dropped.
+        """Indices into `DECISIONS`, int64 `[N]`: 0 drop, 1 band, 2 keep."""
+        # A tau_keep of 0 keeps every judged document, but documents that left stay dropped.
         decided = np.where(self.judge >= taus.tau_keep, 2, self.judge >= taus.tau_drop)
         return np.where(self.exits(taus), 0, decided)
 
@@ -119,12 +119,13 @@ def triage(
 ) -> list[dict[str, Any]]:
     """The steps of grading in their order, with the evidence for each step's threshold.
 
-    `fit` and `report` are scores, masks of the documents that the oracle would keep, and thresholds
-    of the documents; `taus`, the thresholds of documents in no group, are shown. Each row has a
-    `step` and its threshold `tau`; `leave`, the share of all documents that are dropped at this
-    step; and of the documents that this and earlier steps drop: `certified_upper95`, the bound on
-    false drops that the fit half proves, `false_drop_rate` of the report half and its bound, and
-    `lost_keep_rate`, the share of all documents that the judge would have kept.
+    `fit` and `report` each hold scores, the mask of documents that the oracle would keep, and the
+    documents' thresholds. `taus` are the thresholds of documents outside all groups; only these are
+    shown. Each row has a `step`, its threshold `tau`, and `leave`, the share of all documents that
+    this step drops. Over the documents that this and earlier steps drop, a row also has
+    `certified_upper95`, the bound on false drops that the fit half proves; `false_drop_rate` of the
+    report half, with its bound; and `lost_keep_rate`, the share of all documents that were dropped
+    although the judge would have kept them.
     """
     found = []
     before = 0.0
@@ -152,7 +153,8 @@ def triage(
 def decision_agreement(
     scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
-    """Decisions against the decisions by the oracle's own scores at the same shares."""
+    """Compare the decisions with the decisions that the oracle's scores would give at the same
+    shares."""
     decided = scores.decisions(taus)
     deployed = scores.deployed(taus)
     drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))
@@ -171,7 +173,8 @@ def decision_agreement(
 def score_reliability(
     fit: Aggregates, report: Aggregates, fit_keeps: np.ndarray, oracle_keeps: np.ndarray
 ) -> dict[str, Any]:
-    """Reliability of the judge's score: against the oracle's, and as a probability of keep."""
+    """Reliability of the judge's score: compared with the oracle's score, and as a probability of
+    keep."""
     points, chances = isotonic(fit.judge, fit_keeps.astype(float))
     chance = np.interp(report.judge, points, chances)
     line = regression_line(report.judge, report.oracle)
@@ -193,7 +196,8 @@ def score_reliability(
 
 
 def head_agreement(fit: CalibrationRows, report: CalibrationRows, scale: Scale) -> dict[str, Any]:
-    """Agreement of each head with the oracle on the second rows, and of heads with each other."""
+    """Agreement of each head with the oracle, and of the heads with each other, on the rows
+    `report`."""
     sources = report.sources.tolist()
     found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, scale)}
     if report.probe is not None:

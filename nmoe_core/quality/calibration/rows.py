@@ -1,9 +1,9 @@
-"""Data of calibration: val labels, and the deployed grader's scores of the same documents.
+"""Input of calibration: val labels, and the deployed grader's scores of the same documents.
 
-The scores come from the heads or the student, or from a file of predictions as grading writes them.
-Documents without a prediction or without finite states are left out and counted. Documents that the
-heads were trained on, and repeated contents, count in shares of documents, because the corpus has
-them too; figures of quality exclude them.
+The scores come from the heads, from the student, or from a file of predictions that grading wrote.
+Documents without a prediction or without finite states are left out and counted. Shares of
+documents include training documents and repeated contents, because the corpus has them too; quality
+metrics exclude both.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from nmoe_core.quality.heads.scores import BUFFER_BATCHES, Corpus, Scorer, requi
 class CalibrationRows:
     """Documents with labels and scores, in the order of the labels.
 
-    `keys` `[N]` name the content that the grader sees, or the document if that is not known;
-    `doc_ids` and `sources` are texts `[N]`; `oracle`, `probe` and `judge` are float `[N, D]` on the
-    `scale`, `probe` None if there is none, `judge` the student's scores if it grades, `student` its
-    scores if it scores before the probe, and `student_digest` names its file; `targets` float `[N]`
-    or None; `lengths` int64 `[N]` in tokens, 0 if the id does not tell; `groups` texts `[N]` if
-    groups have thresholds of their own, else None; `is_held_out` bool `[N]` says which rows may be
-    measured on; `left_out` counts documents that figures of quality exclude, by reason, with
-    `trained_on` None if it is not known.
+    Equal `keys` `[N]` mean that the grader sees equal content; the key is the document id if the
+    content is not known. `doc_ids` and `sources` are strings `[N]`. `oracle`, `probe` and `judge`
+    are float `[N, D]` on the `scale`; `probe` is None without a probe, and `judge` holds the
+    student's scores if the student grades. `student` holds the scores of a student that runs before
+    the probe; `student_digest` names its file. `targets` is float `[N]` or None. `lengths` is int64
+    `[N]` in tokens, 0 if the id holds no token span. `groups` are strings `[N]` if groups have
+    their own thresholds, else None. `is_held_out` (bool `[N]`) marks the rows that may be measured
+    on. `left_out` counts, by reason, the documents that quality metrics exclude; `trained_on` is
+    None if it is not known.
     """
 
     keys: np.ndarray
@@ -64,7 +65,7 @@ class CalibrationRows:
         return len(self.keys)
 
     def take(self, rows: Any) -> CalibrationRows:
-        """The rows at some positions, or the rows of a mask."""
+        """Select rows by positions or by a mask."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         taken = {name: value[rows] for name, value in values if isinstance(value, np.ndarray)}
         return replace(self, **taken)
@@ -74,7 +75,8 @@ class CalibrationRows:
         return self.take(self.is_held_out)
 
     def halves(self, keys: np.ndarray | None = None) -> tuple[CalibrationRows, CalibrationRows]:
-        """Two halves by the MD5 of `keys`, by default the rows' own; equal keys are in one half."""
+        """Split in two halves by the MD5 of `keys`, by default the rows' keys; equal keys share a
+        half."""
         keys = self.keys if keys is None else keys
         digests = (hashlib.md5(key.encode(), usedforsecurity=False) for key in keys.tolist())
         hashes = np.array([digest.hexdigest() for digest in digests])
@@ -87,12 +89,12 @@ def rows_from_scorer(
 ) -> CalibrationRows:
     """Score the labelled documents.
 
-    Contents of the keys `also_seen` count as trained on.
+    Documents with a key in `also_seen` count as trained on.
 
     Raises:
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
         FormatError: A document is not in the data (E-DOCID, E-SHARD-...).
-        LabelError: The labels are on another scale than the scores (E-LABEL-MIXED).
+        LabelError: Labels and scores have different scales (E-LABEL-MIXED).
     """
     _require_scale(scorer, labels)
     size = scorer.batch_size * BUFFER_BATCHES
@@ -128,12 +130,12 @@ def _keys(digests: np.ndarray) -> list[str]:
 
 
 def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
-    """Read the labelled documents' scores from a file as grading writes it.
+    """Read the labelled documents' scores from a file that grading wrote.
 
-    Lines have `doc_id` and `scores`, or `aggregated` in [0, 1] alone; `probe_scores` or `q_probe`
-    if the heads triage. `summary.json` beside the file names the heads. Raises CalibrationError:
-    the file is missing, or a row is no prediction, is of a document that left at the probe, or
-    names a document again (E-CALIBRATION-PREDICTIONS).
+    Each line has `doc_id` and either `scores` or only `aggregated` in [0, 1]; with a probe, also
+    `probe_scores` or `q_probe`. `summary.json` beside the file names the heads. Raises
+    CalibrationError if the file is missing, a row is not a prediction, a document left at the
+    probe, or a document occurs twice (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
     shape = len(labels.doc_ids), len(labels.scale)
@@ -148,7 +150,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
             continue
         if row.get("early_exit"):
             raise CalibrationError(
-                "a prediction was dropped by the probe, so it has no score of the judge",
+                "the probe dropped a document of the predictions, so the judge did not score it",
                 where=path,
                 found=doc_id,
                 do="grade the val documents with --set grading.early_exit=false",
@@ -162,7 +164,7 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
         judge[i] = judge_scores
         probe[i] = probe_scores or math.nan
     if len(have_probe) > 1:
-        raise _bad_prediction(path, "some rows have probe scores, others none")
+        raise _bad_prediction(path, "only some rows have probe scores")
     made_by = _grader_beside(path)
     rows = _rows(labels, labels.doc_ids, probe if True in have_probe else None, judge, made_by)
     rows.left_out.update(left_out)
@@ -210,7 +212,7 @@ def _predictions(path: Path) -> dict[str, dict[str, Any]]:
 def _require_scale(scorer: Scorer, labels: Labels) -> None:
     if not scorer.scale.with_same_grades(labels.scale):
         raise LabelError(
-            "the labels have another rubric than the grader",
+            "the labels and the grader have different rubrics",
             where=labels.path,
             found=f"scores of {', '.join(labels.scale.names)}",
             expected=", ".join(scorer.scale.names),
@@ -222,8 +224,8 @@ def _require_scale(scorer: Scorer, labels: Labels) -> None:
 def _given(
     path: Path, row: dict[str, Any], keys: tuple[str, str], scale: Scale
 ) -> list[float] | None:
-    """Scores on the scale; an aggregate alone counts as equal shares, which have that aggregate.
-    `keys` are the keys of the scores and of the aggregate."""
+    """The scores of a row. A row with only an aggregate gets equal scores that have this aggregate.
+    `keys` are the JSON keys of the scores and of the aggregate."""
     key, aggregate_key = keys
     scores: Any = row.get(key)
     aggregated: Any = row.get(aggregate_key)
@@ -245,7 +247,8 @@ def _given(
 
 
 def _grader_beside(path: Path) -> tuple[GraderKind, str]:
-    """The grader, and the digest of its files if the summary beside the predictions names them."""
+    """The grader that made the predictions, and the digest of its files, from the summary beside
+    them."""
     directory = path.parent
     if not (directory / SUMMARY_NAME).is_file():
         return "hydra", ""
@@ -262,7 +265,7 @@ def _grader_beside(path: Path) -> tuple[GraderKind, str]:
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:
     return CalibrationError(
-        "not predictions written by grading",
+        "the file does not hold predictions that grading wrote",
         where=path,
         found=found[:200],
         expected="lines with doc_id, scores on the rubric's scale or aggregated in 0..1, and "

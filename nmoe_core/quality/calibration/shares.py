@@ -1,4 +1,4 @@
-"""Shares of documents and of tokens that are kept, with intervals that count copies as one."""
+"""Shares of documents and of tokens that are kept; intervals count copies of a document once."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from nmoe_core.quality.calibration.rows import CalibrationRows
 
 
 def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
-    """Share of tokens that is kept (bool `[N]`), with an interval over contents: copies are drawn
-    together."""
+    """Share of the tokens that are kept, given `keeps` (bool `[N]`), with a bootstrap interval that
+    resamples contents: copies are drawn together."""
     places = np.unique(rows.keys, return_inverse=True)[1]
     sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
 
@@ -28,9 +28,9 @@ def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
 def keep_shares(
     rows: CalibrationRows, keeps: np.ndarray, groups: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`), of all
-    and by `group` (texts `[N]`). Tokens are counted over whole documents; None if ids do not tell
-    them."""
+    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`): over all
+    documents and per group (strings `[N]`). Token shares count whole documents; they are None if
+    ids hold no token spans."""
     every = np.ones(len(rows), np.bool_)
     found = []
     for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
@@ -50,19 +50,20 @@ def keep_shares(
 
 
 def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
-    """95 % interval of the share of new documents that the fitted thresholds keep.
+    """95 % interval for the share of new documents that the fitted thresholds keep.
 
-    Both halves are evidence: the report half by counting, and the fit half because a threshold at
-    an order statistic keeps a share of known distribution, Beta(k, n - k + 1), for any distribution
-    of scores. The interval is of both counts together, at 97.5 %. It has to cover both the share of
-    new documents and the share of the report half itself, so each gets half of the error
-    (Bonferroni). `keys` name the contents of the documents of both halves.
+    Both halves are evidence. The report half is counted. In the fit half, the threshold is an order
+    statistic, so the share above it has the distribution Beta(k, n - k + 1) for any distribution of
+    scores. The interval pools both counts at 97.5 %: it must cover the share of new documents and
+    the share of the report half, so each gets half of the error (Bonferroni). `keys` are the
+    content keys of the documents of both halves.
     """
     return wilson(*independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 
 
 def independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
-    """(hits, documents), both reduced for copies, which are decided alike (Kish 1965)."""
+    """(hits, documents), both reduced because copies get the same decision (effective sample size,
+    Kish 1965)."""
     copies = np.unique(keys, return_counts=True)[1].astype(float)
     count = float(copies.sum() ** 2 / (copies**2).sum())
     return float(hits.mean()) * count, count

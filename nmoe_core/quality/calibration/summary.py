@@ -1,8 +1,8 @@
-"""Fits weights and thresholds on one half of val and measures everything on the other.
+"""Fits weights and thresholds on one half of val and measures all figures on the other.
 
-Keep shares are unweighted shares of all documents under grading with triage. They include documents
-that the heads were trained on and repeated texts, since the corpus has them too. Every figure of
-quality excludes both.
+Keep shares are unweighted shares of all documents when grading with early exits. They include
+training documents and repeated texts, because the corpus has them too. Quality metrics exclude
+both.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,9 @@ MIN_TEST_DOCUMENTS = 3
 def operating_points(
     fit: CalibrationRows, measured: Sequence[CalibrationRows], targets: Targets
 ) -> list[dict[str, Any]]:
-    """The documents of each of `measured` that a grader would keep and drop at thresholds of its
-    own, and how many of them wrongly; `not_fitted` says why it has no thresholds."""
+    """For each of `measured`: how many documents a grader would keep and drop at its own
+    thresholds, and how many of these decisions are wrong. `not_fitted` says why a grader has no
+    thresholds."""
     try:
         fitted = fit_on(fit, targets)
     except CalibrationError as error:
@@ -73,8 +74,8 @@ def summarise(
     """Fields of `calibration_summary.json`.
 
     Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
-    `test` is only reported on. Raises CalibrationError: probe, judge or oracle scores of the fit
-    half are all alike (E-CALIBRATION-CONSTANT), or the share to drop breaks its bound
+    `test` is only reported on. Raises CalibrationError if all probe, judge or oracle scores of the
+    fit half are equal (E-CALIBRATION-CONSTANT), or if `target_drop` breaks its bound
     (E-CALIBRATION-BOUND).
     """
     proof = fit.held_out()
@@ -126,7 +127,8 @@ def summarise(
 def _certified(
     scores: Aggregates, taus: RowThresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
-    """Evidence for the drops in the fitted documents, for readers and for the blocking check."""
+    """What the fit half proves about false drops, as a sentence for readers and as numbers for the
+    blocking check."""
     is_dropped = scores.decisions(taus) == 0
     found = Certificate.of(is_dropped, oracle_keeps, targets.delta)
     if found.num_below:
@@ -146,7 +148,8 @@ def _certified(
 
 
 def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> dict[str, Any]:
-    """Shares of the report half by decision, with 95 % intervals of a new document's chances."""
+    """Share of the report half per decision, with 95 % intervals for the same share of new
+    documents."""
     scores = Aggregates.of(report, fitted.scale)
     taus = fitted.taus(report)
     decided = scores.decisions(taus)
@@ -175,13 +178,15 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
 def _of_groups(
     fit: CalibrationRows, report: CalibrationRows, fitted: Fitted, targets: Targets
 ) -> dict[str, Any]:
-    """Thresholds and shares kept of each group, and the share of all that these targets make."""
+    """Thresholds and share kept per group, and the share of all documents that these targets
+    keep."""
     if fit.groups is None or report.groups is None:
         return {}
     keeps = Aggregates.of(report, fitted.scale).decisions(fitted.taus(report)) == 2
     of_all, *rows = keep_shares(report, keeps, report.groups)
     shown = {row["group"] for row in rows}
-    # Grading reads their thresholds here, even if the other half has no such document.
+    # Grading reads the thresholds from this table, so list also groups without a document in the
+    # report half.
     unseen = sorted({*fitted.groups} - shown)
     rows += [{"group": name, "documents": 0, "tokens": 0} for name in unseen]
     for row in rows:
@@ -197,12 +202,13 @@ def _of_groups(
 def drops_by_labels(
     scores: np.ndarray, oracle_keeps: np.ndarray, targets: Targets, tau_keep: float
 ) -> dict[str, Any]:
-    """What the bound on false drops costs: the share of documents that more labels would drop.
+    """What the bound on false drops costs: the share of documents that could be dropped with more
+    labels.
 
-    `certain` is the largest share with at most `max_false_drop` false drops among these labels,
-    without a margin for chance; `more` has pairs (labels to fit on, share that they would prove),
-    for this number of labels and for 2 to 32 times as many like them. `scores` are deployed ones,
-    `oracle_keeps` bool, both of the labels that prove the bound, `[N]`.
+    `certain` is the largest share to drop with at most `max_false_drop` false drops among these
+    labels, without a margin for chance. `more` has pairs (labels to fit on, share that they would
+    allow to drop), for this number of labels and for 2 to 32 times as many. `scores` (deployed
+    scores) and `oracle_keeps` (bool) belong to the labels that prove the bound, `[N]`.
     """
     if targets.target_drop is not None:
         return {}
@@ -219,7 +225,8 @@ def drops_by_labels(
 
 
 def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, Any]:
-    """The reference for scores of shards: the deployed scores of all val documents."""
+    """The reference with which a shard's scores are compared: the deployed scores of all val
+    documents."""
     scores = [Aggregates.of(h, fitted.scale).deployed(fitted.taus(h)) for h in halves]
     sources = np.concatenate([half.sources for half in halves])
     return score_bins(sources, np.concatenate(scores))
@@ -228,7 +235,7 @@ def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, 
 def _untouched(
     fit: CalibrationRows, test: CalibrationRows | None, fitted: Fitted
 ) -> dict[str, Any]:
-    """Figures of the test slice, which is only reported on, if it has labels."""
+    """Figures of the test slice, if it has labels. The slice is only reported on."""
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()

@@ -1,8 +1,8 @@
 """`calibration_summary.json`: the weights and thresholds that grading decides by.
 
-Files of other tools that hold only weights, `tau_drop` and `tau_keep` are read by the published
-rule: the probe's threshold is then `tau_drop`. Such files name no heads, so grading takes them only
-if the user accepts them.
+Files of other tools hold only weights, `tau_drop` and `tau_keep`. They are read by the published
+rule: `tau_drop` is also the probe's threshold. They do not name the heads they were fitted for, so
+grading refuses them unless the user allows a foreign calibration.
 """
 
 import math
@@ -27,12 +27,13 @@ COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A committed calibration: scale with fitted weights, thresholds, and the grader that they fit.
+    """A committed calibration: the scale with fitted weights, the thresholds, and the grader that
+    they were fitted for.
 
-    `heads_digest`, of both heads or of the student, is empty if the scores came from unknown ones;
-    `grader` says which of the two; `rule` names the rule that made the file. `student_digest` is of
-    the student that scores before the probe, empty if there is none. `groups` are the thresholds of
-    sources or languages (`target_by`) that have their own.
+    `heads_digest` is the digest of both heads or of the student, as `grader` says; empty if the
+    grader is not known. `rule` names the rule that made the file. `student_digest` is the digest of
+    the student that scores before the probe; empty without such a student. `groups` maps each
+    source or language (`target_by`) to its own thresholds, if it has any.
     """
 
     path: Path
@@ -47,7 +48,7 @@ class Calibration:
     groups: Mapping[str, Thresholds] = field(default_factory=dict)
 
     def of(self, group: Group) -> Thresholds:
-        """The thresholds of a document of a group."""
+        """The thresholds for documents of a group."""
         return self.thresholds if group is None else self.groups.get(group, self.thresholds)
 
     def aggregate(self, scores: np.ndarray) -> np.ndarray:
@@ -55,8 +56,8 @@ class Calibration:
         return self.scale.aggregate(scores)
 
     def exits(self, groups: Sequence[Group]) -> ExitRules:
-        """The rules by which documents of these groups leave early, from the scores `[B, D]` of
-        some of them and their places."""
+        """The early-exit rules for documents of these groups. A rule gets the scores `[B, D]` of
+        some documents and their positions."""
         taus = RowThresholds.of(groups, self.of)
         return ExitRules(
             lambda scores, rows: self.aggregate(scores) < taus.tau_student[rows],
@@ -64,8 +65,8 @@ class Calibration:
         )
 
     def decide_again(self, row: Mapping[str, Any], early_exit: bool) -> Decision | None:
-        """The decision of a grade's row by its recorded scores; None if only the judge can tell. A
-        document that failed stays dropped."""
+        """Decide a graded row again from its recorded scores; None if the judge's score is needed
+        but missing. A document that failed stays dropped."""
         group = row["source"] if self.target_by == "source" else row.get("group")
         taus = self.of(group)
         steps = ("student_scores", taus.tau_student), ("probe_scores", taus.tau_probe)
@@ -79,7 +80,7 @@ class Calibration:
 
     def require_heads(self, heads_digest: str, *, allow_foreign: bool = False) -> None:
         """Refuse heads that this calibration was not fitted for; `allow_foreign` accepts a
-        calibration without heads. Raises CalibrationError: the digests differ
+        calibration that names no heads. Raises CalibrationError if the digests differ
         (E-CALIBRATION-HEADS)."""
         if heads_digest == self.heads_digest or (allow_foreign and not self.heads_digest):
             return
@@ -103,8 +104,8 @@ class Calibration:
         )
 
     def require_student(self, student_digest: str) -> None:
-        """Refuse another student than the one that `tau_student` was fitted for. Raises
-        CalibrationError: the digests differ (E-CALIBRATION-HEADS)."""
+        """Refuse a student that `tau_student` was not fitted for. Raises CalibrationError if the
+        digests differ (E-CALIBRATION-HEADS)."""
         if student_digest != self.student_digest:
             raise CalibrationError(
                 "calibration was fitted with another student before the probe",
@@ -117,11 +118,12 @@ class Calibration:
 
 
 def read_calibration(path: Path) -> dict[str, Any]:
-    """The object of `calibration_summary.json`, as it was written.
+    """Read the JSON object of `calibration_summary.json`.
 
     Raises:
-        CalibrationError: Missing (E-CALIBRATION-MISSING), or edited or damaged
-            (E-CALIBRATION-CHANGED); files of other tools and of older versions carry no hash.
+        CalibrationError: The file is missing (E-CALIBRATION-MISSING), or edited or damaged
+            (E-CALIBRATION-CHANGED). Edits of files without a hash, from other tools and older
+            versions, are not noticed.
         FormatError: Not a JSON object.
     """
     code = "E-CALIBRATION-CHANGED"
@@ -134,9 +136,9 @@ def read_calibration(path: Path) -> dict[str, Any]:
 
 
 def load_calibration(calibration_dir: Path) -> Calibration:
-    """Read `calibration_summary.json`. Raises CalibrationError: missing (E-CALIBRATION-MISSING),
-    edited (E-CALIBRATION-CHANGED), or without thresholds in 0..1 and in order and a weight for
-    each dimension (E-CALIBRATION-FORMAT)."""
+    """Read `calibration_summary.json`. Raises CalibrationError if the file is missing
+    (E-CALIBRATION-MISSING) or edited (E-CALIBRATION-CHANGED), or if it lacks ordered thresholds in
+    0..1 or a weight for a dimension (E-CALIBRATION-FORMAT)."""
     path = calibration_dir / CALIBRATION_NAME
     try:
         value = read_calibration(path)
@@ -146,7 +148,7 @@ def load_calibration(calibration_dir: Path) -> Calibration:
 
 
 def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibration:
-    """The calibration in a summary that is at `path`, or may be written there. Raises
+    """Parse a summary; errors name `path`, whether or not the file exists yet. Raises
     CalibrationError (E-CALIBRATION-FORMAT) as `load_calibration`."""
     taus = _thresholds(path, value)
     by = value.get("target_by", "all")
@@ -197,7 +199,7 @@ def _thresholds(path: Path, value: Mapping[str, Any]) -> Thresholds:
 
 
 def _number(value: object) -> float:
-    """A finite number, else NaN, which fails every comparison."""
+    """The value if it is a finite number; else NaN, which fails every comparison."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) <= 1e6 else math.nan

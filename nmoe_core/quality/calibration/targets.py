@@ -12,16 +12,16 @@ from nmoe_core.base.settings import TargetBy, TargetUnit
 
 DELTA = 0.05
 Languages = Callable[[Sequence[str]], list[str]]
-"""The languages of documents by their ids."""
+"""Maps document ids to their languages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Targets of the thresholds: shares of documents to keep and to drop.
 
-    With a confidence of 95 %, at most a share of `max_false_drop` of the dropped documents is in
-    the oracle's own top `target_keep`. Without `target_drop` this bound alone decides how many are
-    dropped. Raises CalibrationError: a target is out of range (E-CALIBRATION-TARGET).
+    With 95 % confidence, at most the share `max_false_drop` of the dropped documents is in the
+    oracle's top `target_keep`. Without `target_drop`, this bound alone decides how many documents
+    are dropped. Raises CalibrationError if a target is out of range (E-CALIBRATION-TARGET).
     """
 
     target_keep: float = 0.5
@@ -30,15 +30,16 @@ class Targets:
     target_unit: TargetUnit = "documents"
     """Unit of the two shares; bounds always count documents."""
     delta: float = DELTA
-    """Chance that a bound fails; if graders are compared, each has its part of `DELTA`."""
+    """Probability that a bound fails; if graders are compared, `DELTA` is divided among them."""
     target_by: TargetBy = "all"
-    """Whether each source or language has thresholds of its own, if there are enough labels."""
+    """Whether each source or language with enough labels gets its own thresholds."""
     target_of: Mapping[str, float] = field(default_factory=dict)
-    """Shares to keep of some of them, if they differ from `target_keep`."""
+    """Shares to keep for the groups whose share differs from `target_keep`."""
 
     @property
     def identity(self) -> list[Any]:
-        """Settings that thresholds depend on, without those unknown to older calibrations."""
+        """Settings that thresholds depend on. A setting that older calibrations lack is omitted at
+        its default."""
         values = asdict(self)
         unit, by, of = (values.pop(f"target_{name}") for name in ("unit", "by", "of"))
         more = [unit] if unit != "documents" else []
@@ -46,11 +47,11 @@ class Targets:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values that a configuration gives."""
+        """The values that the configuration can set."""
         return {name: value for name, value in asdict(self).items() if name != "delta"}
 
     def of(self, group: str, delta: float) -> Targets:
-        """The targets of one group, whose bounds fail with a chance of `delta`."""
+        """The targets of one group; each of its bounds fails with probability `delta`."""
         share = self.target_of.get(group, self.target_keep)
         return replace(self, target_keep=share, delta=delta, target_by="all", target_of={})
 
@@ -58,7 +59,7 @@ class Targets:
         drop = self.target_drop
         if self.target_of and self.target_by == "all":
             raise CalibrationError(
-                "shares are given by group, but target_by is all documents",
+                "target_of gives shares by group, but target_by is all documents",
                 found=f"target_of {', '.join(self.target_of)}",
                 do="set calibration.target_by to source or language",
                 code="E-CALIBRATION-TARGET",
@@ -78,7 +79,8 @@ class Targets:
 
 
 def require_languages(languages: Languages | None) -> Languages:
-    """Refuse targets by language if documents have no language (E-CALIBRATION-TARGET)."""
+    """Refuse targets by language if documents have no language. Raises CalibrationError
+    (E-CALIBRATION-TARGET)."""
     if languages is None:
         raise CalibrationError(
             "targets by language need documents in the shards of a run",

@@ -1,7 +1,7 @@
 """Thresholds from the heads' own scores, and the aggregation weights (docs/calibration.md).
 
-Each threshold is midway between two observed scores, so the last digits of a score do not move a
-document across it.
+Each threshold is midway between two observed scores, so a change in the last digits of a score does
+not move a document across it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nmoe_core.quality.calibration.targets import DELTA, Targets
 
 Decision = Literal["drop", "band", "keep"]
 Group = str | None
-"""The source or language whose thresholds a document has; None: the thresholds of all."""
+"""The source or language that selects a document's thresholds; None selects the thresholds of
+all."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 STARTS = (1.0, 1.6, 2.6, 5.0)
-# Largest share of all documents that the early exit may take from what the judge keeps.
+# Largest share of all documents that leave early although the judge would keep them.
 MAX_LOST_KEEP = 0.01
-MAX_ENUMERATED = 10  # dimensions, of which 1,023 sets are tried
+MAX_ENUMERATED = 10  # with up to 10 dimensions, all 1,023 subsets are tried
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """Scores in 0..1 that separate documents; no threshold is above `tau_keep`.
 
-    A document leaves at the student when its student score is below `tau_student`, and at the probe
-    when its probe score is below `tau_probe`; otherwise it is kept from `tau_keep` on and dropped
-    below `tau_drop`, both on the judge's score.
+    A document leaves at the student if its student score is below `tau_student`, and at the probe
+    if its probe score is below `tau_probe`. Otherwise the judge's score decides: keep from
+    `tau_keep` on, drop below `tau_drop`, band in between.
     """
 
     tau_probe: float
@@ -44,14 +45,14 @@ class Thresholds:
     tau_student: float = 0.0
 
     def decide(self, aggregated: float) -> Decision:
-        """The one decision rule, for a document that the judge scored."""
+        """Decide a document that the judge scored; every caller uses this rule."""
         if aggregated >= self.tau_keep:
             return "keep"
         return "drop" if aggregated < self.tau_drop else "band"
 
 
 class RowThresholds(NamedTuple):
-    """Thresholds of documents, each float64 `[N]`, by the document's group."""
+    """The thresholds of each document, by its group; each field is float64 `[N]`."""
 
     tau_probe: np.ndarray
     tau_drop: np.ndarray
@@ -60,7 +61,8 @@ class RowThresholds(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Group], own: Callable[[Group], Thresholds]) -> RowThresholds:
-        """Thresholds of documents of these groups; `own` gives the thresholds of a group."""
+        """Look up the thresholds of documents in these groups; `own` gives the thresholds of one
+        group."""
         numbers: dict[Group, int] = {}
         places = [numbers.setdefault(group, len(numbers)) for group in groups]
         each = np.array([astuple(own(group)) for group in numbers], np.float64).reshape(-1, 4)
@@ -68,9 +70,10 @@ class RowThresholds(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """Evidence for a threshold in the fitted documents: `num_wrong` of `num_below` are wrong.
+    """Evidence for a threshold in the fit half: of `num_below` documents below it, `num_wrong` are
+    wrong.
 
-    With a confidence of 95 % or more, the share of wrong ones is at most `upper95`; 0 without
+    With at least 95 % confidence, the share of wrong documents is at most `upper95`; 0 without
     documents.
     """
 
@@ -80,7 +83,7 @@ class Certificate(NamedTuple):
 
     @classmethod
     def of(cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float) -> Certificate:
-        """From bool `[N]` arrays; the bound fails with a chance of `delta`."""
+        """Count over bool `[N]` arrays; the bound fails with probability `delta`."""
         below = int(is_below.sum())
         wrong = int((is_below & is_wrong).sum())
         return cls(below, wrong, upper_bound(wrong, below, delta) if below else 0.0)
@@ -96,13 +99,13 @@ def fit_thresholds(
 ) -> Thresholds:
     """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
-    `early` are the scores of the student and of the probe, in the order in which they run; None is
-    a step that does not run, where no document leaves. Early exits count as dropped:
-    `max_false_drop` bounds the drops up to each step, and all drops. `oracle_keeps` (bool `[N]`)
-    are the documents that the oracle would keep; `is_proof` the documents that bounds are proved
-    on, all by default: no grader was trained on them, and no two have the same content. `weights`
-    (`[N]`, 1 each by default) weigh the documents in the shares to keep and to drop. Raises
-    CalibrationError: the share to drop breaks the bound (E-CALIBRATION-BOUND).
+    `early` holds the scores of the student and of the probe, in the order in which they run; None
+    for a step that does not run. Early exits count as dropped: `max_false_drop` bounds the drops up
+    to each step, and all drops together. `oracle_keeps` (bool `[N]`) marks the documents that the
+    oracle would keep. `is_proof` (bool `[N]`, all by default) marks the documents on which bounds
+    are proved: no grader was trained on them, and each content occurs once. `weights` (`[N]`, 1
+    each by default) weigh the documents in the shares to keep and to drop. Raises CalibrationError
+    if the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
     most = targets.max_false_drop
@@ -111,14 +114,14 @@ def fit_thresholds(
     counts = np.ones(len(judge), np.int64) if weights is None else weights
     num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
     least_keep = _least_tau_keep(judge, counts, num_keep)
-    # A document that left has no later score; it ranks below all others.
+    # A document that left has no score at later steps, so it ranks below all others.
     has_left = np.zeros(len(judge), np.bool_)
     taus = [0.0] * len(early)
     for step, given in enumerate(early):
         if given is None:
             continue
-        # Hardly any document that the judge keeps may leave early, and no more than are to be
-        # dropped.
+        # Two limits: few documents that the judge keeps may leave early, and at most the share to
+        # drop.
         scores = np.where(has_left, -1.0, given)
         ceiling = least_keep
         if drop is not None:
@@ -148,9 +151,9 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> float:
-    """The least threshold of keeping: `num_keep` documents and the most that may leave early reach
-    it."""
-    # Above a fixed rank of the scores, the number of new documents is a binomial count.
+    """The lowest allowed `tau_keep`: it keeps `num_keep` documents plus as many as may leave
+    early."""
+    # The number of new documents above a fixed rank of the scores is binomial.
     order = np.argsort(-judge, kind="stable")
     descending = judge[order]
     reached = np.cumsum(counts[order])
@@ -166,7 +169,7 @@ def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> N
     share = found.num_wrong / found.num_below
     raise CalibrationError(
         "target_drop drops too many documents for max_false_drop",
-        found=f"{share:.3f} of {found.num_below} dropped documents would be kept by the oracle, "
+        found=f"the oracle would keep {share:.3f} of {found.num_below} dropped documents, "
         f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
         expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
         do="remove target_drop, to drop as many documents as the labels prove safe; or raise "
@@ -178,11 +181,11 @@ def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> N
 def midpoint_above(
     descending: np.ndarray, num_above: int, reached: np.ndarray | None = None
 ) -> float:
-    """A threshold that `num_above` of the scores reach: midway to the next lower score.
+    """A threshold that `num_above` of the scores reach, midway to the next lower score.
 
-    It is 0.0 when all reach it. Scores tied at the cut all reach it or, if that is nearer to
-    `num_above`, none does. `reached` (int64 `[N]`) counts the documents that reach each score, 1,
-    2, ... by default.
+    It is 0.0 if all scores reach it. Scores tied at the cut are either all above or all below the
+    threshold, whichever is nearer to `num_above`. `reached` (int64 `[N]`) counts the documents that
+    reach each score; 1, 2, ... by default.
     """
     reached = np.arange(1, len(descending) + 1) if reached is None else reached
     if num_above >= reached[-1]:
@@ -205,15 +208,16 @@ def largest_certified(
     judge_keeps: np.ndarray | None = None,
     delta: float = DELTA,
 ) -> float:
-    """The largest threshold up to `ceiling` below which few documents are worth keeping; or 0.0.
+    """The largest threshold up to `ceiling` below which few documents are worth keeping; 0.0 if
+    none passes.
 
-    With a confidence of 1 - `delta`, the oracle keeps at most `max_false_drop` of the documents
-    below it; with the same confidence, the documents of `judge_keeps` (bool `[N]`) below it are at
-    most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending order, a hundredth of
-    the documents apart, from four starts, each at a quarter of the error; a start's first failure
-    of either bound ends it. That is fixed-sequence testing, so it needs no correction for the
-    number of thresholds (Angelopoulos et al. 2021, Learn then Test). The first start has just
-    enough documents to pass without an error.
+    Two bounds hold, each with confidence 1 - `delta`: the oracle would keep at most the share
+    `max_false_drop` of the documents below the threshold, and the documents of `judge_keeps` (bool
+    `[N]`) below it are at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending
+    order, one hundredth of the documents apart, in four sequences with a quarter of the error each.
+    A sequence ends at the first threshold that fails a bound. This is fixed-sequence testing, so it
+    needs no correction for the number of thresholds (Angelopoulos et al. 2021, Learn then Test).
+    The first sequence starts with just enough documents to pass if none of them is wrong.
     """
     if max_false_drop <= 0:
         return 0.0
@@ -248,8 +252,8 @@ def _between(low: float, high: float) -> float:
 
 
 def would_keep(oracle: np.ndarray, target_keep: float, weights: np.ndarray | None = None) -> float:
-    """The oracle's own threshold: its (1 - target_keep) quantile, a value that it gave. `weights`
-    as in `fit_thresholds`."""
+    """The oracle's threshold of keeping: the (1 - target_keep) quantile of its scores, always an
+    observed score. `weights` as in `fit_thresholds`."""
     if weights is None:
         return float(np.quantile(oracle, 1 - target_keep, method="higher"))
     order = np.argsort(oracle, kind="stable")
@@ -260,11 +264,12 @@ def would_keep(oracle: np.ndarray, target_keep: float, weights: np.ndarray | Non
 def fit_weights(
     scores: np.ndarray, targets: np.ndarray, scale: Scale = QUALITY
 ) -> dict[str, float]:
-    """Weights, none negative, that sum to 1 and explain targets `[N]` in 0..1 by least squares.
+    """Non-negative weights that sum to 1, fitted to targets `[N]` in 0..1 by least squares.
 
-    With at most ten dimensions it is exact: a solution is the plain one on the dimensions that it
-    does not set to zero, and there are few such sets (31 of five). With more, the sum of 1 is one
-    equation among the others, with a million times their weight.
+    With at most ten dimensions the result is exact: the solution is unconstrained least squares on
+    the dimensions with non-zero weight, so all subsets are tried (31 for five dimensions). With
+    more, the constraint on the sum is one more equation, with a million times the weight of the
+    others.
     """
     x = scale.shares(scores)
     y = targets
@@ -279,7 +284,7 @@ def fit_weights(
     best_error = math.inf
     for size in range(1, num + 1):
         for chosen in itertools.combinations(range(num), size):
-            # The last chosen one is 1 minus the others.
+            # The last weight is 1 minus the others.
             *others, last = chosen
             rest = x[:, [last]]
             free = np.linalg.lstsq(x[:, others] - rest, y - rest[:, 0], rcond=None)[0]

@@ -1,4 +1,4 @@
 """Scores and decisions for all documents."""
 
-# The version of grading: a change of it makes every grade stale. Imported without torch.
+# Version of the grading code: a change makes every grade stale. Imported without torch.
 GRADE_CODE = "grade/2"

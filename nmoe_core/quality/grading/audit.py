@@ -1,10 +1,10 @@
-"""The error of a run's decisions, by the oracle's labels of documents that grading kept and
+"""Measures how often a run's decisions are wrong, by labelling documents that grading kept and
 dropped.
 
-Documents are drawn from the test split, which no fit uses: from each source a number of kept and a
-number of dropped ones, the ids with the lowest hashes. Labels of the same texts are reused, and a
-larger draw labels only the documents it adds. The rows of `all` are the lowest hashes in all
-sources, so they are a plain sample of the corpus and cost no further label.
+Documents come from the test split, which is never fitted on. From each source, the kept and the
+dropped documents with the lowest id hashes are drawn. Labels of the same texts are reused, so a
+larger sample labels only the documents that it adds. The rows `all` take the lowest hashes over all
+sources: a plain random sample of the corpus, without further labels.
 """
 
 import hashlib
@@ -38,12 +38,13 @@ _NAMES = {"keep": "kept", "drop": "dropped"}
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The oracle's verdict on a sample of the documents of one decision.
+    """What the oracle says about a sample of the documents with one decision.
 
-    `documents` counts the test split, `asked` the sample, `unlabelled` the documents of the sample
-    without a label. `worth_keeping` is the share of labelled ones that the oracle would keep, `low`
-    to `high` its interval with a confidence of 95 %; for dropped documents it is the share of false
-    drops. It is at least `at_least` and at most `at_most`, each with the same confidence.
+    `documents` counts the documents of the test split with this decision, `asked` the sample,
+    `unlabelled` the sampled documents without a label. `worth_keeping` is the share of labelled
+    documents that the oracle would keep, with the 95 % interval `low` to `high`; for dropped
+    documents this is the share of false drops. `at_least` and `at_most` are one-sided 95 % bounds
+    of the share.
     """
 
     source: str
@@ -59,7 +60,7 @@ class Audited:
 
 
 class _One(NamedTuple):
-    """A document of a sample; the thresholds of `group` decided it."""
+    """A sampled document; the thresholds of `group` decided it."""
 
     key: bytes
     doc_id: str
@@ -72,18 +73,18 @@ class _Drawn(NamedTuple):
 
 
 def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
-    """Ask the run's oracle about `count` kept and `count` dropped documents of each source.
+    """Label `count` kept and `count` dropped documents per source with the run's oracle.
 
     Raises:
-        CalibrationError: The thresholds were not fitted on scores, so the oracle's decisions are
-            not known (E-CALIBRATION-HEADS).
-        FormatError: A shard is not graded (E-MANIFEST-MISSING), or its grades were edited.
+        CalibrationError: The calibration was not fitted on a grader's scores, so it holds no
+            threshold for the oracle (E-CALIBRATION-HEADS).
+        FormatError: A shard has no grades (E-MANIFEST-MISSING), or its grades were edited.
         LabelError: As `label_shard` and `require_budget`.
     """
     calibrated = read_calibration(run.tree.calibration_summary)
     if "oracle_tau_keep" not in calibrated:
         raise CalibrationError(
-            "the calibration has no threshold of the oracle's scores",
+            "the calibration has no threshold for the oracle's scores",
             where=run.tree.calibration_summary,
             found=calibrated.get("rule"),
             do="run nmoe hydra calibrate on a grader's scores",
@@ -123,7 +124,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
 
 def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
-    """The sampled documents of a source, by decision."""
+    """Draw the sample of a source, by decision."""
     found: dict[str, list[_One]] = {name: [] for name in _NAMES}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         for row in read_graded(shard.graded).rows():
@@ -147,7 +148,7 @@ def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
 
 
 def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
-    """The sample of a source, as a slice beside its labels."""
+    """Write the sample of a source as a slice file beside its labels; return the labelling job."""
     out_dir = run.tree.labels / "audit" / source
     sample = (one for part in drawn.values() for one in part.lowest)
     rows = [{"doc_id": one.doc_id, "source": source} for one in sample]
@@ -163,7 +164,7 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
 
 
 def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:
-    """Aggregates of the labels among records: float64 `[labels]`."""
+    """Aggregates of the records that are labels, float64 `[labels]`."""
     parsed = [record for record in records if record["ok"]]
     scale = one_scale(parsed, where)
     scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]

@@ -1,4 +1,4 @@
-"""Labelled documents to read: a sample, failures, corrected labels, or disagreements."""
+"""Selects labelled documents to read: a sample, failures, corrected labels, or disagreements."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,11 +20,11 @@ Kind = Literal["sample", "failures", "disagreements", "corrected"]
 def look_at_labels(
     run: Run, split: str, kind: Kind, count: int, source: str | None = None
 ) -> list[dict[str, Any]]:
-    """Up to `count` labelled documents of a split, with the text that the oracle was shown.
+    """Up to `count` labelled documents of a split, with the text that the oracle read.
 
-    `disagreements` are documents on which the student differs most from the oracle; its score is
-    added. Raises LabelError: labels are not merged (E-LABEL-MISSING), or the student was reported
-    on others (E-LABEL-MIXED).
+    `disagreements` are the documents on which the student differs most from the oracle; the
+    student's score is added. Raises LabelError if labels are not merged (E-LABEL-MISSING), or if
+    the student was not reported on the current labels (E-LABEL-MIXED).
     """
     _, records = read_label_file(run.tree.merged_labels(split))
     records = all_corrected(records, read_corrections(run.tree))

@@ -1,13 +1,13 @@
 """Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
-Rows are computed in bounded buffers and appended to a partial file, so memory hardly grows with the
-input and a killed grading resumes at the last whole buffer, with the same bytes in the end. A
-current output is left as it is.
+Rows are computed in bounded buffers and appended to a partial file. Memory therefore hardly grows
+with the input, and a killed grading resumes at the last whole buffer and writes the same bytes. A
+current output is not rewritten.
 
-The documents that run together decide the last digits of their scores. So scores of an earlier
-grading are reused only for whole batches (single documents if `batch_size` is 1): the same texts in
-the same order, scored by the same backbone and heads. A note beside the rows names each batch by
-the SHA-256 of its tokens.
+The last digits of a score depend on the other documents in the batch. So scores of an earlier
+grading are reused only for whole batches: the same texts in the same order, scored by the same
+backbone and heads (single documents if `batch_size` is 1). A note beside the rows names each batch
+by the SHA-256 of its tokens.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ NOTE_NAME = ".quality_scores.batches.json"
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """A scorer and its calibration; they serve any number of inputs.
+    """A scorer and its calibration; one grader can grade many inputs.
 
     With `early_exit`, documents below `tau_student` leave before the probe, and documents below
-    `tau_probe` before the judge; if the student grades alone, none leaves. `languages` gives the
-    languages of documents by their ids, if thresholds differ by language.
+    `tau_probe` before the judge; a student that grades alone has no early exit. `languages` maps
+    document ids to languages, if thresholds differ by language.
     """
 
     scorer: Scorer
@@ -73,9 +73,9 @@ class Grader:
         *,
         allow_foreign: bool = False,
     ) -> Grader:
-        """A scorer with the calibration that was fitted for it; `allow_foreign` accepts a
-        calibration that names no scorer. Raises CalibrationError: fitted for another scorer
-        (E-CALIBRATION-HEADS)."""
+        """Pair a scorer with the calibration that was fitted for it; `allow_foreign` accepts a
+        calibration that names no scorer. Raises CalibrationError if it was fitted for another
+        scorer (E-CALIBRATION-HEADS)."""
         calibration.require_heads(scorer.digest, allow_foreign=allow_foreign)
         if early_exit:
             calibration.require_student(scorer.student_digest)
@@ -84,7 +84,8 @@ class Grader:
     def buffers(
         self, documents: Iterable[GradeDocument], known: HeadScores | None = None
     ) -> Iterator[tuple[list[Row], HeadScores]]:
-        """Rows of documents, in order, and their scores, one buffer after the other."""
+        """Grade documents buffer by buffer; yields the rows, in order, and the scores of each
+        buffer."""
         source = iter(documents)
         while buffer := list(islice(source, self.scorer.batch_size * BUFFER_BATCHES)):
             seen = DocumentTokens([d.doc_id for d in buffer], [d.tokens for d in buffer])
@@ -94,7 +95,7 @@ class Grader:
             yield list(grade_rows(buffer, scores, self.calibration, groups)), scores
 
     def _groups(self, documents: Sequence[GradeDocument]) -> Sequence[str | None]:
-        """By which thresholds each document is decided."""
+        """The group whose thresholds decide each document."""
         match self.calibration.target_by:
             case "source":
                 return [document.source for document in documents]
@@ -112,10 +113,10 @@ class Grader:
 def grade_fingerprints(
     documents: Fingerprints, digests: Mapping[str, str], max_ctx: int, early_exit: bool
 ) -> Fingerprints:
-    """Fingerprints of grades, computed without loading a model.
+    """Fingerprints of grades; needs no model.
 
-    `documents` are the input's fingerprints; `digests` come from the scorer
-    (`Scorer.fingerprints`), and from the `calibration`.
+    `documents` are the input's fingerprints; `digests` are the scorer's (`Scorer.fingerprints`) and
+    the digest of the `calibration`.
     """
     settings = sha256_json([max_ctx, early_exit])
     return {"code": GRADE_CODE, **documents, **digests, "settings": settings}
@@ -127,14 +128,14 @@ def grade_rows(
     calibration: Calibration,
     groups: Sequence[str | None],
 ) -> Iterator[Row]:
-    """Rows of `quality_scores.jsonl`: the decision and every number it depends on.
+    """Rows of `quality_scores.jsonl`: each decision, with every number that it depends on.
 
-    A document that left early has `scores` null, the aggregate of the step that it left at as
-    `aggregated`, and the decision `drop`. The probe's fields are null for a document that left at
-    the student, and if the student grades alone. Keys `q_student` and `student_scores` are added if
-    the student scores first. A document without finite states has `aggregated` 0, the decision
-    `drop`, and a key `failed` that says why. A key `group` is added if sources or languages have
-    thresholds of their own; `groups` name them.
+    For a document that left early, `scores` is null, `aggregated` is the aggregate at the step
+    where it left, and the decision is `drop`. The probe's fields are null if the document left at
+    the student or the student grades alone. Keys `q_student` and `student_scores` are added if the
+    student scores first. A document without finite states has `aggregated` 0, the decision `drop`,
+    and the reason under the key `failed`. The key `group`, from `groups`, is added if sources or
+    languages have their own thresholds.
     """
     by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))
@@ -170,12 +171,13 @@ def grade_documents(
     """Grade documents into `quality_scores.jsonl` and `summary.json` of `out_dir`.
 
     `progress` is called with (documents done, documents in all). Facts: counts of `documents` and
-    of decisions, and the `backbone_documents` and `backbone_tokens` of this call.
+    of decisions, and how many documents and tokens the backbone processed in this call
+    (`backbone_documents`, `backbone_tokens`).
 
     Raises:
         HeadError: The states of more than a few documents, or a score, are not finite
             (E-HEAD-NONFINITE).
-        FormatError: A manifest, index or shard is not what it should be.
+        FormatError: A manifest, index or shard is missing or damaged.
     """
     scorer = grader.scorer
     calibration = grader.calibration
@@ -186,8 +188,8 @@ def grade_documents(
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current
     tokens_before = scorer.tokens_processed
-    # Batches decide the last digits, so a partial file of another batch size is not used. Files
-    # hold the key under its first name.
+    # The batch size changes the last digits of scores, so it is part of the fingerprint. Files keep
+    # the key's old name.
     made_from = {**fingerprints, "max_batch": str(scorer.batch_size)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known = _known_scores(out_dir, scorer)
@@ -232,7 +234,8 @@ def grade_documents(
 
 
 def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
-    """Scores and batches of the committed grading by this scorer, 90 bytes per document."""
+    """Read the scores and batches of the committed grading by this scorer; 90 bytes of memory per
+    document."""
     note = read_sealed(directory / NOTE_NAME)
     if note is None or note["scored_by"] != scorer.scored_by:
         return None

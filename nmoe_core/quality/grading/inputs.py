@@ -1,4 +1,4 @@
-"""Documents to grade: from token shards by id, without tokenising again, or from JSONL text."""
+"""Inputs to grade: documents of token shards, by id and without tokenising again, or JSONL text."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +32,9 @@ class GradeDocument:
 class GradeInput:
     """Documents in a fixed order.
 
-    `documents(start, max_ctx)` gives the documents from number `start` on, each cut to `max_ctx`
-    tokens, so that a killed grading can resume. `fingerprints` identify their inputs.
+    `documents(start, max_ctx)` yields the documents from number `start` on, each cut to `max_ctx`
+    tokens; `start` lets a killed grading resume. `fingerprints` identify the inputs of the
+    documents.
     """
 
     count: int
@@ -48,10 +49,10 @@ def shard_input(
     model: ModelIds | None = None,
     more: Mapping[str, str] | None = None,
 ) -> GradeInput:
-    """All documents of one manifest of a source, of a shard or a split, in slice order.
+    """All documents of one manifest (a shard's or a split's), in slice order.
 
-    `model` is how the backbone reads documents whose ids are not its own; `more` are fingerprints
-    of other inputs of grades.
+    `model` translates documents whose tokenizer is not the backbone's; `more` are fingerprints of
+    other inputs of the grades.
     """
 
     def documents(start: int, max_ctx: int) -> Iterator[GradeDocument]:
@@ -74,7 +75,8 @@ def docid_input(
 ) -> GradeInput:
     """Documents of a slice file, (document id, source) pairs, read from the shards they name.
 
-    With `sample`, only this number is graded, chosen by the MD5 of ids. `model` as `shard_input`.
+    With `sample`, only that many documents are graded, chosen by the MD5 of their ids. `model` as
+    in `shard_input`.
     """
 
     def place(i: int) -> str:
@@ -105,7 +107,7 @@ def text_input(
     """The documents of a JSON lines file (`JsonlTexts`), tokenised as prep does it.
 
     `tokenizer` is the tokenizer of the heads' backbone. Without `id_field`, the id of a line is its
-    `doc_id` or else its `id`, if it has one.
+    `doc_id`, else its `id`, if present.
 
     Raises:
         SourceError: A line is not a document (E-SOURCE-RECORD).

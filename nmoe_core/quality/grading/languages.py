@@ -1,4 +1,4 @@
-"""The languages of documents by their ids, from the attribute `language` of their shards."""
+"""Maps document ids to languages, from the attribute `language` of the documents' shards."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,8 +19,8 @@ LANGUAGE = "language"
 
 
 def language_digest(shard: ShardPaths) -> str:
-    """The digest of a shard's languages. Raises FormatError: they are not made
-    (E-ATTRIBUTE-MISSING), or of other documents (E-ATTRIBUTE-STALE)."""
+    """The digest of a shard's languages. Raises FormatError if they do not exist
+    (E-ATTRIBUTE-MISSING), or belong to other documents (E-ATTRIBUTE-STALE)."""
     path = shard.attribute(LANGUAGE)
     if not path.is_file():
         raise FormatError(
@@ -37,15 +37,16 @@ def language_digest(shard: ShardPaths) -> str:
 
 
 def grouped_by(calibration: Calibration, shard: ShardPaths) -> Fingerprints:
-    """Inputs of a shard's grades beside its documents: its languages, if thresholds differ by them.
-    Raises as `language_digest`."""
+    """Fingerprints that a shard's grades depend on in addition to its documents: its languages, if
+    thresholds differ by language. Raises as `language_digest`."""
     return {"languages": language_digest(shard)} if calibration.target_by == "language" else {}
 
 
 def shard_languages(tree: Tree) -> Languages:
-    """Languages of documents in the shards of a run; raises as `language_digest`.
+    """Return a function that looks up the languages of documents of a run; it raises as
+    `language_digest`.
 
-    A shard's are read whole once while documents come shard by shard, in their order.
+    It holds the languages of one shard at a time, so documents in shard order read each shard once.
     """
 
     @lru_cache(maxsize=2)
@@ -57,7 +58,7 @@ def shard_languages(tree: Tree) -> Languages:
     def languages(doc_ids: Sequence[str]) -> list[str]:
         paths = [tree.shard_of(parse_doc_id(doc_id).rel) for doc_id in doc_ids]
         found = np.empty(len(doc_ids), object)
-        # Labels come from all shards, in no order: one shard after the other.
+        # Labels name documents of all shards in any order: look them up shard by shard.
         for i in sorted(range(len(doc_ids)), key=lambda i: paths[i].directory):
             found[i] = of_shard(paths[i])[doc_ids[i]]
         return found.tolist()

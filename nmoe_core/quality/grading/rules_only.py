@@ -1,4 +1,4 @@
-"""A run without a grader: one row per document, without scores, with the decision keep."""
+"""A run without a grader: writes one row per document, with the decision keep and no scores."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def require_grader(run: Run) -> GraderKind | Literal["auto"]:
-    """The grader that the run names. Raises ConfigError if it names none."""
+    """The grader that the run names. Raises ConfigError if the run has no grader."""
     if (asked := run.config.grading.grader) == "none":
         raise ConfigError(
             "this run has no grader",
@@ -33,7 +33,7 @@ def require_grader(run: Run) -> GraderKind | Literal["auto"]:
 
 
 def keep_documents(shard: ShardPaths) -> Result:
-    """Write the rows and the summary of a shard; current ones are left alone. Facts as
+    """Write the rows and the summary of a shard, unless they are current. Facts as
     `grade_documents`."""
     manifest = load_manifest(shard.manifest)
     out_dir = shard.graded
@@ -50,7 +50,7 @@ def keep_documents(shard: ShardPaths) -> Result:
 
 
 def keep_fingerprints(manifest: Manifest) -> Fingerprints:
-    """Fingerprints of the rows of a shard that no grader scores."""
+    """Fingerprints of the rows of a shard in a run without a grader."""
     return {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
 
 

@@ -1,7 +1,7 @@
 """Converts pickled head weights of the two published forms (docs/hydra.md has their tensors).
 
-The pickle is read with torch's weights-only reader, which runs no code of the file. Tensors of the
-second form are flat, or in one table per part.
+torch's weights-only reader loads the pickle, so no code in the file runs. A file of the second form
+holds its tensors in one dictionary, or in one dictionary per part.
 """
 
 import pickle
@@ -36,9 +36,9 @@ def import_pickle(
 ) -> Path:
     """Write the head of a pickle as `heads_dir/hydra_{probe,judge}.safetensors`; return its path.
 
-    The caller gives the facts that a pickle lacks: the backbone that the head was trained on, how
-    many tokens of a document it saw, and how many attention heads a judge has. Raises HeadError:
-    missing (E-HEAD-MISSING), or not tensors of a probe or judge for this backbone (E-HEAD-FORMAT).
+    A pickle does not record the backbone, the tokens per document or the number of attention heads
+    of a judge, so the caller gives them. Raises HeadError if the file is missing (E-HEAD-MISSING)
+    or does not hold the tensors of a probe or judge for this backbone (E-HEAD-FORMAT).
     """
     tensors = _read_tensors(path)
     try:
@@ -79,9 +79,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 def _known_form(
     tensors: dict[str, Tensor], num_heads: int
 ) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
-    """Tensors under the names of this project's heads, and their shape."""
+    """The tensors, renamed to this project's names, and the shape of the head."""
     if "gate.weight" in tensors:
-        # Five equal scores of four times the gate: their mean is the gate for any weights.
+        # The gate gives one score. Five equal scores have that aggregate for any weights.
         weight = tensors["gate.weight"]
         bias = tensors["gate.bias"]
         if weight.shape[0] != 1:
@@ -103,7 +103,7 @@ def _known_form(
 
 
 def _first_name(name: str) -> str:
-    """The name in the first form of a tensor that has this name in the second form."""
+    """Translate a tensor's name from the second published form to the first."""
     if name in ("q_token", "encoder.q_token"):
         return "q0"
     part, _, rest = name.partition(".")

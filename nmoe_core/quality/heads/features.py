@@ -1,12 +1,12 @@
 """Documents to backbone states: the one path that training, calibration and grading share.
 
-Documents of similar length are padded on the right and run together. Lengths mark the padding,
-never a token's value. A document with states that are not finite fails; more than a few such
-documents are an error.
+Documents of similar length are padded on the right and run as one batch. Document lengths tell
+which positions are padding; token values do not. A document whose states contain NaN or infinity
+fails; if more than a few documents fail, that is an error.
 
-Pooled states of training documents are kept on disk in parts, so that another training costs no
-backbone pass: 11.5 kB per document at 2,880 dimensions. States at every position are kept in memory
-if they fit.
+Pooled states of training documents are cached on disk in parts (11.5 kB per document at 2,880
+dimensions), so the next training needs no backbone pass. States at every position are cached in
+memory if they fit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Batch:
     lengths: Tensor
 
     def only(self, stays: list[int], hidden: Tensor) -> tuple[Tensor, Batch]:
-        """States and batch of some documents, padded to the longest one."""
+        """Select the documents `stays`, padded to the longest of them."""
         if len(stays) == len(self.rows):
             return hidden, self
         lengths = self.lengths[stays]
@@ -58,8 +58,8 @@ def batches(
     device: torch.device,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Batches of documents of similar length, by default of all; the shortest come first, and ties
-    keep their order."""
+    """Batch documents by length, shortest first; documents of equal length keep their order. Takes
+    the documents at `rows`, by default all."""
     asked = range(len(documents)) if rows is None else rows
     order = sorted(asked, key=lambda i: len(documents.tokens[i]))
     for start in range(0, len(order), batch_size):
@@ -77,13 +77,13 @@ def collate(documents: DocumentTokens, rows: list[int], device: torch.device) ->
 
 
 def device_of(model: Transformer) -> torch.device:
-    """Device of the backbone's weights."""
+    """The device that holds the backbone's weights."""
     return next(model.parameters()).device
 
 
 def arithmetic(model: Transformer) -> str:
-    """Weight type and kind of device that the backbone computes with, and its way of multiplying by
-    experts if a setting names one."""
+    """The backbone's weight dtype and kind of device, and the MoE backend if a setting names
+    one."""
     weights = next(model.parameters())
     way = model.runtime.experts.name
     return f"{weights.dtype} {weights.device.type} {way}".rstrip()
@@ -96,11 +96,12 @@ def finite_states(
     failed: dict[int, str],
     start: Residual | None = None,
 ) -> tuple[Tensor, Batch]:
-    """Residual after block `tap`, `[B, T, H]`, of the documents in which it is finite, and their
-    batch.
+    """The residual after block `tap`, `[B, T, H]`, for the documents whose states are all finite,
+    and the batch of those documents.
 
-    Values are counted before any mask, mean or clamp could hide them; `failed` gets the reason of
-    each other document, by its row. With `start`, only the blocks after that residual run.
+    Non-finite values are counted first, before a mask, mean or clamp can hide them. For every other
+    document, `failed` gets the reason by row. With `start`, only the blocks after that residual
+    run.
     """
     inputs = batch.input_ids if start is None else start
     _, states = model(inputs, batch.lengths, return_hidden_states=(tap,), no_logits=True)
@@ -117,15 +118,15 @@ def position_mask(lengths: Tensor, num_positions: int) -> Tensor:
 
 
 def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """NaN and infinite values in each document's own states: int64 `[B]`."""
+    """Count NaN and infinite values per document, padding excluded: int64 `[B]`."""
     mask = position_mask(lengths, hidden.shape[1])
     return (~torch.isfinite(hidden) & mask[:, :, None]).sum(dim=(1, 2))
 
 
 def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """Mean of a document's own states, in float32: `[B, T, H]` to `[B, H]`."""
+    """Mean state per document, padding excluded, in float32: `[B, T, H]` to `[B, H]`."""
     mask = position_mask(lengths, hidden.shape[1])[:, :, None]
-    # Selected, not multiplied: padding times zero would let a NaN through.
+    # Select with `where`: multiplying by zero would keep a NaN of the padding.
     total = torch.where(mask, hidden.float(), 0.0).sum(dim=1)
     return total / lengths[:, None]
 
@@ -133,9 +134,10 @@ def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
 def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cache: Path) -> Tensor:
     """Pooled states after block `tap`: float32 `[N, H]` on the backbone's device.
 
-    Rows of documents whose states are not finite are NaN. Parts that are complete in the directory
-    `cache` are read, the others computed and written; the directory's name is a digest of their
-    inputs. Raises HeadError: more than a few documents have such states (E-HEAD-NONFINITE).
+    Rows of documents whose states are not finite are NaN. Complete parts are read from the
+    directory `cache`; the others are computed and written there. The directory is named by a digest
+    of the inputs. Raises HeadError if more than a few documents have states that are not finite
+    (E-HEAD-NONFINITE).
     """
     parts = []
     for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
@@ -162,8 +164,9 @@ def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cac
 class TapStates:
     """States after block `tap`, for any rows of the training documents.
 
-    They are kept in memory if they take at most `cache_bytes`, else computed on each use. `lengths`
-    are the documents' tokens; `failed` has the reason of each excluded document, by id.
+    They are cached in memory if they take at most `cache_bytes`, else computed on each use.
+    `lengths` counts the tokens of each document; `failed` maps the id of each excluded document to
+    the reason.
     """
 
     def __init__(
@@ -183,7 +186,7 @@ class TapStates:
                     self._kept[i] = state[: self.lengths[i]].float().clone()
 
     def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[B, T, H]` padded with zeros, lengths `[B]`, and their rows. Raises HeadError:
+        """States `[B, T, H]` padded with zeros, lengths `[B]`, and their rows. Raises HeadError if
         more than a few documents so far have states that are not finite (E-HEAD-NONFINITE)."""
         device = device_of(self._model)
         if not self.is_cached:

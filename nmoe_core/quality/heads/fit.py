@@ -1,11 +1,11 @@
-"""The training loops of the two heads: seeded and on one thread, so equal inputs give equal bytes.
+"""The training loops of both heads: seeded and single-threaded, so equal inputs give equal bytes.
 
 Recipe: AdamW, linear warm-up over min(500, a tenth of all steps) that starts at 1/warm-up, then a
 constant rate, gradients clipped to norm 1. A batch of more than `PASS_TOKENS` padded tokens runs in
-several passes, whose gradients are added up, so memory is bounded by the tokens of a pass (or by
-one longer document), not of a batch: at the default widths 60 kB per token, 2 GB in all. Only
-targets are clamped: clamped predictions would have no gradient where they are most wrong. A loss
-that is not finite ends the training.
+several passes, whose gradients are added up. One pass (or one longer document) therefore bounds the
+memory: 60 kB per token at the default widths, 2 GB in all. Targets are clamped, predictions are
+not: a clamped prediction has no gradient where it is most wrong. A loss that is not finite ends the
+training.
 """
 
 import itertools
@@ -44,11 +44,11 @@ _OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
-    """A training that resumes after a kill: weights, optimiser, generators and losses.
+    """State from which a killed training resumes: weights, optimiser, generators and losses.
 
-    The file is committed at most once in `SAVE_INTERVAL_S`; a damaged file, or one with other
-    fingerprints, is not used. On a CPU a killed and resumed training gives the same bytes as an
-    uninterrupted one.
+    The file is written at most once per `SAVE_INTERVAL_S`. A damaged file, or one with other
+    fingerprints, is ignored. On a CPU a resumed training gives the same bytes as an uninterrupted
+    one.
     """
 
     def __init__(self, path: Path, fingerprints: Fingerprints) -> None:
@@ -57,7 +57,8 @@ class TrainingState:
         self._saved_at = time.monotonic()
 
     def save(self, head: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
-        """Commit the state after `len(losses)` steps, unless the last save is younger."""
+        """Write the state after `len(losses)` steps, unless the last save is younger than
+        `SAVE_INTERVAL_S`."""
         if time.monotonic() - self._saved_at < SAVE_INTERVAL_S:
             return
         tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
@@ -101,7 +102,8 @@ def _device(head: nn.Module) -> torch.device:
 
 @contextmanager
 def reproducible(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch and use one thread inside; restore the caller's generators and threads after."""
+    """Seed torch and use one thread inside the context; restore the caller's generators and threads
+    afterwards."""
     place = torch.device(device)
     with torch.random.fork_rng([place] if place.type == "cuda" else []), one_thread():
         torch.manual_seed(seed)
@@ -109,13 +111,14 @@ def reproducible(seed: int, device: torch.device | str = "cpu") -> Iterator[None
 
 
 def learning_rate(step: int, num_steps: int, peak: float) -> float:
-    """Rate of a step counted from 0."""
+    """Learning rate of a step; steps count from 0."""
     warmup = max(1, min(MAX_WARMUP_STEPS, num_steps // 10))
     return peak * min(1.0, (step + 1) / warmup)
 
 
 def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
-    """All documents once per epoch, in random batches: sorted by length in pools of 16 batches."""
+    """Draw random batches that visit each document once per epoch; documents are sorted by length
+    within pools of 16 batches."""
     size = recipe.batch_size
     pool_size = recipe.batch_size * POOL_BATCHES
     for epoch in range(recipe.epochs):
@@ -135,11 +138,12 @@ def fit_probe(
     state: TrainingState | None = None,
     scale: Scale = QUALITY,
 ) -> tuple[Probe, list[float]]:
-    """The linear probe of pooled states `[N, H]`, by mean squared error; the loss of each step.
+    """Fit the linear probe to pooled states `[N, H]` by mean squared error; also return the loss of
+    each step.
 
-    Inputs are standardised for the optimiser and the standardisation is folded into the linear
-    map afterwards, so the probe stays one linear map of the normalised state. `targets` are the
-    oracle's scores `[N, D]` on the `scale`; a killed training resumes from `state`.
+    Inputs are standardised for the optimiser. Afterwards the standardisation is folded into the
+    weights, so the probe stays one linear map of the normalised state. `targets` are the oracle's
+    scores `[N, D]` on the `scale`; a killed training resumes from `state`.
     """
     inputs = layer_norm(features)
     mean = inputs.mean(0)
@@ -169,9 +173,11 @@ def fit_judge(
     state: TrainingState | None = None,
     scale: Scale = QUALITY,
 ) -> tuple[Judge, list[float]]:
-    """The judge, by SmoothL1 (beta 0.5) on both passes, the second weighing one half.
+    """Fit the judge by SmoothL1 loss (beta 0.5) on both passes; the second pass has weight one
+    half.
 
-    Arguments and results as for `fit_probe`, except the judge's shape and its states.
+    Arguments and results are as for `fit_probe`, but `arch` gives the judge's shape and `states`
+    its input.
     """
     judge = Judge(replace(arch, num_scores=len(scale))).to(targets.device).train()
     targets = _clamped(targets, scale)
@@ -193,7 +199,7 @@ def fit_judge(
 
 
 def _bounds(targets: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest grades `[D]`, on the device of targets."""
+    """The lowest and the highest score per dimension, `[D]` each, on the device of the targets."""
     return targets.new_tensor(scale.lowest), targets.new_tensor(scale.highest)
 
 
@@ -208,7 +214,8 @@ def _optimise(
     recipe: Recipe,
     state: TrainingState | None,
 ) -> list[float]:
-    """Train; `loss_of` gives the mean loss of documents, and their number."""
+    """Train `head`. `loss_of` returns the mean loss over some documents and the number of documents
+    that it counted."""
     num_steps = recipe.epochs * -(-len(lengths) // recipe.batch_size)
     optimizer = torch.optim.AdamW(head.parameters(), weight_decay=recipe.weight_decay)
     losses = state.restore(head, optimizer) if state is not None else []
@@ -252,14 +259,15 @@ def _backward(
         num_good = num_good + count
     if not 0 < num_good < len(rows):
         return total
-    for parameter in head.parameters():  # some documents have no states
+    for parameter in head.parameters():  # documents without finite states are not in the count
         if parameter.grad is not None:
             parameter.grad.mul_(len(rows) / num_good)
     return total * len(rows) / num_good
 
 
 def _passes(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Parts of a batch of at most `PASS_TOKENS` padded tokens each, or of one document."""
+    """Split a batch into parts of at most `PASS_TOKENS` padded tokens, or of one longer
+    document."""
     part: list[int] = []
     longest = 0
     for i in rows:

@@ -1,9 +1,9 @@
 """Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
 
-They are read and written as arrays, without torch. The only metadata entry `nmoe` is a JSON header
-that names the inputs of the head. Equal weights and header give equal bytes. A head is loaded only
-for the backbone it was trained on; pickles are refused, because reading one runs whatever code it
-holds.
+They are read and written as arrays, without torch. The one metadata entry, `nmoe`, is a JSON header
+that names the inputs of the head. Equal weights and an equal header give equal bytes. A head is
+loaded only for the backbone it was trained on. Pickles are refused, because reading a pickle can
+run code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nmoe_core.quality.heads.models import Judge, Probe
 
 HEAD_FORMAT = "hydra-head/2"
-# Heads of older versions, whose header has no hashes.
+# Older formats, whose header holds no hashes.
 UNSEALED_FORMATS = ("hydra-head/1",)
 HEADER_KEY = "nmoe"
 CONTENTS_KEY = "train_contents"
@@ -46,8 +46,9 @@ Arrays = dict[str, np.ndarray]
 def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], key: str, header: Header, has_card: bool = False
 ) -> str:
-    """Commit tensors; their digest and the sealed header go into the metadata entry `key`. Returns
-    the file's SHA-256. A head's card is written before it, so that a current head has its card."""
+    """Write tensors, with their digest and the checksummed header in the metadata entry `key`;
+    return the file's SHA-256. The card is written before the head, so every current head has its
+    card."""
     stored = {name: np.require(value, requirements="C") for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
     text = json.dumps(full, ensure_ascii=False, allow_nan=False)
@@ -60,8 +61,9 @@ def write_tensors(
 
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, Arrays]:
-    """Header and tensors of a file of `write_tensors`, unchecked; no tensors if `with_weights` is
-    false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if it is no such file.
+    """Read the header and tensors that `write_tensors` wrote, without checking them; no tensors if
+    `with_weights` is false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if
+    `write_tensors` did not write the file.
     """
     with safe_open(str(path), framework="np") as file:
         header = json_value((file.metadata() or {})[key])
@@ -70,7 +72,8 @@ def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, 
 
 
 def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over the names, shapes and bytes of contiguous arrays; types as torch names them."""
+    """SHA-256 over the names, dtypes (as torch names them), shapes and bytes of contiguous
+    arrays."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name]
@@ -86,9 +89,9 @@ def save_head(
     train_contents: np.ndarray | None = None,
     has_card: bool = False,
 ) -> str:
-    """Commit a head with a header that names its inputs; return its file's SHA-256.
+    """Write a head with a header that names its inputs; return the file's SHA-256.
 
-    `train_contents` are the digests of the documents it was fitted on, int64, for leak checks.
+    `train_contents` are the digests of the training documents, int64, for leak checks.
     """
     state = head.state_dict()
     tensors = {name: value.detach().float().cpu().numpy() for name, value in state.items()}
@@ -102,7 +105,7 @@ def save_head(
 def header_of(
     model: Transformer, tap: int, max_ctx: int, labels_digest: str, scorer: Scorer
 ) -> Header:
-    """Inputs of a head, as its header states them."""
+    """The header fields that name the inputs of a head."""
     config = model.config
     return {
         "tap": tap,
@@ -118,17 +121,17 @@ def header_of(
 
 
 def read_header(path: Path) -> Header:
-    """The JSON header of a head file, without its weights. Raises HeadError: missing
-    (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a format known here
-    (E-HEAD-FORMAT), or edited (E-HEAD-CHANGED)."""
+    """Read the JSON header of a head file, without the weights. Raises HeadError if the file is
+    missing (E-HEAD-MISSING), a pickle (E-HEAD-PICKLE), not a head file of a known format
+    (E-HEAD-FORMAT), or was edited (E-HEAD-CHANGED)."""
     return _read(path, with_weights=False)[0]
 
 
 def read_head(path: Path) -> tuple[Header, Arrays]:
-    """Header and tensors of a head file, unchanged since it was written. Raises HeadError: as
-    `read_header`; or the tensors were changed (E-HEAD-CHANGED)."""
+    """Read the header and tensors of a head file. Raises HeadError as `read_header`, and if the
+    tensors were changed (E-HEAD-CHANGED)."""
     header, tensors = _read(path, with_weights=True)
-    expected = header.get("tensors_sha256")  # headers of older versions have none
+    expected = header.get("tensors_sha256")  # older formats lack it
     if expected is not None and (found := tensors_digest(tensors)) != expected:
         raise HeadError(
             "the head's weights were changed after training",
@@ -161,7 +164,7 @@ def _read(path: Path, with_weights: bool) -> tuple[Header, Arrays]:
 
 
 def _require_safe(path: Path) -> None:
-    """Refuse a missing file, and a pickle in its place or beside it."""
+    """Refuse a missing file, and a pickle at this path or beside it."""
     # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
@@ -187,8 +190,8 @@ def _require_safe(path: Path) -> None:
 
 
 def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
-    """The header of a head that was made from these inputs and is unchanged; removes leftovers of a
-    killed training beside it and restores its own card."""
+    """The header of a head that was made from these inputs and is unchanged, else None. Also
+    removes leftovers of a killed training and restores the head's card."""
     if not path.is_file():
         return None
     try:
@@ -209,12 +212,12 @@ def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
 
 
 def training_state(path: Path) -> Path:
-    """Path of the state of a head's training until the head is written."""
+    """Where the state of an unfinished training is saved; the path of the head is `path`."""
     return path.with_name(f".{path.stem}.training.safetensors")
 
 
 def result_of(path: Path, header: Header, **more: int) -> Result:
-    """A training's result: the numbers of its agreement on val, `labels`, `path`, and `more`."""
+    """The result of a training: agreement on val, `labels`, `path`, and `more`."""
     metrics = header["metrics"]
     facts = {
         **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
@@ -237,8 +240,8 @@ def bad_format(path: Path, found: str) -> HeadError:
 
 
 def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
-    """The scale of a head's scores. Raises HeadError (E-HEAD-FORMAT): the header names none, or a
-    scale with another number of scores."""
+    """The scale of a head's scores. Raises HeadError if the header names no scale, or one with
+    another number of scores (E-HEAD-FORMAT)."""
     try:
         scale = Scale.read(header.get("scale"))
     except ValueError as error:
@@ -249,8 +252,8 @@ def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
 
 
 class LoadedHead(NamedTuple):
-    """A head in evaluation mode, its file's header, its training documents' digests, and the scale
-    of its scores."""
+    """A head in evaluation mode, the header of its file, the digests of its training documents, and
+    the scale of its scores."""
 
     head: Probe | Judge
     header: Header
@@ -259,7 +262,7 @@ class LoadedHead(NamedTuple):
 
 
 def context_of(path: Path) -> int:
-    """The tokens of a document that a head was trained on. Raises HeadError as `read_header`."""
+    """How many tokens per document a head was trained on. Raises HeadError as `read_header`."""
     max_ctx = read_header(path).get("max_ctx")
     if type(max_ctx) is not int or max_ctx < 1:
         raise bad_format(path, f"max_ctx {max_ctx!r}"[:80])
@@ -267,10 +270,10 @@ def context_of(path: Path) -> int:
 
 
 def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
-    """Load a head for a backbone, onto its device, and for `max_ctx` tokens of a document. Raises
-    HeadError: as `read_head`; its tensors do not have its shape (E-HEAD-FORMAT) or are not finite
-    (E-HEAD-NONFINITE); it was trained on another backbone (E-HEAD-BACKBONE) or on another number of
-    tokens (E-HEAD-CONTEXT)."""
+    """Load a head onto the device of its backbone, to read `max_ctx` tokens per document. Raises
+    HeadError as `read_head`, and if the tensors do not fit the header's shape (E-HEAD-FORMAT) or
+    are not finite (E-HEAD-NONFINITE), or if the head was trained on another backbone
+    (E-HEAD-BACKBONE) or with another `max_ctx` (E-HEAD-CONTEXT)."""
     import torch
 
     from nmoe_core.quality.heads.features import device_of
@@ -313,5 +316,5 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
 
 
 def heads_digest(probe_digest: str, judge_digest: str) -> str:
-    """The digest of a pair of head files."""
+    """One digest for a pair of head files."""
     return sha256_json({"probe": probe_digest, "judge": judge_digest})

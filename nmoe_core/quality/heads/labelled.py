@@ -1,4 +1,4 @@
-"""The labels of one training: train is fitted on, val and test are only reported on."""
+"""The labels of one training: heads are fitted on train; val and test are only reported on."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,13 +18,13 @@ MIN_LABELS = 10
 # Names of the fingerprints that do not affect the weights.
 REPORTED_ON = ("labels_val", "labels_test", "student")
 _FIGURES = {"val": "metrics", "test": "test_metrics"}
-# Scores that a split's documents get.
+# (split, its labels, its documents) -> scores `[N, D]`.
 Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
 
 
 class Reported(NamedTuple):
-    """What a training reports: `metrics` on val and `test_metrics`, empty if there are none; and
-    digests of contents that must not be measured on: train and its near copies."""
+    """What a training reports: `metrics` on val and `test_metrics`, each empty without labels; and
+    the digests of contents that may not be measured on, which are train and its near copies."""
 
     figures: dict[str, dict[str, Any]]
     contents: np.ndarray
@@ -35,11 +35,11 @@ class Labelled:
 
     Attributes:
         train: Labels to fit on.
-        reported: Labels of val and test, if there are some.
+        reported: Labels of val and test, by split, if given.
         use_salvaged: Whether salvaged labels are among them.
 
     Raises:
-        LabelError: Labels are missing, mixed, or of another scorer in val (E-LABEL-...).
+        LabelError: Labels are missing or mixed, or val has another scorer (E-LABEL-...).
         HeadError: Too few labels (E-HEAD-FEW), or all alike (E-HEAD-CONSTANT).
     """
 
@@ -55,7 +55,7 @@ class Labelled:
 
     @property
     def digests(self) -> Fingerprints:
-        """Digests of the labels of each split; empty if it has none."""
+        """Digest of the labels of each split; empty for a split without labels."""
         found = {split: labels.digest for split, labels in self.reported.items()}
         val = found.get("val", "")
         test = found.get("test", "")
@@ -68,7 +68,7 @@ class Labelled:
         return sorted({source for labels in read for source in labels.sources})
 
     def fingerprints(self, corpus: Corpus) -> Fingerprints:
-        """Fingerprints of the labels, and of the documents that their ids name."""
+        """Fingerprints of the labels and of the labelled documents."""
         data = data_digest(corpus.data_root, self.sources)
         return {**self.digests, "data": data, **corpus.fingerprints}
 
@@ -79,10 +79,10 @@ class Labelled:
         predict: Predict,
         student: Mapping[str, np.ndarray] | None = None,
     ) -> Reported:
-        """Figures on the documents of val whose content, or a near copy of it, is not in train, and
-        on the documents of test that are in neither.
+        """Measure agreement on val and test. Documents whose content, or a near copy of it, is in
+        train (for test: in train or val) are excluded.
 
-        `fitted` are the documents of train, `student` the student's scores by split.
+        `fitted` are the documents of train; `student` has the student's scores by split.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
         used = fitted.digests()

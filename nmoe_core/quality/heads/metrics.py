@@ -27,14 +27,14 @@ from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spe
 from nmoe_core.labels.scores import rounded
 
 MIN_DOCUMENTS = 3
-TOP_SHARE = 0.2  # the part of a corpus that the precision is measured on
+TOP_SHARE = 0.2  # share of the documents in the best, or the worst, fifth
 
 
 class HeldOut(NamedTuple):
     """Documents to measure on.
 
-    `rows` is bool `[N]`; `num_seen` documents are left out because of their content, `num_repeated`
-    because an earlier one has the same content.
+    `rows` is bool `[N]`. `num_seen` documents are excluded because their content was seen before,
+    `num_repeated` because an earlier document has the same content.
     """
 
     rows: np.ndarray
@@ -43,9 +43,9 @@ class HeldOut(NamedTuple):
 
 
 def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
-    """The documents whose content is not among `seen`, the first one of each content.
+    """Select documents whose content is not in `seen`, the first document per content.
 
-    Both are digests of contents; `contents` belong to the documents, `[N]`.
+    `contents` are the digests of the documents, `[N]`; `seen` are digests too.
     """
     digests = np.asarray(contents)
     is_seen = np.isin(digests, np.asarray(seen, digests.dtype))
@@ -58,11 +58,11 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 def head_metrics(
     predicted: np.ndarray, student: np.ndarray | None, labels: Labels, train: Labels, fresh: HeldOut
 ) -> dict[str, Any]:
-    """Agreement and baselines on the documents `fresh`; empty if these are fewer than three.
+    """Agreement and baselines on the documents `fresh`; empty for fewer than three documents.
 
-    `predicted` and `student` are the scores that the head and the student give to the documents of
-    `labels`, `[N, D]`, NaN if states are not finite; `train` are the labels that both were fitted
-    on. `student` is None for the student's own metrics.
+    `predicted` and `student` are the scores `[N, D]` of the head and of the student for the
+    documents of `labels`, NaN if states are not finite. Both were fitted on the labels `train`.
+    `student` is None when the student itself is measured.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -91,22 +91,24 @@ def head_metrics(
 
 
 def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
-    """How well scores `[N]` select what the oracle's `[N]` would select, with 95 % intervals.
+    """How well the scores `[N]` select the documents that the oracle's scores `[N]` would select,
+    with 95 % intervals.
 
-    `auc_better_half`: the chance that a document of the oracle's better half scores above one of
-    the other half. `precision_top_fifth`: the share of the highest-scored fifth that is in the
-    oracle's best fifth. Documents that have the oracle's score at the edge of its best fifth count
-    as inside, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: the share
-    of the lowest-scored fifth that is in the oracle's better half, by chance `chance_bottom_fifth`.
-    Intervals of shares are Clopper-Pearson's, of the documents of the fifth; its edge depends on
-    the sample too, so they are approximate. None below `MIN_ITEMS` documents.
+    `auc_better_half`: the chance that a document from the oracle's better half scores above a
+    document from the other half. `precision_top_fifth`: the share of the highest-scored fifth that
+    is in the oracle's best fifth. Documents tied with the last of the oracle's best fifth count as
+    inside it, so a random order reaches `chance_top_fifth`. `false_drops_bottom_fifth`: the share
+    of the lowest-scored fifth that is in the oracle's better half; a random order reaches
+    `chance_bottom_fifth`. Shares have Clopper-Pearson intervals over the documents of the fifth.
+    They are approximate, because the edge of the fifth depends on the sample too. Intervals are
+    None below `MIN_ITEMS` documents.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
     best = oracle >= np.sort(oracle)[-count]
 
     def highest(scores: np.ndarray, hits: np.ndarray) -> float:
-        # The order among equal scores is no merit of the grader, so each of them counts in part.
+        # The order among equal scores is arbitrary, so each tied document counts in part.
         edge = np.sort(scores)[-count]
         above = scores > edge
         at = scores == edge
@@ -130,8 +132,8 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
 
 
 def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
-    """Rank correlation of the student's aggregates `[N]`, and the head's lead over it, with
-    intervals."""
+    """Rank correlation of the student's aggregates `[N]` with the oracle, and the head's gain over
+    the student, with intervals."""
 
     def gain(rows: np.ndarray) -> float | None:
         own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
@@ -147,14 +149,15 @@ def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) ->
 
 
 def _noise_ceiling(labels: Path) -> float | None:
-    """Best rank correlation that the oracle's noise allows; None if its noise was not measured."""
+    """The best rank correlation that the oracle's noise allows; None if the noise was not
+    measured."""
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
     ceiling = (read_noise(path) or {}).get("ceiling")
     return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
 
 
 def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
-    """Tokens of each document, int64 `[N]`; 0 if its id does not tell."""
+    """Tokens of each document, int64 `[N]`, read from its id; 0 if the id holds no token span."""
     lengths = np.zeros(len(doc_ids), np.int64)
     for i, doc_id in enumerate(doc_ids):
         with contextlib.suppress(FormatError):
@@ -164,8 +167,8 @@ def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
 
 
 def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
-    """Refuse labels to measure on if another scorer made the labels that were fitted on. Raises
-    LabelError: E-LABEL-MIXED."""
+    """Refuse held-out labels if another scorer made the training labels. Raises LabelError
+    (E-LABEL-MIXED)."""
     if labels.doc_ids and labels.scorer != scorer:
         raise LabelError(
             "held-out labels have another scorer or rubric",
@@ -177,9 +180,8 @@ def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
 
 
 def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
-    """A head's card in Markdown: its kind, its inputs, and its agreement on val and test. `name`
-    and `digest` are its file's, `header` is the file's header; the student's header names no
-    backbone.
+    """The card of a head in Markdown: kind, inputs, and agreement on val and test. `name`, `digest`
+    and `header` belong to the head's file; the student's header names no backbone.
     """
     backbone = header.get("backbone")
     training = header["training"]

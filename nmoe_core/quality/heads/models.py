@@ -1,7 +1,7 @@
 """The two heads: a linear probe on pooled states, and a small transformer judge on all states.
 
-Both normalise their input inside the module, by a LayerNorm without parameters; both compute in
-float32. Outputs are not clamped here. Parameter names are the first published heads'.
+Both normalise their input by a LayerNorm without parameters and compute in float32. They do not
+clamp their outputs. Parameters are named as in the first published heads.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ class Probe(nn.Module):
 
 
 class Judge(nn.Module):
-    """Scores from all states of a document, read at a learned query token.
+    """Scores from all states of a document, read at the position of a learned query token.
 
-    The query token and the normalised states are projected to `mid_dim` and run through one
-    encoder layer; a linear head reads the query's position. In training a second pass adds the
-    oracle's own scores to that position and predicts them again through a second layer and the
-    same head; grading never runs it.
+    The query token and the normalised states are projected to `mid_dim` and run through one encoder
+    layer; a linear head reads the query's position. In training, a second pass adds the oracle's
+    scores to the query's position and predicts them again through a second layer and the same head.
+    Grading never runs the second pass.
     """
 
     kind = "judge"
@@ -74,7 +74,7 @@ class Judge(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Scores of both passes, `[B, D]` each, for training.
 
-        Only the second pass sees the `teacher`: the oracle's scores `[B, D]`, as shares in 0..1.
+        Only the second pass sees `teacher`: the oracle's scores `[B, D]`, scaled to 0..1.
         """
         tokens, is_padding = self._tokens(hidden, lengths)
         encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
@@ -84,9 +84,10 @@ class Judge(nn.Module):
         return self.shared_head(encoded[:, 0]), self.shared_head(again)
 
     def _tokens(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encoder input `[B, 1 + T, mid]`, the query token first, and a mask of its padding."""
+        """Encoder input `[B, 1 + T, mid]`, with the query token first, and the mask of its
+        padding."""
         mask = position_mask(lengths, hidden.shape[1])
-        # Padding may hold anything, NaN included, and attention multiplies masked values by zero.
+        # Zero the padding: it may hold NaN, and attention multiplies masked values by zero.
         states = layer_norm(hidden.float(), self.arch.nan_to_num)
         states = torch.where(mask[:, :, None], states, 0.0)
         query = self.q0.expand(len(states), 1, -1)
@@ -98,7 +99,7 @@ def layer_norm(states: Tensor, nan_to_num: bool = False) -> Tensor:
     """LayerNorm of states `[..., H]` over the last dimension, in float32, without parameters.
 
     `nan_to_num` first replaces NaN by 0 and infinities by +-1e4, as the published heads do. Grading
-    has counted both and failed the document before any head runs.
+    fails a document with NaN or infinite states before any head runs.
     """
     states = states.float()
     if nan_to_num:
@@ -110,13 +111,14 @@ def _encoder_layer(arch: JudgeArch) -> nn.TransformerEncoderLayer:
     layer = nn.TransformerEncoderLayer(
         arch.mid_dim, arch.num_heads, arch.ffn_dim, dropout=DROPOUT, batch_first=True
     )
-    # Dropout on attention weights would make torch hold all T x T of them for every head.
+    # With dropout on attention weights, torch would hold all T x T of them for every head.
     layer.self_attn.dropout = 0.0
     return layer
 
 
 def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Tensor) -> Tensor:
-    """The layer's output at the first position alone, `[B, mid]`: T times less work than all."""
+    """The layer's output at the first position only, `[B, mid]`: T times less work than at all
+    positions."""
     query = tokens[:, :1]
     attended, _ = layer.self_attn(
         query, tokens, tokens, key_padding_mask=is_padding, need_weights=False
@@ -127,8 +129,8 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
 
 
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
-    """A head with these weights, as float32. A shape that is not theirs takes no memory. Raises
-    ValueError: there is no head of that shape, or these are not its weights."""
+    """A head with these weights, in float32. A wrong shape is refused before memory is allocated.
+    Raises ValueError if no head can have the shape, or the weights do not fit it."""
     try:
         with torch.device("meta"):
             head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)

@@ -1,9 +1,9 @@
 """Features of documents for the student: hashed 1- and 2-grams of token bytes, and four scalars.
 
-A token is identified by the BLAKE2b of its bytes, never by its id, so that a student fitted on the
-ids of one tokenizer reads the ids of another. Square roots of n-gram counts, with a norm of one,
-fill 2**18 columns; the standardised scalars fill four more. Features of a document depend on it
-alone.
+A token is identified by the BLAKE2b of its bytes, not by its id, so a student fitted with one
+tokenizer can score documents of another. The first 2**18 columns are the square roots of n-gram
+counts, normalised to length one; the last four are the standardised scalars. The features of a
+document do not depend on other documents.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ NUM_COLUMNS = 1 << 18
 NUM_SCALARS = 4
 SCALAR_WEIGHT = 0.25
 MAX_DEVIATIONS = 3.0
-_PAIR = np.uint64(0xD1342543DE82EF95)  # makes the order of a pair count
+_PAIR = np.uint64(0xD1342543DE82EF95)  # odd factor, so that (a, b) and (b, a) hash apart
 
 
 class TokenTable(NamedTuple):
-    """Tokens of a vocabulary by id: 64 bits of the BLAKE2b of their bytes, uint64 `[V]`, and the
-    log of their number of bytes, float64 `[V]`."""
+    """The tokens of a vocabulary, by id: 64 bits of the BLAKE2b of the token's bytes, uint64 `[V]`,
+    and the log of its length in bytes, float64 `[V]`."""
 
     hashes: np.ndarray
     log_bytes: np.ndarray
 
     @classmethod
     def of(cls, spellings: Mapping[int, bytes], vocab_size: int) -> "TokenTable":
-        """Ids without a spelling count as tokens of no bytes."""
+        """Build the table; an id without a spelling counts as an empty token."""
         tokens = [spellings.get(i, b"") for i in range(vocab_size)]
         digests = b"".join(hashlib.blake2b(token, digest_size=8).digest() for token in tokens)
         sizes = np.fromiter(map(len, tokens), np.float64, vocab_size)
@@ -38,7 +38,8 @@ class TokenTable(NamedTuple):
 
 
 class _Joined(NamedTuple):
-    """Documents one after the other: ids int64 `[T]`, the row of each `[T]`, and their number."""
+    """Concatenated documents: token ids int64 `[T]`, the document of each token `[T]`, and the
+    number of documents."""
 
     ids: np.ndarray
     rows: np.ndarray
@@ -52,8 +53,9 @@ class _Joined(NamedTuple):
 
 
 def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
-    """Log of the number of tokens, share of distinct ones, share of tokens of one byte, mean log of
-    a token's bytes: float64 `[N, 4]`, 0 without tokens."""
+    """Four scalars per document, float64 `[N, 4]`: log of the number of tokens, share of distinct
+    tokens, share of one-byte tokens, mean log of a token's bytes. All are 0 for an empty
+    document."""
     ids, rows, num = _Joined.of(documents)
     lengths = np.maximum(np.bincount(rows, minlength=num), 1)
     ordered = np.sort(rows << 32 | ids)
@@ -66,12 +68,14 @@ def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
 
 
 def standardised(values: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Scalars `[N, 4]` as features; limited, since few training documents show extreme values."""
+    """Standardise scalars `[N, 4]` and clip them, because few training documents have extreme
+    values."""
     return np.clip((values - mean) / deviation, -MAX_DEVIATIONS, MAX_DEVIATIONS) * SCALAR_WEIGHT
 
 
 def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
-    """Roots of the counts of hashed 1- and 2-grams: a scipy CSR matrix, float64 `[N, 2**18]`."""
+    """Normalised square roots of the counts of hashed 1- and 2-grams: a scipy CSR matrix, float64
+    `[N, 2**18]`."""
     from scipy.sparse import csr_array
 
     ids, rows, num = _Joined.of(documents)
@@ -83,13 +87,13 @@ def ngrams(documents: Sequence[np.ndarray], table: TokenTable) -> Any:
     places, counts = np.unique(places, return_counts=True)
     rows = places // NUM_COLUMNS
     columns = places % NUM_COLUMNS
-    totals = np.bincount(rows, counts, num)  # squared norms of the roots
+    totals = np.bincount(rows, counts, num)  # the squared norm of a row of square roots
     data = np.sqrt(counts / totals[rows])
     bounds = np.searchsorted(rows, np.arange(num + 1))
-    at = (columns.astype(np.int32), bounds.astype(np.int32))  # as the solver takes them
+    at = (columns.astype(np.int32), bounds.astype(np.int32))  # the solver needs int32
     return csr_array((data, *at), shape=(num, NUM_COLUMNS))
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64 of uint64."""
+    """The SplitMix64 hash of each uint64."""
     return mix64_array(values + np.uint64(GOLDEN))

@@ -1,7 +1,8 @@
-"""Documents as graders see them (the first `max_ctx` tokens, without the EOS), their scores, and
-the interface of every grader: `Scorer`.
+"""What graders read (the first `max_ctx` tokens of a document, without the EOS), the scores that
+they return, and their interface: `Scorer`.
 
-Calibration and grading both use one `Scorer`, so thresholds meet the scores they were fitted on.
+Calibration and grading use the same `Scorer`, so thresholds apply to the scores they were fitted
+on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ExitRule = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class DocumentTokens:
-    """Documents as the heads see them: their ids, and their tokens, uint32 `[1..max_ctx]` each."""
+    """Documents as the heads see them: ids, and the tokens of each document, uint32
+    `[1..max_ctx]`."""
 
     names: Sequence[str]
     tokens: Sequence[np.ndarray]
@@ -50,17 +52,17 @@ class DocumentTokens:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Token shards below `data_root`, and how much of a document the heads see."""
+    """Token shards below `data_root`, and the number of tokens per document that heads read."""
 
     data_root: Path
     eos_token_id: int
     max_ctx: int
     model: ModelIds | None = None
-    """Reader of documents whose ids are not the backbone's own."""
+    """Translates token ids if the shards do not have the backbone's tokenizer; else None."""
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the ids, in addition to the shards' own."""
+        """Fingerprints of the translation of token ids, in addition to those of the shards."""
         return {} if self.model is None else self.model.fingerprints
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
@@ -75,7 +77,7 @@ class Corpus:
 def as_seen(
     tokens: np.ndarray, eos_token_id: int, max_ctx: int, model: ModelIds | None = None
 ) -> np.ndarray:
-    """The part of a document that heads see; in an empty document they see the EOS."""
+    """The part of a document that heads see; for an empty document, the EOS."""
     if model is not None:
         tokens = model(tokens, max_ctx)
         eos_token_id = model.eos_token_id
@@ -83,10 +85,11 @@ def as_seen(
 
 
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
-    """Refuse when so many of `num_documents` failed that the documents cannot be the cause.
+    """Fail if so many of `num_documents` failed that the backbone must be the cause, not the
+    documents.
 
-    `failed` has the reason of each failed document by its id. Raises HeadError: all failed, or more
-    than ten and one in a hundred (E-HEAD-NONFINITE).
+    `failed` maps the id of each failed document to the reason. Raises HeadError if all documents
+    failed, or more than ten and more than one in a hundred (E-HEAD-NONFINITE).
     """
     allowed = min(max(MAX_FAILED, MAX_FAILED_SHARE * num_documents), num_documents - 1)
     if len(failed) <= allowed:
@@ -104,7 +107,8 @@ def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one CPU thread inside, so that sums have one order and results equal bytes.
+    """Run torch on one CPU thread inside the context: sums then have one order, so results have
+    equal bytes.
 
     To use several cores, run several processes, each with its own shards.
     """
@@ -119,8 +123,8 @@ def one_thread() -> Iterator[None]:
 
 
 class ExitRules(NamedTuple):
-    """Rules for the documents that leave, bool `[B]`, by stored scores `[B, D]` of the student or
-    the probe, and by the places of the documents in the call."""
+    """Rules that select the documents that leave early, bool `[B]`, given stored scores `[B, D]` of
+    the student or the probe and the positions of the documents in the call."""
 
     student: ExitRule
     probe: ExitRule
@@ -128,13 +132,15 @@ class ExitRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeadScores:
-    """Scores of documents in their order, as they are stored: clamped to the scale, six decimals.
+    """Scores of documents, in the order of the documents, as stored: clamped to the scale, six
+    decimals.
 
-    `probe` is float64 `[N, D]`; `judge` the same, NaN if `exited` (bool `[N]`) says that the
-    document left before it; `student` the scores of a student that runs first, else NaN. A document
-    that left at the student has no scores of the probe either. `failed` holds, by row, why a
-    document has no scores; a failure after the probe leaves its probe scores. `batches` holds the
-    rows that ran together, by `batch_key`; `ran` the rows not reused from earlier scores.
+    `probe`, `judge` and `student` are float64 `[N, D]`, NaN if the grader did not score the
+    document. `exited` (bool `[N]`) marks documents that left before the judge; a document that left
+    at the student has no probe scores either. `failed` maps a row to the reason why the document
+    has no scores; after a failure behind the probe, the probe scores stay. `batches` maps a
+    `batch_key` to the rows that ran together; `ran` lists the rows that were scored now, not
+    reused.
     """
 
     probe: np.ndarray
@@ -147,7 +153,7 @@ class HeadScores:
 
     @classmethod
     def empty(cls, num_documents: int, num_scores: int) -> HeadScores:
-        """Room for so many scores of so many documents, all NaN."""
+        """Allocate `num_scores` scores for `num_documents` documents, all NaN."""
         shape = num_documents, num_scores
         student, probe, judge = (np.full(shape, np.nan) for _ in range(3))
         return cls(probe, judge, np.zeros(num_documents, np.bool_), student)
@@ -161,22 +167,22 @@ class Scorer(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Documents that run together."""
+        """Documents per batch."""
         ...
 
     @property
     def max_ctx(self) -> int:
-        """How many tokens of a document it reads."""
+        """Tokens that it reads per document."""
         ...
 
     @property
     def digest(self) -> str:
-        """The digest that thresholds are fitted for."""
+        """The digest of the grader; thresholds hold for one digest."""
         ...
 
     @property
     def student_digest(self) -> str:
-        """Digest of the student that scores before the probe; empty if there is none."""
+        """Digest of the student that scores before the probe; empty without a student."""
         ...
 
     @property
@@ -186,28 +192,28 @@ class Scorer(Protocol):
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Digests of the files that make the scores, by name."""
+        """Digests of the files that the scores depend on, by name."""
         ...
 
     @property
     def scored_by(self) -> Fingerprints | None:
-        """Fingerprints of a score beside the texts of its batch; None if computing a score is as
-        quick as finding it."""
+        """Fingerprints of everything that a score depends on except the batch; None if scoring is
+        as fast as looking a score up."""
         ...
 
     @property
     def scorer_model(self) -> str:
-        """The oracle whose labels it was fitted on."""
+        """The oracle that made its training labels."""
         ...
 
     @property
     def train_contents(self) -> np.ndarray:
-        """Digests of the documents that it was fitted on; see `Heads`."""
+        """Digests of its training documents; see `Heads`."""
         ...
 
     @property
     def tokens_processed(self) -> int:
-        """Tokens that the backbone has run in this process; 0 without a backbone."""
+        """Tokens that the backbone has processed in this process; 0 without a backbone."""
         ...
 
     def score(

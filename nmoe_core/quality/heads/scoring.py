@@ -1,9 +1,9 @@
-"""Runs documents through the backbone and both heads, with early exits before each.
+"""Runs documents through the backbone and both heads, with an early exit before each head.
 
-If a student scores first, documents that it drops do not reach the backbone. Blocks up to the
-probe's tap run for the others; documents that leave at the probe stop there. The rest are packed
-together and continue from the same states to the judge's tap, so no block runs twice and none runs
-for a document that has left.
+If a student scores first, the documents that it drops do not reach the backbone. The others run
+through the blocks up to the probe's tap, and documents that leave at the probe stop there. The rest
+are repacked and continue from the same states to the judge's tap. Each block therefore runs once
+per document, and never for a document that has left.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from nmoe_core.quality.heads.shapes import tap_of
 class Heads:
     """Probe and judge of one directory, with the digests of their files.
 
-    `probe_tap` and `judge_tap` are the numbers of the blocks whose states they read;
-    `train_contents` the digests of the documents they were fitted on (int64, sorted; see
-    `DocumentTokens.digests`), empty if not known; `labels_digest` is the digest of their labels.
+    `probe_tap` and `judge_tap` are the numbers of the blocks whose states the heads read.
+    `train_contents` are the digests of their training documents (int64, sorted; see
+    `DocumentTokens.digests`), empty if not known. `labels_digest` is the digest of their labels.
     """
 
     probe: Probe
@@ -57,9 +57,9 @@ class Heads:
 
 
 def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) -> Heads:
-    """Load both heads of a directory for a backbone, for `max_ctx` tokens of a document, by default
-    as many as they were trained on. Raises HeadError: as `load_head`, for either
-    file; or the files are not a probe and a judge that reads no earlier block (E-HEAD-FORMAT)."""
+    """Load both heads of a directory for a backbone and `max_ctx` tokens per document, by default
+    as in training. Raises HeadError as `load_head` for either file, and if the files are not a
+    probe and a judge, or the judge reads an earlier block than the probe (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
     if max_ctx is None:
         max_ctx = context_of(paths[0])
@@ -86,9 +86,10 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class HeadScorer:
-    """The backbone and both heads; `batch_size` documents run together.
+    """The backbone and both heads; a batch has `batch_size` documents.
 
-    A `student` that was fitted on the same labels scores first; it reads the same ids.
+    If `student` is given, it scores first. It was fitted on the same labels and reads the same
+    token ids.
     """
 
     model: Transformer
@@ -147,11 +148,12 @@ class HeadScorer:
         exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
-        """Score documents with the student, if there is one, and with both heads.
+        """Score documents with the student, if given, and with both heads.
 
-        `exits` says which documents leave; without it none does. `known` are scores by this
-        backbone and these heads: a batch of the same documents with the same exits is reused whole.
-        Raises HeadError: a score is not finite although the states are (E-HEAD-NONFINITE).
+        `exits` selects the documents that leave early; without it all reach the judge. `known` are
+        earlier scores by the same backbone and heads: a batch with the same documents and the same
+        exits is reused as a whole. Raises HeadError if a score is not finite although the states
+        are (E-HEAD-NONFINITE).
         """
         exits = exits or ExitRules(*2 * [lambda scores, rows: np.zeros(len(rows), np.bool_)])
         known = known or HeadScores.empty(0, len(self.scale))
@@ -206,9 +208,10 @@ def predict(
     batch_size: int,
     scale: Scale = QUALITY,
 ) -> np.ndarray:
-    """Stored scores `[N, D]` of one head that reads block `tap`, by the same path.
+    """Scores `[N, D]` by one head that reads block `tap`, rounded and clamped as grading stores
+    them.
 
-    They are NaN if states are not finite.
+    Scores are NaN for a document whose states are not finite.
     """
     scores = np.full((len(documents), len(scale)), np.nan)
     for batch in batches(documents, batch_size, device_of(model)):
@@ -219,7 +222,7 @@ def predict(
 
 
 def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
-    """SHA-256 of the tokens of documents that run together, in their order."""
+    """SHA-256 of the tokens of a batch, in the order of its documents."""
     digest = hashlib.sha256()
     for i in rows:
         digest.update(np.asarray([len(documents.tokens[i])], "<u8").tobytes())

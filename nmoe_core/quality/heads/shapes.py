@@ -1,4 +1,4 @@
-"""Shapes of the heads, the blocks that they read, and how they are trained; without torch."""
+"""Shapes of the heads, the blocks that they read, and the training schedule. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
 class ProbeArch:
     """Shape of a probe.
 
-    `nan_to_num` marks one of the first published form, see `layer_norm`; one of the second form
-    reads pooled states that are not normalised.
+    `nan_to_num` marks a probe of the first published form, see `layer_norm`. A probe of the second
+    form reads pooled states without normalising them.
     """
 
     hidden_size: int
@@ -32,10 +32,10 @@ class ProbeArch:
 
 @dataclass(frozen=True, slots=True)
 class JudgeArch:
-    """Shape of a judge: width of its encoder, attention heads, feed-forward width.
+    """Shape of a judge: encoder width, attention heads, feed-forward width.
 
-    `nan_to_num` marks one of the published forms, see `layer_norm`. Without a second pass, as in
-    the second form, a judge can grade but cannot be trained.
+    `nan_to_num` marks a judge of a published form, see `layer_norm`. A judge of the second form has
+    no second pass, so it can grade but cannot be trained.
     """
 
     hidden_size: int
@@ -59,7 +59,8 @@ class Recipe:
 
 
 def arch_to_dict(arch: ProbeArch | JudgeArch) -> dict[str, Any]:
-    """A shape as files name it; five scores are not named, as in older ones."""
+    """A shape as head files record it. The number of scores is omitted if it is five, as in older
+    files."""
     fields = asdict(arch)
     if arch.num_scores == len(QUALITY):
         del fields["num_scores"]
@@ -67,11 +68,11 @@ def arch_to_dict(arch: ProbeArch | JudgeArch) -> dict[str, Any]:
 
 
 def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
-    """The shape that a header names.
+    """The shape in a header.
 
     Raises:
-        TypeError: It is no table, or fields are missing, unknown or of another type.
-        ValueError: The kind is neither probe nor judge, or a size no head can have.
+        TypeError: The value is not a table, or fields are missing, unknown or of another type.
+        ValueError: The kind is neither probe nor judge, or no head can have this size.
     """
     if not isinstance(value, dict):
         raise TypeError(f"the shape is a {type(value).__name__}")
@@ -92,8 +93,8 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
 
 
 def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """Number of the block that a head reads; by default the usual one of its kind. Raises
-    HeadError: the backbone has no such block (E-HEAD-FORMAT)."""
+    """The number of the block that a head reads; by default the usual block for its kind. Raises
+    HeadError if the backbone has no such block (E-HEAD-FORMAT)."""
     depth = model.config.num_hidden_layers
     if tap is None:
         return tap_layers(depth)[kind == "judge"]

@@ -1,8 +1,10 @@
-"""A student that needs no backbone: ridge regression of the oracle's scores on n-grams of tokens.
+"""The student: a grader without a backbone. It is a ridge regression of the oracle's scores on
+token n-grams.
 
-The penalty is chosen by the closed form of leave-one-out errors. Costs an eigendecomposition: 4 s
-for 3,000 labels. With more than `MAX_DUAL` labels, a part of that size chooses the penalty, and
-conjugate gradients fit all. Scoring takes over 5 million tokens per second on one core.
+The penalty minimises the leave-one-out error, which has a closed form and costs one
+eigendecomposition: 4 s for 3,000 labels. With more than `MAX_DUAL` labels, a sample of that size
+chooses the penalty, and conjugate gradients fit all labels. One core scores over 5 million tokens
+per second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +20,13 @@ from nmoe_core.quality.heads.ngrams import TokenTable, ngrams, scalars, standard
 MAX_DUAL = 5000
 PENALTIES = np.logspace(-3, 2, 16)
 BLOCK_TOKENS = 1 << 17
-_LEAST_DEVIATION = 1e-6  # of a scalar that is the same in all documents
+_LEAST_DEVIATION = 1e-6  # avoids a division by zero if all documents have the same scalar
 
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """Weights `[2**18 + 4, D]` of the features, which float16 holds exactly, and bias `[D]`; mean
-    and deviation `[4]` of the scalars in training. All are float64."""
+    """Weights `[2**18 + 4, D]` of the features (float16 holds them exactly), bias `[D]`, and the
+    training documents' mean and deviation `[4]` of the scalars. All are float64."""
 
     weights: np.ndarray
     bias: np.ndarray
@@ -34,9 +36,11 @@ class Student:
     scale: Scale = QUALITY
 
     def predict(self, documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
-        """Scores of documents, given as token ids: float64 `[N, D]`, as scores are stored.
+        """Score documents, given as token ids: float64 `[N, D]`, clamped and rounded as grading
+        stores scores.
 
-        A document's scores do not depend on the others. `table` is of the documents' tokenizer.
+        A document's scores do not depend on other documents. `table` belongs to the documents'
+        tokenizer.
         """
         return np.concatenate([np.empty((0, len(self.bias))), *self._blocks(documents, table)])
 
@@ -45,7 +49,8 @@ class Student:
         cuts = np.flatnonzero(np.diff(ends // BLOCK_TOKENS)) + 1
         for start, end in pairwise([0, *cuts.tolist(), len(documents)]):
             features = self.features(documents[start:end], table)
-            # scipy adds up a row's products in the order of its columns, whatever the other rows.
+            # scipy adds up a row in the order of its columns, so other rows do not change its
+            # score.
             yield self.scale.stored(features @ self.weights + self.bias)
 
     def features(self, documents: Sequence[np.ndarray], table: TokenTable) -> Any:
@@ -58,7 +63,7 @@ class Student:
 def fit_student(
     documents: Sequence[np.ndarray], scores: np.ndarray, table: TokenTable, scale: Scale = QUALITY
 ) -> Student:
-    """Fit on token ids of documents and the oracle's scores `[N, D]`, of at least two documents."""
+    """Fit on the token ids of at least two documents and the oracle's scores `[N, D]`."""
     from threadpoolctl import threadpool_limits
 
     found = scalars(documents, table)
@@ -102,7 +107,7 @@ def _fit_dual(features: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     squared = vectors**2
 
     def left_out_error(penalty: float) -> float:
-        """Mean squared error of each document, predicted from all others."""
+        """Mean squared error when each document is predicted from all others."""
         shrunk = values / (values + penalty)
         influence = squared @ shrunk + 1 / num_rows
         residuals = centred - vectors @ (shrunk[:, None] * projected)

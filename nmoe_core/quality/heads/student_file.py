@@ -1,7 +1,7 @@
 """Fits the student on merged labels, and reads and writes `hydra_student.safetensors`.
 
-The file is a head's file of another shape: a sealed header, float16 weights of 2.6 MB, and the
-student's scores of val and test, which heads are compared with. It holds no token ids: scoring
+The file is built like a head file: a checksummed header, float16 weights (2.6 MB), and the
+student's scores of val and test, with which heads are compared. It holds no token ids: scoring
 needs only the file and the bytes of the tokens.
 """
 
@@ -44,8 +44,8 @@ _SHAPES |= dict.fromkeys(_SCALARS, (NUM_SCALARS,))
 
 
 class LoadedStudent(NamedTuple):
-    """A student, its file's header, its training documents' digests, and its scores by split of the
-    labels that it was reported on."""
+    """A student, the header of its file, the digests of its training documents, and its scores of
+    val and test by split."""
 
     student: Student
     header: Header
@@ -54,12 +54,12 @@ class LoadedStudent(NamedTuple):
 
 
 def token_table(tokenizer: Tokenizer) -> TokenTable:
-    """The tokens of a tokenizer as the student reads them."""
+    """The table of a tokenizer's tokens that the student reads."""
     return TokenTable.of(tokenizer.reference.spellings(), tokenizer.vocab_size)
 
 
 def student_fingerprints(labelled: Labelled, corpus: Corpus, tokenizer: Tokenizer) -> Fingerprints:
-    """Fingerprints of the student of these labels."""
+    """Fingerprints of the student that these labels give."""
     return {
         "code": STUDENT_CODE,
         **labelled.fingerprints(corpus),
@@ -75,11 +75,11 @@ def make_student(
     heads_dir: Path,
     use_salvaged: bool = False,
 ) -> Result:
-    """Fit the student and write it, with its card beside it; a current student is kept.
+    """Fit the student and write it with its card; a current student is kept.
 
-    `labels` are merged files by split; the student reads `corpus.max_ctx` tokens of a document,
-    which should be the tokens that the oracle read. Facts as of a head's training. Raises as
-    `Labelled`, and HeadError: the shards are of another tokenizer (E-HEAD-TOKENIZER).
+    `labels` are merged files by split. The student reads `corpus.max_ctx` tokens per document,
+    which should be as many as the oracle read. The facts are as for a head's training. Raises as
+    `Labelled`, and HeadError if the shards have another tokenizer (E-HEAD-TOKENIZER).
     """
     labelled = Labelled(labels, use_salvaged)
     path = heads_dir / STUDENT_NAME
@@ -123,8 +123,8 @@ def make_student(
 
 
 def load_student(path: Path) -> LoadedStudent:
-    """Read a student's file. Raises HeadError as `read_head`, or its tensors are not a student's
-    (E-HEAD-FORMAT), or not finite (E-HEAD-NONFINITE)."""
+    """Read a student's file. Raises HeadError as `read_head`, and if the tensors are not those a
+    student has (E-HEAD-FORMAT) or not finite (E-HEAD-NONFINITE)."""
     header, arrays = read_head(path)
     kind = header["arch"].get("kind") if isinstance(header.get("arch"), dict) else None
     shapes = {name: arrays[name].shape for name in _SHAPES if name in arrays}
@@ -141,7 +141,7 @@ def load_student(path: Path) -> LoadedStudent:
 
 
 def student_beside(heads_dir: Path, digests: Fingerprints) -> LoadedStudent | None:
-    """The student of a directory of heads, if it was fitted and reported on labels of the same
+    """The student in a directory of heads, if it was fitted and reported on the labels with these
     digests."""
     path = heads_dir / STUDENT_NAME
     found = load_student(path) if path.is_file() else None
@@ -149,8 +149,8 @@ def student_beside(heads_dir: Path, digests: Fingerprints) -> LoadedStudent | No
 
 
 def require_tokenizer(data_root: Path, sources: list[str], tokenizer: Tokenizer) -> None:
-    """Refuse shards of another tokenizer: their ids would be read as other tokens. Raises
-    HeadError (E-HEAD-TOKENIZER)."""
+    """Refuse shards that another tokenizer made: their ids mean other tokens. Raises HeadError
+    (E-HEAD-TOKENIZER)."""
     for source in sources:
         found = source_manifest(data_root, source).extra.get("tokenizer_fingerprint")
         if found and found != tokenizer.fingerprint:

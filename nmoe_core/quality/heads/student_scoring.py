@@ -1,7 +1,7 @@
-"""The student as the grader: its scores replace the judge's, and no probe runs.
+"""The student as the grader: its scores take the judge's place, and no probe runs.
 
-No document leaves early, and no score is reused from an earlier grading: a core scores some fifty
-thousand documents per second. `HeadScorer` runs the same scorer before its probe.
+Documents do not leave early, and scores of an earlier grading are not reused: one core scores about
+fifty thousand documents per second. `HeadScorer` runs the same scorer before its probe.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from nmoe_core.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class StudentScorer:
-    """A student's file; `table` is of the tokenizer of the documents."""
+    """A loaded student; `table` belongs to the tokenizer of the documents."""
 
     loaded: LoadedStudent
     digest: str

@@ -1,8 +1,9 @@
 """Trains the probe and the judge on oracle labels, over a frozen backbone.
 
-The probe needs one backbone pass: pooled states are kept on disk, and its epochs cost seconds. The
-judge reads every position: its states are kept in memory if they take at most `cache_gib`, else
-computed again for each batch. A killed training resumes. torch is imported when a training runs.
+The probe needs one backbone pass: pooled states are cached on disk, and then its epochs take
+seconds. The judge reads every position: its states are cached in memory if they take at most
+`cache_gib`, else computed again for each batch. A killed training resumes. torch is imported only
+when a training runs.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ HeadKind = Literal["probe", "judge"]
 class HeadTraining:
     """One training of a head, from merged label files by split.
 
-    The head is fitted on `train`; `val` and `test`, if given, are only reported on, beside the
-    student of the same labels in `heads_dir`. The corpus's `max_ctx` applies, not the table's.
-    Raises as `Labelled` and `load_student`, and HeadError: the tap is no block (E-HEAD-FORMAT).
+    The head is fitted on `train`; `val` and `test`, if given, are only reported on, in comparison
+    with the student of the same labels in `heads_dir`. The corpus's `max_ctx` applies, not the
+    table's. Raises as `Labelled` and `load_student`, and HeadError if the backbone has no block
+    with the number of the tap (E-HEAD-FORMAT).
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class HeadTraining:
         student = sha256_file(heads_dir / STUDENT_NAME) if self.student is not None else ""
         sizes = dict(self.settings)
         if kind == "judge" and self.recipe.batch_size * corpus.max_ctx > PASS_TOKENS:
-            sizes["pass_tokens"] = PASS_TOKENS  # each pass draws a dropout of its own
+            sizes["pass_tokens"] = PASS_TOKENS  # the split into passes changes the dropout masks
         self.fingerprints = {
             "code": TRAIN_CODE,
             **self.labelled.fingerprints(corpus),
@@ -91,11 +93,11 @@ class HeadTraining:
         }
 
     def run(self) -> Result:
-        """Train the head and write it, with its card beside it; a current head is kept.
+        """Train the head and write it with its card; a current head is kept.
 
-        Facts: the numbers of its agreement on val, `labels`, `steps`, `head_steps` and
-        `backbone_tokens` (both 0 if the head was current already), `path`. Raises HeadError: states
-        or a loss are not finite (E-HEAD-NONFINITE); no head is written.
+        Facts: agreement on val, `labels`, `steps`, `head_steps` and `backbone_tokens` (both 0 if
+        the head was current already), `path`. Raises HeadError if states or a loss are not finite
+        (E-HEAD-NONFINITE); then no head is written.
         """
         from nmoe_core.quality.heads.features import device_of
         from nmoe_core.quality.heads.fit import TrainingState, reproducible, thin_curve
@@ -106,7 +108,7 @@ class HeadTraining:
         header = current_header(path, self.fingerprints)
         state_path = training_state(path)
         if header is not None:
-            state_path.unlink(missing_ok=True)  # of a run that ended when it had written the head
+            state_path.unlink(missing_ok=True)  # left by a run killed after it wrote the head
             steps = header["training"]["num_steps"]
             return result_of(path, header, steps=steps, head_steps=0, backbone_tokens=0)
         tokens_before = model.tokens_processed
@@ -143,7 +145,7 @@ class HeadTraining:
     def _fit(
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
-        """The head, the loss of each step, the place of the states, the number of failed
+        """The head, the loss of each step, where the states were kept, and the number of failed
         documents."""
         import torch
 
@@ -164,7 +166,7 @@ class HeadTraining:
         return judge, losses, held, len(states.failed)
 
     def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
-        """Pooled states of the labelled documents, from disk if they were computed before."""
+        """Pooled states of the labelled documents, from the cache on disk if they are there."""
         from nmoe_core.quality.heads.features import FEATURE_BATCH, arithmetic, pooled_features
 
         corpus = self.corpus
@@ -177,7 +179,7 @@ class HeadTraining:
             "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
         }
         cache = self.path.parent / FEATURES_DIR
-        remove_leftovers(cache)  # of a killed run: only this head, whose lock is held, writes here
+        remove_leftovers(cache)  # safe: this head's lock is held, and no other process writes here
         directory = cache / sha256_json(made_from)[:32]
         return pooled_features(self.model, documents, self.tap, directory)
 

@@ -162,7 +162,7 @@ def test_operating_points_say_why_a_grader_has_no_thresholds() -> None:
     alike = rows_of(scores._replace(judge=np.full(300, 0.5)))
     first, second = operating_points(alike, [alike, alike], TARGETS)
     assert first == second
-    assert "judge scores are all alike" in first["not_fitted"]
+    assert "judge scores are all equal" in first["not_fitted"]
 
 
 def test_drift_is_the_psi_of_ten_bins_of_equal_count_less_what_chance_gives() -> None:
