@@ -1,13 +1,13 @@
-"""Agreement of predictions with the oracle and of the oracle with itself, with intervals.
+"""Measures how well predictions agree with the oracle, and the oracle with itself, with intervals.
 
-Every head is shown beside predictors that know only a document's source or only its length: a head
+Every head is compared with predictors that know only a document's source or only its length: a head
 that does not agree better has not learned from the text. AUC is computed here because scikit-learn
-takes many times as long, and Wilson's interval because scipy rejects fractional counts.
+is many times slower, and Wilson's interval because scipy rejects fractional counts.
 
-The oracle's own noise is measured on a sample that is labelled twice: once with the rubric's
-dimensions in reverse order (`Rubric.turned`), once with sampled instead of most likely answers. The
-noise limits heads: a head that predicts the oracle's mean score correlates with one labelling by
-about the square root of the correlation between two labellings.
+The oracle's noise is measured on a sample that is labelled again: once with the rubric's dimensions
+in reverse order (`Rubric.turned`), once with sampled instead of most likely answers. The noise
+limits heads: the correlation of a perfect head with one labelling is about the square root of the
+correlation between two labellings.
 """
 
 import math
@@ -34,14 +34,14 @@ from nmoe_core.labels.scores import QUALITY, Scale, rounded
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS
 
 NOISE_NAMES = {"order": "relabelled", "sampling": "resampled"}
-"""Directories of labels of the sample, by the kind of noise that they show."""
+"""Directories of the sample's labels, by kind of noise."""
 NUM_LENGTH_GROUPS = 10
 Z95 = 1.959963984540054
 Z975 = 2.241402727604947
 
 
 def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
-    """Interval of the share of hits (Wilson 1927), `z` standard deviations wide to each side."""
+    """Interval of the share of hits (Wilson 1927), `z` standard deviations to each side."""
     if num_trials == 0:
         return 0.0, 1.0
     share = num_hits / num_trials
@@ -53,13 +53,14 @@ def wilson(num_hits: float, num_trials: float, z: float = Z95) -> Interval:
 
 
 def exact_interval(num_hits: float, num_trials: int) -> Interval:
-    """95 % interval of the share of hits, of which there may be parts (Clopper-Pearson)."""
+    """95 % interval of the share of hits (Clopper-Pearson); `num_hits` may be fractional."""
     low = 1 - upper_bound(num_trials - num_hits, num_trials, 0.025)
     return round(low, 6), round(upper_bound(num_hits, num_trials, 0.025), 6)
 
 
 def upper_bound(num_errors: float, num_trials: int, delta: float = 0.05) -> float:
-    """Largest error rate that gives so few errors with probability `delta` (Clopper-Pearson)."""
+    """Largest error rate that gives at most `num_errors` errors with probability `delta`
+    (Clopper-Pearson)."""
     from scipy.special import betaincinv
 
     if num_errors >= num_trials:
@@ -68,19 +69,21 @@ def upper_bound(num_errors: float, num_trials: int, delta: float = 0.05) -> floa
 
 
 def lower_bound(num_errors: int, num_trials: int) -> float:
-    """Smallest error rate that gives so many errors with a probability of 5 %; 0 of no trial."""
+    """Smallest error rate that gives at least `num_errors` errors with probability 5 %; 0 without
+    trials."""
     return 1 - upper_bound(num_trials - num_errors, num_trials) if num_errors else 0.0
 
 
 def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
-    """Probability that `num_trials` with an error rate of `rate` have at most `most` errors."""
+    """Probability of at most `most` errors in `num_trials` trials with the error rate `rate`."""
     from scipy.special import bdtr
 
     return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
 
 
 def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -> float | None:
-    """Cohen's kappa of grades 0..num_grades-1; None when all grades are equal."""
+    """Cohen's kappa with quadratic weights, of grades 0..num_grades-1; None if all grades are
+    equal."""
     from sklearn.metrics import cohen_kappa_score
 
     if np.ptp(np.concatenate([predicted, truth])) == 0:
@@ -90,7 +93,8 @@ def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Chance that a positive outscores a negative, ties counting half; None without both."""
+    """Probability that a positive scores above a negative, ties counting half; None unless both
+    exist."""
     num_positive = int(positive.sum())
     num_negative = int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
@@ -100,14 +104,15 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
-    """95 % interval of `auc`: Wilson's, of as many trials as give the variance of Hanley and
-    McNeil (1982), so it has a width at 1 too; None below `MIN_ITEMS` or without both."""
+    """95 % interval of `auc`: Wilson's interval with the number of trials that gives the variance
+    of Hanley and McNeil (1982), so its width is not zero at an AUC of 1. None below `MIN_ITEMS`
+    items or unless both classes exist."""
     area = auc(scores, positive)
     if area is None or len(positive) < MIN_ITEMS:
         return None
     m = int(positive.sum())
     n = int((~positive).sum())
-    # Either class may have the more spread scores, so the larger variance of both orders counts.
+    # Either class may have the wider spread of scores, so take the larger of both variances.
     first = (1 - area) / (2 - area)
     second = area / (1 + area)
     more = max(first, second)
@@ -118,16 +123,17 @@ def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Mean precision over the positives, documents of equal scores taken together."""
+    """Mean precision over the positives; documents with equal scores are ranked together."""
     from sklearn.metrics import average_precision_score
 
     return float(average_precision_score(positive, scores)) if positive.any() else None
 
 
 def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The non-decreasing function of the score nearest to the outcomes.
+    """Isotonic regression: the non-decreasing function of the score that is nearest to the
+    outcomes.
 
-    Returns ascending distinct scores and the value at each, to be read with `numpy.interp`.
+    Returns ascending distinct scores and the value at each, for `numpy.interp`.
     """
     from scipy.optimize import isotonic_regression
 
@@ -137,7 +143,7 @@ def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def calibration_error(probabilities: np.ndarray, outcomes: np.ndarray, num_bins: int = 15) -> float:
-    """Expected calibration error in bins of equal count (Naeini et al. 2015)."""
+    """Expected calibration error, in bins of equal count (Naeini et al. 2015)."""
     order = np.argsort(probabilities, kind="stable")
     gaps = [
         abs(float(probabilities[rows].mean() - outcomes[rows].mean())) * len(rows)
@@ -147,22 +153,22 @@ def calibration_error(probabilities: np.ndarray, outcomes: np.ndarray, num_bins:
 
 
 def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """Intercept and slope of least squares; None when `x` is constant."""
+    """Intercept and slope by least squares; None if `x` is constant."""
     from scipy.stats import linregress
 
     if np.ptp(x) == 0:
         return None
-    line: Any = linregress(x, y)  # scipy's stubs do not know the attributes
+    line: Any = linregress(x, y)  # scipy's stubs lack the attributes
     return float(line.intercept), float(line.slope)
 
 
 def agreement(
     predicted: np.ndarray, oracle: np.ndarray, sources: Sequence[str], scale: Scale = QUALITY
 ) -> dict[str, Any]:
-    """Agreement of predicted scores `[N, D]` with the oracle's, overall and inside each source.
+    """Agreement of predicted scores `[N, D]` with the oracle's, overall and within sources.
 
-    `mae`, `r2` and `qwk` are of each dimension, in grades. `dimensions` holds the rank correlations
-    of each; all other figures are of the aggregate. Undefined values are None.
+    `mae`, `r2` and `qwk` are given per dimension, in grades; `dimensions` holds the rank
+    correlations per dimension. All other figures describe the aggregate. Undefined values are None.
     """
     a = scale.aggregate(predicted)
     b = scale.aggregate(oracle)
@@ -196,8 +202,8 @@ def agreement(
 
 
 def _explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
-    """R2: share of the truth's variance that the prediction explains; None if there is no
-    variance."""
+    """R2: the share of the truth's variance that the prediction explains; None if the truth is
+    constant."""
     spread = float(truth.var())
     return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
 
@@ -217,9 +223,10 @@ def baselines(
     val: tuple[np.ndarray, Sequence[str], np.ndarray],
     scale: Scale = QUALITY,
 ) -> dict[str, Any]:
-    """Val metrics of predictors that do not read the text, fitted on the same training labels.
+    """Metrics on val of predictors that do not read the text, fitted on the same training labels.
 
-    `train` and `val` are the oracle's scores `[N, D]`, sources, and lengths `[N]` in tokens or 0.
+    `train` and `val` are the oracle's scores `[N, D]`, the sources, and the lengths `[N]` in
+    tokens, 0 if not known.
     """
     fitted = scale.aggregate(train[0])
     truth = scale.aggregate(val[0])
@@ -236,7 +243,8 @@ def baselines(
 
 
 def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np.ndarray:
-    """Predict each item of `groups` by its group's mean in training, or by the overall mean."""
+    """Predict each item of `groups` by the training mean of its group, or by the overall mean if
+    training lacks the group."""
     names, inverse = np.unique(np.asarray(train_groups), return_inverse=True)
     means = [train_values[inverse == i].mean() for i in range(len(names))]
     by_name = dict(zip(names.tolist(), means))
@@ -245,11 +253,12 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
 
 
 def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
-    """Write `merged/noise_{split}.json` over the sample of all shards; None if there is none.
+    """Write `merged/noise_{split}.json` over the samples of all shards; None if no document was
+    labelled twice.
 
     `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
-    the two aggregates, `ceiling` its root; both are None if undefined. The fields of the kind with
-    the lowest reliability are beside `kinds` too. Raises as `checked_digest`.
+    the two aggregates, `ceiling` its square root; both are None if undefined. The fields of the
+    kind with the lowest reliability are repeated at the top level. Raises as `checked_digest`.
     """
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}
@@ -267,7 +276,8 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
 
 
 def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
-    """The noise between the labels and the sample's labels in directories of a name."""
+    """The noise between the labels of a split and the sample's labels in the directories called
+    `name`."""
     pairs: list[tuple[Record, Record]] = []
     for shard in (tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)):
         files = [shard / SCORES_NAME, shard / name / SCORES_NAME]
@@ -296,13 +306,13 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
 
 
 def _is_of(again: Record, first: Record | None) -> bool:
-    """Whether a second label has the text and scale of the first. A sample of earlier labels stays
-    if no sample is requested now, or if labelling ended before the sample."""
+    """Whether a second label has the same text and scale as the first. They can differ: an old
+    sample stays if a new one is not requested, or if labelling ended before the sample."""
     if first is None or first.get("text_sha256") != again.get("text_sha256"):
         return False
     return not (first["ok"] and again["ok"]) or first.get("scale") == again.get("scale")
 
 
 def read_noise(path: Path) -> dict[str, Any] | None:
-    """Result of `merge_noise`; None if no document was labelled twice."""
+    """The file that `merge_noise` wrote; None if no document was labelled twice."""
     return read_summary(path) if path.is_file() else None

@@ -1,9 +1,9 @@
 """Compares two files of labels, such as a second oracle's or a person's, with intervals.
 
-A row is one dimension, or the aggregate, within one source or `all` of them. Only documents of both
-files count, and only if both were shown the same text. Intervals come from documents drawn with
-replacement from a fixed seed, and are omitted below 10; the interval of `same` is
-Clopper-Pearson's. Cost: 1.5 seconds for 800 documents of seven sources.
+A row is one dimension, or the aggregate, within one source or `all` sources. A document counts if
+both files label it and both scorers read the same text. Intervals are bootstrapped from a fixed
+seed and omitted below 10 documents; the interval of `same` is Clopper-Pearson's. Cost: 1.5 seconds
+for 800 documents of seven sources.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,13 @@ AGGREGATE = "aggregate"
 
 
 def compare_labels(first: Path, second: Path) -> dict[str, Any]:
-    """`labels` of each file, counts of documents, and `rows` of their agreement.
+    """Compare two files: the facts of each (`labels`), the number of documents, and `rows` of
+    agreement.
 
-    Files are merged files, files of one label shard, or its directory; a person's files have at
-    least `doc_id`, `source`, `ok` and `scores`. Raises LabelError if a file is missing
-    (E-LABEL-MISSING), the two have no document in common (E-LABEL-COVERAGE), or as `read_labels`.
+    A path is a merged file, the file of one label shard, or the directory of a label shard. Records
+    that a person wrote need `doc_id`, `source`, `ok` and `scores`. Raises LabelError if a file is
+    missing (E-LABEL-MISSING) or the files share no documents (E-LABEL-COVERAGE), and as
+    `read_labels`.
     """
     files = [path / SCORES_NAME if path.is_dir() else path for path in (first, second)]
     (a, said_a), (b, said_b) = map(_read, files)
@@ -38,8 +40,8 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
         raise LabelError(
             "no document has labels in both files",
             where=f"{files[0]} and {files[1]}",
-            found=f"{len(both)} ids in common, with other texts" if both else "no id in common",
-            do="label the same documents with both",
+            found=f"{len(both)} shared ids, with different texts" if both else "no shared ids",
+            do="label the same documents with both oracles",
             code="E-LABEL-COVERAGE",
         )
     sources = np.array([a[doc_id]["source"] for doc_id in same])
@@ -58,14 +60,14 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
 
 
 def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Lin's concordance, which for grades is kappa with quadratic weights; None if both are one
-    value. scikit-learn's kappa is equal, but takes a millisecond, and each interval needs 200."""
+    """Lin's concordance, which for grades equals kappa with quadratic weights; None if all values
+    are equal. scikit-learn's kappa takes a millisecond, and each interval needs 200 of them."""
     expected = a.var() + b.var() + (a.mean() - b.mean()) ** 2
     return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None
 
 
 def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
-    """The labels that count, by document, and the facts of their file."""
+    """Read the usable labels of a file by document id, and the facts of the file."""
     if not path.is_file():
         raise LabelError("labels are missing", where=path, code="E-LABEL-MISSING")
     checked_digest(path)
@@ -77,13 +79,14 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
 
 
 def _is_same_text(a: Record, b: Record) -> bool:
-    """Whether no record names another text; records made by a person need not name any."""
+    """Whether two records label the same text; a record without a text's hash (a person's) matches
+    any text."""
     texts = {record["text_sha256"] for record in (a, b) if record.get("text_sha256")}
     return len(texts) < 2
 
 
 def _grades(records: list[Record], scale: Scale) -> np.ndarray:
-    """float64 `[N, D + 1]`: the dimensions, and the aggregate."""
+    """The scores per dimension and the aggregate: float64 `[N, D + 1]`."""
     grades = [scale.vector(parse_scores(r.get("scores") or {}, scale)) for r in records]
     return np.column_stack([grades, scale.aggregate(np.array(grades))])
 

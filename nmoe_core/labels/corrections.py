@@ -1,9 +1,9 @@
-"""Corrections of labels by a person: `labels/corrections.jsonl`, applied when labels are merged.
+"""A person's corrections of labels: `labels/corrections.jsonl`, applied when labels are merged.
 
-A correction holds for a text and a rubric: it applies to every document with that text, also after
-growth or under another tokenizer. Lines are only appended; the last one of a text counts. The
-oracle's own labels stay as they are; the merged record has the person, time and reason of the
-correction, and the oracle's label.
+A correction belongs to a text and a rubric: it applies to every document with that text, also after
+documents are added or the tokenizer changes. Lines are only appended; the last line for a text
+counts. The oracle's labels do not change; the merged record has the oracle's label and the person,
+time and reason of the correction.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,16 +25,17 @@ from nmoe_core.labels.slices import LABEL_SHARDS
 
 NAME = "corrections.jsonl"
 Corrections = dict[tuple[str, str], Record]
-"""By the text, or by the document if the label names no text, and the rubric."""
+"""Corrections by (SHA-256 of the text, rubric), or by (document id, rubric) if the label lacks the
+text's hash."""
 
 
 def correct_label(
     run: Run, doc_id: str, scores: Mapping[str, Any], by: str, note: str = ""
 ) -> Record:
-    """Append the correction of a labelled document; dimensions that are not given stay as they are.
+    """Append the correction of a labelled document; dimensions that are not given keep their grade.
 
-    Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), or the
-    scores are not whole grades of the rubric (E-LABEL-SCORES).
+    Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), or if
+    the scores are not integer grades of the rubric (E-LABEL-SCORES).
     """
     found = find_label(run.tree, doc_id)
     scale = scale_in(found) if found["ok"] else Scale.of(run.rubric)
@@ -61,14 +62,15 @@ def correct_label(
 
 
 def find_label(tree: Tree, doc_id: str) -> Record:
-    """The oracle's record of a document. Raises LabelError if there is none (E-LABEL-MISSING)."""
+    """The oracle's record of a document. Raises LabelError if the document has no record
+    (E-LABEL-MISSING)."""
     for split, i in LABEL_SHARDS:
         path = tree.label_shard(split, i) / SCORES_NAME
         found = latest(read_records(path)).get(doc_id) if path.is_file() else None
         if found is not None:
             return found
     raise LabelError(
-        "no label of this document",
+        "this document has no label",
         where=tree.labels,
         found=doc_id,
         do="name a document that `nmoe hydra look` shows",
@@ -85,25 +87,25 @@ def read_corrections(tree: Tree) -> Corrections:
         return found
     for line, record in read_objects(path, lambda n, why: _not_one(path, n, why)):
         if not isinstance(record.get("doc_id"), str) or not isinstance(record.get("scores"), dict):
-            raise _not_one(path, line.number, "no doc_id and scores")
+            raise _not_one(path, line.number, "an object without doc_id or scores")
         parse_scores(record["scores"], scale_in(record))
         found[_key(record)] = record
     return found
 
 
 def corrections_digest(tree: Tree) -> str:
-    """SHA-256 of the file; empty if there is no file."""
+    """SHA-256 of the file; empty if the file does not exist."""
     path = tree.labels / NAME
     return sha256_file(path) if path.is_file() else ""
 
 
 def corrected(record: Record, corrections: Corrections) -> Record:
-    """A label with its correction, if it has one."""
+    """Apply the correction of a label, if there is one."""
     found = corrections.get(_key(record))
     if found is None:
         return record
     kept = {key: value for key, value in record.items() if key not in ("raw", "scale")}
-    # A merged record may have been corrected before: `was` stays the oracle's label.
+    # If the record was corrected before, `was` already holds the oracle's label.
     was = record.get("corrected", {}).get("was", record.get("scores"))
     told = {key: found[key] for key in ("by", "note", "at")} | {"was": was}
     label = scale_in(found).label(found["scores"])
@@ -120,7 +122,7 @@ def _key(record: Record) -> tuple[str, str]:
 
 def _not_one(path: Path, number: int, why: str) -> LabelError:
     return LabelError(
-        "not a correction of a label",
+        "a line is not a correction of a label",
         where=f"{path}:{number}",
         found=why,
         do="restore the file, or delete the line",

@@ -1,9 +1,9 @@
-"""Estimates the cost of labels: questions, tokens and price, without asking the oracle.
+"""Estimates the cost of labelling: questions, tokens and price, without asking the oracle.
 
 Prompts are counted by the run's tokenizer, plus a fixed number for the template and schema that a
-server adds. An answer counts as the mean length of the oracle's answers in this run or, before the
-first, as the maximum. Repeated requests are not included. The estimate reads the texts: each
-distinct text is one question; an empty text needs no question.
+server adds. An answer counts with the mean length of this run's answers or, before the first
+answer, with the maximum. Retries are not included. The estimate reads the texts: each distinct text
+is one question; empty texts need none.
 """
 
 import functools
@@ -28,7 +28,7 @@ MIN_ANSWERS = 30
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Questions about documents; `cost` is None without prices."""
+    """An estimate of the questions to ask; `cost` is None without prices."""
 
     questions: int
     tokens_in: int
@@ -37,13 +37,13 @@ class Estimate:
 
 
 def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
-    """Questions that labelling would still ask, by job name, and for `all`."""
+    """Estimate the questions that labelling would still ask: per job name, and for `all` jobs."""
     tokenizer = load_tokenizer(run.tokenizer)
     table = run.config.oracle
     prompt = run.rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
-    # Texts to ask about, of the jobs that find each other's answers.
+    # Texts to ask about, shared by the jobs that reuse each other's answers.
     seen: dict[tuple[str, tuple[Path, ...]], set[bytes]] = {}
     with ExitStack() as stack:
 
@@ -71,14 +71,14 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
 
 def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None:
     """Refuse jobs that would cost more than `[oracle.http] max_cost` (E-LABEL-COST). Without this
-    key, no document is read."""
+    key, the texts are not read."""
     http = run.config.oracle.http
     if run.config.oracle.kind != "http" or http is None or http.max_cost is None:
         return
     found = estimate_labels(run, jobs, oracles)["all"]
     if (cost := found.cost or 0.0) > http.max_cost:
         raise LabelError(
-            "labels would cost more than allowed",
+            "labelling would cost more than allowed",
             where=http.model,
             found=f"{cost:,.2f} for {found.questions:,} questions of {found.tokens_in:,} tokens "
             f"and answers of {found.tokens_out:,}",
@@ -92,7 +92,7 @@ def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None
 def _unasked(
     documents: Documents, known: KnownAnswers, max_retries: int, seen: set[bytes]
 ) -> Iterator[str]:
-    """Ids of documents that labelling would ask about; their texts are added to those `seen`."""
+    """Yield the ids of documents that labelling would ask about; adds their texts to `seen`."""
     for doc_id, _ in documents.rows:
         text, is_cut = documents.text(doc_id)
         digest = sha256_of(text)

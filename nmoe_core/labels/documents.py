@@ -1,8 +1,8 @@
-"""The documents that an oracle scores: their ids, their sources, and one text at a time.
+"""The documents that an oracle scores: ids, sources, and a way to read one text at a time.
 
 The text of a document in a token shard is its decoded beginning. Labelling, grading and calibration
-read a line of a JSON lines file as the same document, by the rules of prep (docs/formats.md). A
-duplicate id is refused before the first write. Memory: ids and offsets, and one text.
+parse a JSON lines file in the same way, by the rules of prep (docs/formats.md). A duplicate id is
+refused before files are written. Memory: ids and offsets, and one text.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ READER = "jsonl-texts/1"
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents to label, by `rows` of (document id, source), in their order.
+    """Documents to label: `rows` holds (document id, source), in order.
 
-    `fingerprints` are digests of everything the texts come from. `text` gives the text of an id and
-    `num_tokens` its length, or raise FormatError. Labels of earlier versions, whose `data` is
-    `former_data`, stay valid.
+    `fingerprints` are digests of everything that the texts depend on. `text` returns the text of an
+    id, `num_tokens` its length; both may raise FormatError. Labels of earlier versions with
+    `former_data` as their fingerprint `data` stay valid.
     """
 
     rows: list[tuple[str, str]]
@@ -47,10 +47,10 @@ class Documents:
     num_tokens: Callable[[str], int]
     former_data: str | None = None
     labelled: tuple[Path, ...] = ()
-    """Directories of labels to search for answers about equal texts."""
+    """Directories of labels that are searched for answers about equal texts."""
 
     def sample(self, count: int) -> Documents:
-        """`count` of the documents, chosen by a hash of their ids, in their order."""
+        """Sample `count` documents by a hash of their ids, in the same order."""
 
         def key(doc_id: str) -> bytes:
             return hashlib.sha256(f"relabel/{doc_id}".encode("utf-8", "replace")).digest()
@@ -63,9 +63,9 @@ class Documents:
 def shard_documents(
     slice_file: Path, data_root: Path, tokenizer: Tokenizer, max_doc_tokens: int
 ) -> Documents:
-    """The documents of a slice file: at most `max_doc_tokens` of each, decoded, without the EOS.
-    Raises FormatError if the slice is missing or malformed, names a document twice (E-DOCID), or a
-    source of it has no committed manifest."""
+    """The documents of a slice file, each cut to `max_doc_tokens`, decoded, without the EOS. Raises
+    FormatError if the slice is missing or malformed, names a document twice (E-DOCID), or a source
+    has no committed manifest."""
     rows = read_slice(slice_file)
     seen: set[str] = set()
     for doc_id, _ in rows:
@@ -118,19 +118,20 @@ def jsonl_documents(texts: JsonlTexts, tokenizer: Tokenizer, max_doc_tokens: int
 
 
 class JsonlTexts:
-    """The documents of a plain JSON lines file, which is checked whole before any is used.
+    """The documents of a plain JSON lines file; the whole file is checked before a document is
+    used.
 
     Args:
         path: The file, UTF-8, with or without a byte order mark.
         text_field: Key of the text; a null value is an empty text.
-        id_field: Key of the id; if given, each line must have it. None takes `doc_id`, or else
-            `id`, if a line has one.
+        id_field: Key of the id, which each line must have. With None, a line's id is its `doc_id`,
+            else its `id`, else its place in the file.
 
     Attributes:
         rows: (document id, source) of each line that is not blank. The source is the line's
             `source`, or the file's stem.
         sha256: SHA-256 of the file.
-        fingerprints: The fields that hold the documents, and the rule they are read by.
+        fingerprints: The keys of text and id, and the version of the parsing rules.
 
     Raises:
         SourceError: The file is missing or compressed (E-SOURCE-NOTFOUND), or a line is not a
@@ -163,7 +164,7 @@ class JsonlTexts:
         self.fingerprints = {"reader": f"{READER} {NORMALIZER}", "fields": fields}
 
     def text(self, doc_id: str) -> str:
-        """The normalised text of a document."""
+        """Read the normalised text of a document."""
         number, offset = self._places[doc_id]
         with open(self._path, "rb") as file:
             file.seek(offset)
@@ -194,9 +195,9 @@ class JsonlTexts:
 
 def _named_twice(where: Path | str, doc_id: str) -> FormatError:
     return FormatError(
-        "a document is named twice",
+        "a document id occurs twice",
         where=where,
         found=doc_id,
-        do="give each document an id of its own",
+        do="give each document a different id",
         code="E-DOCID",
     )

@@ -1,4 +1,4 @@
-"""The labelling jobs of a run: documents, output directory and oracle of each."""
+"""The labelling jobs of a run: each has documents, an output directory and an oracle."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,8 @@ Oracles = Callable[[Rubric], Oracle]
 
 
 class LabelJob(NamedTuple):
-    """Documents to label into a directory, a sample of `relabel` of them again for the noise."""
+    """Documents to label into a directory; a sample of `relabel` documents is labelled again to
+    measure noise."""
 
     name: str
     documents: Documents
@@ -34,8 +35,8 @@ class LabelJob(NamedTuple):
 def slice_jobs(
     run: Run, sources: Sequence[str], keys: Sequence[str] | None = None
 ) -> Iterator[LabelJob]:
-    """The documents of slices, by default of all, and the directories of their labels. Raises
-    ConfigError if there is no such slice."""
+    """Yield the labelling job of each slice, by default of all slices. Raises ConfigError if a
+    slice does not exist."""
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
     for key in keys or ():
         if key not in known:
@@ -46,7 +47,7 @@ def slice_jobs(
 
 
 def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJob]:
-    """The documents of existing slices (default: all). Raises as `shard_documents`."""
+    """Yield the labelling jobs of existing slices (default: all). Raises as `shard_documents`."""
     tree = run.tree
     table = run.config.oracle
     known = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
@@ -61,8 +62,8 @@ def planned_jobs(run: Run, keys: Sequence[str] | None = None) -> Iterator[LabelJ
 
 
 class Sampled:
-    """An oracle that samples its answers instead of taking the likeliest ones, independently of
-    each other and of all samples of the oracle itself."""
+    """Wraps an oracle so that it samples answers instead of taking the most likely ones. Samples
+    are independent of each other and of samples that the wrapped oracle draws."""
 
     def __init__(self, oracle: Oracle) -> None:
         version = f"{oracle.scorer.scorer_version}/sampled"
@@ -79,11 +80,11 @@ class Sampled:
 def label_parts(
     run: Run, job: LabelJob, oracles: Oracles
 ) -> Iterator[tuple[Documents, Path, Oracle]]:
-    """The parts of a job: documents, the directory of their labels, and the oracle.
+    """Yield the parts of a job: documents, the directory of their labels, and the oracle.
 
-    After the documents themselves comes the sample for the oracle's noise: with the dimensions in
-    reverse order, if the rubric has more than one, and with sampled answers, if the oracle can
-    sample.
+    First all documents, then the sample that measures the oracle's noise: once with the dimensions
+    in reverse order (if the rubric has several), once with sampled answers (if the oracle can
+    sample).
     """
     yield job.documents, job.out_dir, oracles(run.rubric)
     if not job.relabel:
@@ -101,12 +102,13 @@ def label_parts(
 
 
 def oracles_of(run: Run) -> Oracles:
-    """The run's oracle for a rubric, opened once per rubric."""
+    """A function that opens the run's oracle for a rubric, once per rubric."""
     return functools.cache(lambda rubric: make_oracle(run.config.oracle, rubric, run.resolve))
 
 
 def nameless_oracles(run: Run) -> Oracles:
-    """As `oracles_of`, only for fingerprints: they send no request, so they need no key."""
+    """As `oracles_of`, but the oracles only give fingerprints and send no requests, so they need no
+    key."""
     table = run.config.oracle
     if table.http is not None:
         table = table.model_copy(
@@ -118,18 +120,18 @@ def nameless_oracles(run: Run) -> Oracles:
 def label_documents(
     run: Run, job: LabelJob, oracles: Oracles, progress: Progress | None = None
 ) -> Result:
-    """Label documents, and `job.relabel` of them again for the noise; as `label_shard`, but the
+    """Label documents, and `job.relabel` of them again to measure noise. As `label_shard`, but the
     facts also name the `scorer` and count the documents `relabelled`."""
     table = run.config.oracle
     first, *again = label_parts(run, job, oracles)
-    # If only the project file sets `replace`, a change of the oracle keeps labels that cost money;
-    # they are dropped only on explicit request.
+    # If only the project file sets `replace`, labels that cost money survive a change of the
+    # oracle: they are dropped only if the command itself asks for it.
     replace = table.replace and (run.is_given("oracle.replace") or "free")
     options = {"replace": replace, "max_retries": table.max_retries}
     made = label_shard(*first, progress=progress, **options)
     facts = made.facts | {"scorer": first[2].scorer.name}
     for part in again:
-        # Samples follow the labels that they are compared with, which are current at this point.
+        # A sample is always replaced if it does not match the labels, which are current by now.
         options["replace"] = isinstance(part[2], Sampled) or replace
         facts["relabelled"] = label_shard(*part, **options).facts["total"]
     return Result(made.digest, facts)

@@ -1,10 +1,10 @@
-"""Oracle labels of documents: `scores.jsonl`, appended record by record, `summary.json` last.
+"""Labels documents with an oracle: `scores.jsonl`, appended record by record, `summary.json` last.
 
-Records are appended and flushed as answers come; a killed run loses at most the record it was
-writing. The next run cuts the torn line and asks only about documents that have no record. At the
-end the file is put in the order of the documents, so its bytes depend neither on kills nor on which
-answer came first. When documents or settings changed, labelling starts over. Documents of one text
-are one question; an empty text is none. Memory does not grow with the documents' text.
+Records are appended and flushed as answers arrive; a killed run loses at most the record that it
+was writing. The next run cuts off the torn line and asks only about documents without a record. At
+the end the records are sorted into the order of the documents, so the bytes depend neither on kills
+nor on the order of answers. If documents or settings changed, labelling starts over. Equal texts
+are one question; an empty text is not asked about. Memory does not grow with the documents' text.
 """
 
 import json
@@ -55,7 +55,7 @@ SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
 Row = tuple[str, str]
-# Made once: `json.dumps` with an option makes an encoder each time.
+# Made once: `json.dumps` with options would make a new encoder on each call.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -73,22 +73,22 @@ def label_shard(
     Args:
         documents: Documents to label.
         out_dir: Directory of these labels.
-        oracle: Scores texts; its scorer goes into every record.
+        oracle: Scores the texts; every record names its scorer.
         replace: Start over if labels of another scorer or rubric exist; `free`: only if the
-            heuristic oracle made them, which costs nothing.
-        max_retries: Number of further questions about a document whose answer was not accepted.
+            heuristic oracle, which costs nothing, made them.
+        max_retries: How often to ask again about a document whose answer was not accepted.
         progress: Called with (documents done, documents to do) after each record.
 
     Returns:
-        The digest of the labels; facts: `total`, `parsed`, `salvaged` (among the parsed ones),
-        `num_new` questions asked by this call, `num_reused` documents that reused the answer about
-        an equal text, and `resumed_from` records that existed before.
+        The digest of the labels. Facts: `total`, `parsed`, `salvaged` (included in `parsed`),
+        `num_new` (questions asked by this call), `num_reused` (documents that took the answer about
+        an equal text), and `resumed_from` (records that existed before).
 
     Raises:
-        LabelError: Labels of another scorer or rubric exist (E-LABEL-MIXED); a file is broken
+        LabelError: Labels of another scorer or rubric exist (E-LABEL-MIXED); a file is damaged
             (E-LABEL-CORRUPT); the number of answers differs from the number of prompts
             (E-LABEL-ORACLE).
-        NmoeError: As the oracle, and as `documents.text`.
+        NmoeError: Raised by the oracle or by `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
     if max_retries == 0 and (done := run.finished()) is not None and is_answered(out_dir):
@@ -107,7 +107,7 @@ def label_shard(
 
 
 def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
-    """Fingerprints of the labels that an oracle gives to documents."""
+    """Fingerprints of the labels that an oracle would give to these documents."""
     asked = {"oracle": oracle.fingerprint, "rubric": oracle.scorer.rubric_hash}
     scale = oracle.scale.in_file()
     asked |= {"scale": sha256_json(scale)} if scale else {}
@@ -115,14 +115,15 @@ def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
 
 
 def is_answered(directory: Path) -> bool:
-    """Whether the server failed on none of the documents of finished labels."""
+    """Whether labelling is finished and the server failed on no document."""
     summary = read_summary(directory / SUMMARY_NAME)
     is_parsed = summary.get("parsed") == summary.get("total")
     return is_parsed or not any(map(is_server_failure, read_records(directory / SCORES_NAME)))
 
 
 class _Labelling:
-    """The files of one shard's labels, their inputs, and the labelled documents."""
+    """The state of labelling one shard: its files, their inputs, and which documents have
+    records."""
 
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None
@@ -143,14 +144,16 @@ class _Labelling:
                 self.fingerprints = former
 
     def finished(self) -> tuple[str, dict[str, Any]] | None:
-        """Digest and summary of the labels that are there, if they are finished and current."""
+        """The digest and the summary of the existing labels if they are finished and current, else
+        None."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
         clear_left(self.scores.parent, PARTIAL_NAME)
         return checked_digest(self.scores), read_summary(self.summary)
 
     def open_existing(self, log: AppendLog, replace: bool | str) -> None:
-        """Mark the records that count, and cut a torn tail; start over when none can."""
+        """Index the usable records of an existing file and cut off a torn tail; start over if the
+        records cannot be used."""
         began = recorded(self.started)
         foreign = None
         is_free = True
@@ -171,11 +174,12 @@ class _Labelling:
         self.marks.clear()
         log.clear()
         log.sync()
-        # It comes last, so that records are never mistaken for records of another run.
+        # Write it last, so that records are never attributed to the inputs of another run.
         write_json(self.started, {"fingerprints": self.fingerprints})
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
-        """Labels of another scorer, or of lines read by another rule, are not dropped unasked."""
+        """Refuse to drop labels of another scorer, or of lines parsed by other rules, without an
+        explicit request."""
         then = began or {}
         now = self.fingerprints
         is_same_oracle = all(then.get(key) == now[key] for key in ("oracle", "rubric"))
@@ -185,7 +189,7 @@ class _Labelling:
             found = "/".join(foreign or scorer) if began else "labels of unknown origin"
             expected = "/".join(scorer)
         elif then.get("reader") != now.get("reader"):
-            what = "labels exist here for lines that were read by another rule"
+            what = "the lines of the existing labels were parsed by other rules"
             found = then.get("reader", "the rule of an earlier version")
             expected = now["reader"]
         else:
@@ -201,7 +205,8 @@ class _Labelling:
         )
 
     def reuse(self, log: AppendLog) -> int:
-        """Append a record for each document whose text was answered before; return how many."""
+        """Append a record for each document whose text has an earlier answer; return the number of
+        records."""
         marks = self.marks
         rows = self.documents.rows
         unasked = [row for row in rows if row[0] not in marks or marks.is_unanswered(row[0])]
@@ -218,8 +223,9 @@ class _Labelling:
         return num_reused
 
     def pending(self, max_retries: int) -> list[Row]:
-        """Documents to ask about: first the ones never asked about, then server failures of an
-        earlier run, then refused ones that may be asked about again."""
+        """The documents to ask about: first those without a record, then those on which the server
+        failed in an earlier run, then those whose answers were not accepted and that have retries
+        left."""
         marks = self.marks
         rows = [row for row in self.documents.rows if row[0] not in self.given_up]
         new = [row for row in rows if row[0] not in marks]
@@ -229,8 +235,9 @@ class _Labelling:
         return [row for row in failed if marks.attempts(row[0]) <= max_retries]
 
     def append(self, log: AppendLog, pending: list[Row]) -> tuple[int, int]:
-        """Ask the oracle about each text once, and append one flushed record per document; return
-        the number of questions, and of documents that took over the answer to one."""
+        """Ask the oracle once per text, and append one flushed record per document. Return the
+        number of questions, and the number of documents that took the answer about an equal
+        text."""
         if pending[0][0] not in self.marks:
             self.summary.unlink(missing_ok=True)
         asked, copies, empty = self._by_text(pending)
@@ -248,8 +255,9 @@ class _Labelling:
         return len(asked), len(pending) - len(asked) - len(empty)
 
     def _by_text(self, pending: list[Row]) -> tuple[list[Row], dict[str, list[Row]], list[Row]]:
-        """The first document of each text, the others by the id of the first, and those without a
-        text. An answer that was not accepted makes another question of the same text."""
+        """Group documents by text: the first document of each text, the others by the id of the
+        first, and the documents with an empty text. A document to retry asks a question of its own,
+        even if its text is equal."""
         firsts: dict[tuple[bytes, int], str] = {}
         asked: list[Row] = []
         copies: dict[str, list[Row]] = {}
@@ -269,7 +277,7 @@ class _Labelling:
     def _answers(
         self, asked: list[Row], copies: dict[str, list[Row]], empty: list[Row]
     ) -> Iterator[tuple[Row, Shown, OracleResult]]:
-        """Each document with the text that the oracle was shown, and the result."""
+        """Yield each document with the text that the oracle read, and the result."""
         for row in empty:
             shown = _shown(self.documents.text(row[0]))
             yield row, shown, OracleResult(None, "", EMPTY_TEXT, is_answer=False)
@@ -277,7 +285,7 @@ class _Labelling:
         num_results = 0
         for i, result in self.oracle.label(self._questions(asked, under_way)):
             if i not in under_way:
-                raise self._wrong_count(f"question {i} twice, or never asked", len(asked))
+                raise self._wrong_count(f"an extra answer, to question {i}", len(asked))
             shown = under_way.pop(i)
             yield asked[i], shown, result
             num_results += 1
@@ -288,8 +296,8 @@ class _Labelling:
             raise self._wrong_count(f"{num_results} results", len(asked))
 
     def _settle(self, log: AppendLog, row: Row, shown: Shown, result: OracleResult) -> None:
-        """Append the record of a result. A failure of the server is no attempt, and takes the place
-        of no other record."""
+        """Append the record of a result. A failure of the server does not count as an attempt and
+        does not replace another record."""
         attempts = self.marks.attempts(row[0]) + 1
         record = label_record(row, shown, result, self.oracle, attempts)
         if is_server_failure(record):
@@ -300,7 +308,7 @@ class _Labelling:
         self._append(log, record)
 
     def _append(self, log: AppendLog, record: Record) -> None:
-        self.summary.unlink(missing_ok=True)  # from here on the labels are not finished
+        self.summary.unlink(missing_ok=True)  # the labels are no longer finished
         line = _encode(record).encode("utf-8", "replace") + b"\n"
         self.marks.add(record, log.append(line), len(line))
 
@@ -312,7 +320,8 @@ class _Labelling:
             yield Question(text.text, marks.num_refused(doc_id), marks.is_unanswered(doc_id))
 
     def _show_partial(self) -> None:
-        """Write the counts so far, for people who watch; an fsync would take milliseconds."""
+        """Write the counts so far, for people who watch. It is not synced, because an fsync takes
+        milliseconds."""
         seen = self.marks.num_marked
         parsed = self.marks.num_parsed
         counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
@@ -330,8 +339,8 @@ class _Labelling:
         )
 
     def finish(self) -> tuple[str, dict[str, Any]]:
-        """Put the records in the documents' order and commit the summary over them; return the
-        digest of the records and the summary."""
+        """Sort the records into the documents' order and write the summary; return the digest of
+        the records and the summary."""
         rows = self.documents.rows
         with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
             for mark in (self.marks[doc_id] for doc_id, _ in rows):

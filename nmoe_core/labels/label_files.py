@@ -1,9 +1,9 @@
-"""Label files: progress of labelling, digests, the merged file of a split, and the labels that
-heads read.
+"""Label files: progress and digests of label shards, and the merged file of a split, which heads
+read.
 
 A merged file holds each document once, in the order of the shards and their records. Labels of two
-scorers or two rubrics are refused, because their grades do not mean the same. A file or a summary
-that was changed after it was written is refused too.
+scorers or two rubrics are refused, because their grades have different meanings. A file or a
+summary that was changed after it was written is refused too.
 """
 
 import fcntl
@@ -45,23 +45,24 @@ MIN_PARSE_RATE = 0.5
 
 
 def write_summary(path: Path, value: dict[str, Any]) -> None:
-    """Commit a summary with its format and the hash of its content."""
+    """Write a summary with its format and the hash of its content."""
     write_json(path, sealed({"format": FORMAT, **value}))
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A summary of labels, or of their noise; E-LABEL-CORRUPT if it was changed.
+    """Read a summary of labels or of their noise. Raises LabelError if it was changed
+    (E-LABEL-CORRUPT).
 
-    Summaries of earlier versions carry no hash.
+    Summaries of earlier versions lack the hash and are not checked.
     """
     return read_sealed_summary(path, LabelError, "E-LABEL-CORRUPT", sealed_since="format")
 
 
 def checked_digest(path: Path) -> str:
-    """SHA-256 of a label file, which must equal the value in the summary beside it
+    """SHA-256 of a label file. Raises LabelError if the summary beside it has another value
     (E-LABEL-CORRUPT).
 
-    A file without a summary is the user's own, unless its labelling is unfinished
+    A file without a summary is accepted as the user's own, unless its labelling is unfinished
     (E-LABEL-COVERAGE).
     """
     is_shard = path.name == SCORES_NAME
@@ -86,8 +87,8 @@ def checked_digest(path: Path) -> str:
 
 
 def merge_labels(tree: Tree, split: str) -> Result:
-    """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`, with
-    the corrections that people made.
+    """Join `labels/{split}/shard_{i}/scores.jsonl` into `labels/merged/labels_{split}.jsonl`, and
+    apply the corrections.
 
     Returns the merged file's digest; facts: `total`, `parsed`, `salvaged`, and whether the file
     `changed`. Raises as `checked_digest` and `one_scorer`.
@@ -117,7 +118,7 @@ def merge_labels(tree: Tree, split: str) -> Result:
 
 def merge_fingerprints(tree: Tree, split: str) -> Fingerprints:
     """Fingerprints of the merged labels of a split. Raises LabelError if a shard is not finished
-    (E-LABEL-COVERAGE), or as `checked_digest`."""
+    (E-LABEL-COVERAGE), and as `checked_digest`."""
     shards = [tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS)]
     for shard in shards:
         if not (shard / SUMMARY_NAME).is_file() or not (shard / SCORES_NAME).is_file():
@@ -151,12 +152,13 @@ def _not_finished(shard: Path) -> LabelError:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The parsed labels of a merged file, in its order.
+    """The parsed labels of a merged file, in the order of the file.
 
     `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 if
-    every row carries an independent `target`, else None. `num_failed` counts rows without scores,
-    `num_unsupported` the ones among them that the oracle does not judge, and `num_salvaged` rows
-    left out because their reply also contained other text; leaving rows out changes `digest`.
+    every row has an independent `target`, else None. `num_failed` counts rows without scores; of
+    these, `num_unsupported` have texts that the oracle does not judge. `num_salvaged` counts rows
+    that were left out because their reply also contained other text; leaving out rows changes
+    `digest`.
     """
 
     path: Path
@@ -173,11 +175,12 @@ class Labels:
 
     @property
     def num_judged(self) -> int:
-        """Documents for which the oracle was to give scores."""
+        """Number of documents that the oracle should have scored."""
         return len(self.doc_ids) + self.num_failed - self.num_unsupported + self.num_salvaged
 
     def require_coverage(self) -> None:
-        """Refuse labels if most failed: the rest may not be representative (E-LABEL-COVERAGE)."""
+        """Refuse labels if most of them failed: the rest may not be representative
+        (E-LABEL-COVERAGE)."""
         if (usable := len(self.doc_ids)) < MIN_PARSE_RATE * self.num_judged:
             raise LabelError(
                 "most labels failed; the rest may not be representative",
@@ -190,8 +193,8 @@ class Labels:
 
 
 def read_label_file(path: Path) -> tuple[str, list[Record]]:
-    """SHA-256 of a label file, and one record per document. Raises LabelError if it is missing
-    (E-LABEL-MISSING), or as `checked_digest`."""
+    """Read a label file: its SHA-256, and one record per document. Raises LabelError if it is
+    missing (E-LABEL-MISSING), and as `checked_digest`."""
     if not path.is_file():
         raise LabelError(
             "labels are missing",
@@ -205,9 +208,9 @@ def read_label_file(path: Path) -> tuple[str, list[Record]]:
 def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     """Read a merged label file, or the labels of one finished shard.
 
-    `use_salvaged` also takes labels extracted from replies with other text. Raises LabelError if
-    the file is missing (E-LABEL-MISSING) or malformed (E-LABEL-SCORES), or as `checked_digest`,
-    `one_scorer`, `one_scale`.
+    `use_salvaged` includes labels that were extracted from replies with other text. Raises
+    LabelError if the file is missing (E-LABEL-MISSING) or malformed (E-LABEL-SCORES), and as
+    `checked_digest`, `one_scorer`, `one_scale`.
     """
     digest, records = read_label_file(path)
     parsed = [r for r in records if r["ok"] and (use_salvaged or not is_salvaged(r))]
@@ -236,10 +239,10 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One label shard; counts are None if they are not known yet.
+    """The status of one label shard; counts are None if they are not known yet.
 
-    DONE: the summary is there. RUNNING: a process holds the shard's lock now. PENDING: neither;
-    after a kill, `labelled` says how far the shard came.
+    DONE: the summary exists. RUNNING: a process holds the shard's lock. PENDING: neither; after a
+    kill, `labelled` counts the documents that have records.
     """
 
     split: str
@@ -253,7 +256,7 @@ class ShardStatus:
 
 
 def label_status(tree: Tree) -> list[ShardStatus]:
-    """All label shards, in their order. Raises as `read_summary`."""
+    """The status of all label shards, in order. Raises as `read_summary`."""
     return [_status(tree, split, i) for split, i in LABEL_SHARDS]
 
 
@@ -278,7 +281,7 @@ def _num_lines(path: Path) -> int | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process writes to the shard; the lock is released at once, so writers can start."""
+    """Whether a process is writing to the shard; tries the lock and releases it at once."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -292,11 +295,11 @@ def _is_locked(path: Path) -> bool:
 def require_current_labels(tree: Tree, split: str) -> None:
     """Refuse labels of a split whose documents have changed since (E-LABEL-STALE).
 
-    An edited record moves the token spans, and so the ids, of later documents: a head would train
-    on texts other than those the oracle saw. Labels of JSON lines are taken as they are. Raises as
-    `read_summary` too, and FormatError if a source is missing.
+    An edited record shifts the token spans of later documents, and so their ids: a head would train
+    on texts that the oracle did not read. Labels of JSON lines are not checked. Raises also as
+    `read_summary`, and FormatError if a source is missing.
     """
-    digests: dict[tuple[str, ...], str] = {}  # the shards of a split are mostly of the same sources
+    digests: dict[tuple[str, ...], str] = {}  # cache: most shards have the same sources
     for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):
         value = read_summary(summary)
         made_from = (value.get("fingerprints") or {}).get("data")

@@ -1,10 +1,9 @@
-"""The oracle protocol, and the records of its answers: the lines of a label file.
+"""The protocol of oracles, and the records of their answers: the lines of a label file.
 
-An oracle reads texts and gives each its scores by a rubric, or says why it could not. A scorer is a
-model, a version and a rubric; all three go into every record, and labels of two scorers are never
-mixed in one file. The version is a digest of everything an answer depends on, as far as it can be
-measured:
-weights, prompt, decoding settings.
+An oracle scores texts by a rubric, or says why it could not. A scorer is a model, a version and a
+rubric; every record names all three, and a file never mixes labels of two scorers. The version is a
+digest of everything that an answer depends on and that can be measured: weights, prompt, decoding
+settings.
 """
 
 import hashlib
@@ -23,21 +22,21 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
-SCORES_NAME = "scores.jsonl"  # the file of a directory of labels
-# A model that answers greedily would repeat its answer, so later attempts are sampled.
+SCORES_NAME = "scores.jsonl"  # the label file in a directory of labels
+# Greedy decoding would repeat the same answer, so later attempts are sampled.
 RETRY_TEMPERATURE = 1.0
-# Answers for texts that an oracle does not claim to judge: no failures of it.
+# Finish reasons for texts that an oracle does not judge; they do not count as failures.
 UNSUPPORTED_SCRIPT = "unsupported_script"
 UNSUPPORTED_LANGUAGE = "unsupported_language"
-EMPTY_TEXT = "empty_text"  # for a text without a question
-# Reasons for a failure of the server. Other statuses of 400 to 499 mean that it refused a document.
+EMPTY_TEXT = "empty_text"  # the text is empty, so the oracle is not asked
+# Finish reasons of a server failure. Any other 4xx status means that it refused the document.
 _SERVER_FAILED = re.compile(
     r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large"
 )
 
 
 class Scorer(NamedTuple):
-    """Who scores, and by which rubric, under the keys that records have."""
+    """The oracle and the rubric that scored; fields are named like the keys of records."""
 
     scorer_model: str
     scorer_version: str
@@ -54,21 +53,21 @@ class Question(NamedTuple):
 
     text: str
     attempt: int = 0
-    """How many answers to it were not accepted."""
+    """Number of earlier answers that were not accepted."""
     is_again: bool = False
-    """Whether a server failed on it in an earlier run: it is tried once, and no other question
-    waits for it."""
+    """Whether a server failed on it in an earlier run. Then it is tried once, without blocking
+    other questions."""
     is_redrawn: bool = False
-    """Whether the answer is drawn to be compared with the first one."""
+    """Whether the answer is sampled to measure noise, by comparison with the first answer."""
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the answer is sampled, and not the likeliest one."""
+        """Whether the answer is sampled instead of decoded greedily."""
         return self.attempt > 0 or self.is_redrawn
 
     def seed(self, first: int = 0) -> int:
-        """Seed of the answer: `first` and the attempt. A redrawn answer has 31 bits of a hash of
-        text and attempt: with one seed for all documents, all would get the same random numbers."""
+        """The seed of the answer: `first` plus the attempt. For a redrawn answer, 31 bits of a hash
+        of text and attempt: with one seed, all documents would get the same random numbers."""
         if not self.is_redrawn:
             return first + self.attempt
         key = f"redrawn/{first}/{self.attempt}/{self.text}".encode("utf-8", "replace")
@@ -77,12 +76,12 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """The outcome for one text: `scores` by dimension, or None with the `raw` answer.
+    """The outcome for one text: `scores` by dimension; or None, with the `raw` answer.
 
-    `finish_reason`: how the answer ended, in the oracle's own fixed words. `is_salvaged`: the
-    scores were extracted from an answer with other text. `is_truncated`: the oracle saw only the
-    text's beginning. `is_answer` is false if the oracle did not judge the text: its server failed
-    or refused.
+    `finish_reason` says how the answer ended, as a fixed string of the oracle. `is_salvaged`: the
+    scores were extracted from an answer with other text. `is_truncated`: the oracle read only the
+    beginning of the text. `is_answer` is false if the oracle did not judge the text because its
+    server failed or refused.
     """
 
     scores: dict[str, int] | None
@@ -97,8 +96,8 @@ class OracleResult:
 class Oracle(Protocol):
     """A scorer of documents.
 
-    `fingerprint` changes whenever the same text could get another answer; `facts` (JSON values)
-    name what the answers depend on, for people; `scale` is the rubric's.
+    `fingerprint` changes if the same text could get a different answer. `facts` (JSON values) show
+    people what the answers depend on. `scale` is the rubric's.
     """
 
     scorer: Scorer
@@ -107,15 +106,15 @@ class Oracle(Protocol):
     facts: dict[str, Any]
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """Yield (number of the question, its result), in any order, each question once.
+        """Yield (index of the question, its result) once per question, in any order.
 
-        Questions are taken as there is room for them.
+        The oracle takes more questions from the iterable as it has room.
         """
         ...
 
 
 class MeasuredOracle:
-    """An oracle whose version is the digest of its model and facts; backends add `label`."""
+    """An oracle whose version is a digest of its model and facts; subclasses add `label`."""
 
     def __init__(self, model: str, facts: dict[str, Any], scale: Scale) -> None:
         self.facts = facts
@@ -125,20 +124,20 @@ class MeasuredOracle:
 
 
 class Shown(NamedTuple):
-    """The text of a document as an oracle was shown it."""
+    """The text of a document that an oracle reads."""
 
     snippet: str
     """Its beginning."""
     sha256: str
-    """SHA-256 of the whole text."""
+    """SHA-256 of the text shown."""
     is_cut: bool
-    """Whether the document has more text."""
+    """Whether the document is longer than this text."""
 
 
 def label_record(
     row: tuple[str, str], shown: Shown, result: OracleResult, oracle: Oracle, attempts: int
 ) -> Record:
-    """The record of an answer to the `attempts`-th question about a document.
+    """The record of the answer to question number `attempts` about a document.
 
     `row` is its id and source.
     """
@@ -163,7 +162,8 @@ def label_record(
 
 
 def weighted_again(record: Record, scale: Scale) -> Record:
-    """A record of an earlier answer by the same rubric, with the weights of today."""
+    """An earlier record by the same rubric, with its aggregate computed again from the current
+    weights."""
     if not record["ok"]:
         return record
     return {k: v for k, v in record.items() if k != "scale"} | scale.label(record["scores"])
@@ -180,14 +180,14 @@ def is_salvaged(record: Record) -> bool:
 
 
 def is_unsupported(record: Record) -> bool:
-    """Whether the oracle does not judge documents such as this one."""
+    """Whether the oracle does not judge documents of this kind (script, language, empty text)."""
     reason = record.get("finish_reason")
     return not record["ok"] and reason in (UNSUPPORTED_SCRIPT, UNSUPPORTED_LANGUAGE)
 
 
 def is_answered(record: Record) -> bool:
     """Whether the oracle gave an answer, accepted or not. Failures in labels of earlier versions
-    lack the field, but only answers have a number of tokens or reasons other than these."""
+    lack the field; there, an answer has a number of tokens or another finish reason."""
     if record["ok"] or "answered" in record:
         return record["ok"] or bool(record["answered"])
     reason = str(record.get("finish_reason"))
@@ -196,20 +196,20 @@ def is_answered(record: Record) -> bool:
 
 
 def is_server_failure(record: Record) -> bool:
-    """Whether a label failed because the server failed, which is independent of the document."""
+    """Whether a label failed because of the server, not because of the document."""
     reason = str(record.get("finish_reason"))
     return not is_answered(record) and _SERVER_FAILED.fullmatch(reason) is not None
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a label file without a torn last line. Raises as `parse_record`."""
+    """Yield the records of a label file, except a torn last line. Raises as `parse_record`."""
     with open(path, "rb") as file:
         for line in whole_lines(file):
             yield parse_record(line, path)
 
 
 def parse_record(line: Line, path: Path) -> Record:
-    """The record of a line of the file `path`. Raises LabelError (E-LABEL-CORRUPT)."""
+    """Parse one line of the file `path`. Raises LabelError (E-LABEL-CORRUPT)."""
     try:
         record = json_value(line.payload)
         is_record = isinstance(record["doc_id"], str) and isinstance(record["source"], str)
@@ -218,7 +218,7 @@ def parse_record(line: Line, path: Path) -> Record:
     except (ValueError, KeyError, TypeError):
         pass
     raise LabelError(
-        "not a label record",
+        "a line is not a label record",
         where=f"{path}:{line.number}",
         found=repr(line.payload[:80]),
         do="delete the directory and label again, or restore the file",
@@ -237,7 +237,8 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def coverage(records: Iterable[Record]) -> dict[str, Any]:
-    """`total`, `parsed`, `salvaged` among those, `parse_rate` (1.0 of none); and `per_source`."""
+    """Count records: `total`, `parsed`, `salvaged` (included in `parsed`), `parse_rate` (1.0
+    without records); also `per_source`."""
     counts: dict[str, Counter[str]] = {}
     for record in records:
         count = counts.setdefault(record["source"], Counter())
@@ -256,12 +257,13 @@ def _rates(count: Counter[str]) -> dict[str, Any]:
 
 
 def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
-    """The scorer that all records name (else E-LABEL-MIXED); empty strings without a record."""
+    """The scorer that all records name; empty strings without records. Raises LabelError if scorers
+    differ (E-LABEL-MIXED)."""
     scorers = sorted({scorer_of(record) for record in records})
     if len(scorers) > 1:
         named = ["/".join(scorer) if any(scorer) else "an unnamed scorer" for scorer in scorers]
         raise LabelError(
-            "labels of different scorers or rubrics",
+            "labels have different scorers or rubrics",
             where=where,
             found=" and ".join(named[:2]),
             expected="one scorer and one rubric",
@@ -272,15 +274,15 @@ def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
 
 
 def one_scale(records: Iterable[Record], where: Path) -> Scale:
-    """The scale of the scores of all records (else E-LABEL-MIXED); `QUALITY` of none. Raises as
-    `scale_in`."""
+    """The scale of all records; `QUALITY` without records. Raises LabelError if scales differ
+    (E-LABEL-MIXED), and as `scale_in`."""
     named: dict[str, Record] = {}
     for record in records:
         if record["ok"]:
             named.setdefault(json.dumps(record.get("scale")), record)
     if len(named) > 1:
         raise LabelError(
-            "labels of different scales",
+            "labels have different scales",
             where=where,
             found=" and ".join(list(named)[:2]),
             expected="one rubric with one set of weights",

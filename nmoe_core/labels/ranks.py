@@ -1,7 +1,8 @@
 """Rank correlation, and intervals by resampling.
 
-Both are written out: scipy's ranks and Spearman take 4 to 80 times as long, and every bootstrap
-calls them 200 times; scipy's bootstrap takes no statistic that is undefined on some draws.
+Both are implemented here: scipy's ranks and Spearman are 4 to 80 times slower, and every bootstrap
+calls them 200 times; scipy's bootstrap does not support statistics that are undefined on some
+draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +10,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 NUM_RESAMPLES = 200
-MIN_ITEMS = 10  # below, percentiles of draws cover far less than they say: no interval is given
+MIN_ITEMS = 10  # with fewer items, percentile intervals cover far less than 95 %
 Interval = tuple[float, float]
 
 
 def bootstrap(
     statistic: Callable[[np.ndarray], float | None], num_items: int, edges: Interval = (-1.0, 1.0)
 ) -> Interval | None:
-    """95 % percentile interval of a statistic of rows, drawn with replacement from a fixed seed.
+    """95 % percentile interval of a statistic, by bootstrap over rows with a fixed seed.
 
-    A draw has no row that the sample lacks. So if all draws agree, or reach an edge of the
-    statistic's range, the interval allows for the largest share of different rows that a sample of
-    this size misses with a probability of 2.5 %. None below `MIN_ITEMS`, or if the statistic is
+    Draws contain only rows of the sample. So if all draws agree, or reach an edge of the
+    statistic's range, the interval is widened by the largest share of different rows that a sample
+    of this size misses with probability 2.5 %. None below `MIN_ITEMS` items, or if the statistic is
     undefined on most draws.
     """
     if num_items < MIN_ITEMS:
@@ -43,14 +44,14 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Rank correlation of two arrays `[N]`; None when one is constant or N is below 3."""
+    """Rank correlation of two arrays `[N]`; None if one is constant or N is below 3."""
     return _correlation(_places(a), _places(b))
 
 
 def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
     """95 % bootstrap interval of the rank correlation; None as for `bootstrap`.
 
-    Values are sorted once: a draw of rows is ranked by how often it has each of them.
+    Values are sorted once: a draw is ranked by how often it contains each value.
     """
     a = _places(a)
     b = _places(b)
@@ -58,12 +59,13 @@ def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | Non
 
 
 def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
-    """Rank correlation inside each group, averaged by the size of the groups that have one."""
+    """Rank correlation within groups: the mean over groups that have one, weighted by their
+    size."""
     return _within(_places(a), _places(b), _places(np.asarray(groups)))
 
 
 def within_interval(a: np.ndarray, b: np.ndarray, groups: Sequence[str]) -> Interval | None:
-    """95 % bootstrap interval of the rank correlation inside groups; None as for `bootstrap`."""
+    """95 % bootstrap interval of the rank correlation within groups; None as for `bootstrap`."""
     a = _places(a)
     b = _places(b)
     own = _places(np.asarray(groups))
@@ -81,7 +83,7 @@ def _within(a: np.ndarray, b: np.ndarray, groups: np.ndarray) -> float | None:
 
 
 def _places(values: np.ndarray) -> np.ndarray:
-    """Place of each value among the distinct ones: int64 `[N]`."""
+    """The rank of each value among the distinct values: int64 `[N]`."""
     return np.unique(values, return_inverse=True)[1]
 
 

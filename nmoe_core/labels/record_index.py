@@ -1,7 +1,7 @@
 """The position of each document's record in the label file, and its outcome.
 
-Memory: 25 bytes per document and its entry in a dict, all allocated at the start: memory does not
-grow with the answers.
+Memory: 25 bytes and one dict entry per document, allocated at the start, so it does not grow as
+answers arrive.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from nmoe_core.labels.oracle import Record, is_answered, is_salvaged, is_server_failure
 
-# A server's failure counts least: any other record of the document takes its place.
+# Outcomes, worst first. A later record replaces an earlier one, unless the earlier one was parsed
+# or the later one is a server failure.
 _NO_RECORD, _SERVER_FAILED, _NO_ANSWER, _REFUSED, _OK, _SALVAGED = range(6)
-_MAX_ATTEMPTS = 2**31  # a damaged file may name any number
+_MAX_ATTEMPTS = 2**31  # a damaged file may hold any number
 
 
 class Mark(NamedTuple):
@@ -27,11 +28,11 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """The records of the documents in `rows` of (document id, source).
+    """An index of the records of the documents in `rows`, (document id, source).
 
     Attributes:
-        num_records: Records seen, including records of other documents and of earlier attempts.
-        num_marked: Documents that have a record.
+        num_records: Records added, including records of other documents and of earlier attempts.
+        num_marked: Documents with a record.
         num_parsed: Documents whose answer was accepted.
     """
 
@@ -47,7 +48,7 @@ class Marks:
         self.num_records = self.num_marked = self.num_parsed = 0
 
     def add(self, record: Record, offset: int, size: int) -> None:
-        """Remember a record, unless an earlier one of its document was parsed already."""
+        """Add a record, unless the document already has a parsed record."""
         self.num_records += 1
         row = self._rows.get(record["doc_id"])
         if row is None or self._outcomes[row] >= _OK:

@@ -1,8 +1,9 @@
-"""Finds earlier answers of an oracle by the SHA-256 of the text that it was shown.
+"""Finds earlier answers of an oracle by the SHA-256 of the text that it read.
 
-A document's id changes with its position in the shards, but its text does not. So after new
-documents or with another tokenizer, its label may be in any shard of the tree. Labels that a shard
-drops are stored beside its own, where other shards find them. Memory: 300 bytes per label, no text.
+A document's id changes with its position in the shards, but its text does not. So after documents
+are added or the tokenizer changes, its label may be in any label shard of the tree. Labels that a
+shard drops are stored in a second file beside its labels, where other shards find them. Memory: 300
+bytes per label, no texts.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ KNOWN_NAME = "known.jsonl"
 
 
 class _Place(NamedTuple):
-    """Place of a record, and the fields that decide between two records of one text."""
+    """The place of a record, and the fields that decide between two records of the same text."""
 
     file: IO[bytes]
     offset: int
@@ -32,14 +33,14 @@ class _Place(NamedTuple):
 
 
 def sha256_of(text: str) -> str:
-    """The key of a text."""
+    """The SHA-256 of a text, the key of its records."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 class KnownAnswers(ExitStack):
-    """The answers of one oracle by one rubric in directories of labels, whose files stay open.
+    """The answers of one oracle and rubric in directories of labels; the files stay open.
 
-    Records of earlier versions do not name their text and are not found.
+    Records of earlier versions lack the hash of their text and are not found.
     """
 
     def __init__(self, directories: Iterable[Path], oracle: Oracle) -> None:
@@ -47,7 +48,7 @@ class KnownAnswers(ExitStack):
         self._oracle = oracle
         self._places: dict[tuple[bytes, bool], _Place] = {}
         self.new_tokens: list[int] = []
-        """Tokens of each answer, if its record has them."""
+        """The number of tokens of each answer, if its record has it."""
         for directory in directories:
             if is_of_oracle(directory, oracle):
                 # A shard writes the second file before it drops records from the first.
@@ -58,10 +59,12 @@ class KnownAnswers(ExitStack):
         return len(self._places)
 
     def find(self, text_sha256: str, is_cut: bool) -> Record | None:
-        """The record of a text, shown whole or cut; it is of another document with this text."""
+        """The record of a text, `is_cut` or whole; usually of another document with the same
+        text."""
         key = bytes.fromhex(text_sha256)
         place = None
-        # The record of a cut text is marked as cut, which is wrong if the text is a whole document.
+        # A record of a cut text is marked as cut, so it does not fit a whole document with that
+        # text.
         for is_truncated in (False, True) if is_cut else (False,):
             place = place or self._places.get((key, is_truncated))
         if place is None:
@@ -69,7 +72,7 @@ class KnownAnswers(ExitStack):
         place.file.seek(place.offset)
         try:
             record = json_value(place.file.read(place.size))
-        except ValueError:  # another process began that file anew
+        except ValueError:  # another process has rewritten the file
             return None
         is_of_text = isinstance(record, dict) and record.get("text_sha256") == text_sha256
         return record | {"truncated": record["truncated"] or is_cut} if is_of_text else None
@@ -88,10 +91,10 @@ class KnownAnswers(ExitStack):
 
 
 def _records(file: IO[bytes], oracle: Oracle) -> Iterator[tuple[Line, Record]]:
-    """The records of an oracle that name their text, without failures of its server.
+    """Yield the oracle's records that hold the hash of their text, except server failures.
 
-    Other lines are skipped: another process may just be rewriting the file, and broken lines are
-    refused when their own shard is labelled.
+    Other lines are skipped: another process may be rewriting the file, and damaged lines are
+    refused when their shard is labelled.
     """
     for line in whole_lines(file):
         try:
@@ -110,15 +113,15 @@ def _is_known(record: Record) -> bool:
 
 
 def is_of_oracle(directory: Path, oracle: Oracle) -> bool:
-    """Whether the labels of a directory are this oracle's by its rubric."""
+    """Whether this oracle made the labels of a directory, with the same rubric."""
     began = recorded(directory / STARTED_NAME) or {}
     asked = oracle.fingerprint, oracle.scorer.rubric_hash
     return (began.get("oracle"), began.get("rubric")) == asked
 
 
 def keep_answers(directory: Path, oracle: Oracle) -> None:
-    """Keep the labels of a directory that is about to drop them, where other shards find them.
-    Labels of another oracle are not kept."""
+    """Store the labels that a directory is about to drop where other shards find them. Labels of
+    another oracle are not stored."""
     path = directory / KNOWN_NAME
     if not is_of_oracle(directory, oracle):
         path.unlink(missing_ok=True)

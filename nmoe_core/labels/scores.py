@@ -1,12 +1,12 @@
-"""Scores by a rubric: their scale, the strict reader of an oracle's answer, and the aggregate.
+"""Scores by a rubric: their scale, the strict parser of an oracle's answer, and the aggregate.
 
-Oracle scores are integers on the rubric's scale; heads give real numbers that are clamped to it.
-Every aggregate in the platform comes from `Scale.aggregate`, so a decision can be recomputed from
-a row of scores.
+Oracle scores are integers on the rubric's scale; scores of heads are real numbers, clamped to the
+scale. All aggregates come from `Scale.aggregate`, so a decision can be recomputed from a row of
+scores.
 
 An oracle's final answer must be one JSON object without other text. An object within other text may
-be a guess, a quotation from the document, or a reply that the document told the model to give, so
-it is taken only on request, and marked as salvaged. An answer with two objects has no scores.
+be a guess, a quotation from the document, or an answer that the document told the model to give, so
+it is used only on request, and marked as salvaged. An answer with two objects has no scores.
 """
 
 import functools
@@ -23,8 +23,8 @@ from loader.files.nested import json_value
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.rubric import Rubric
 
-# Numbers are stored with six decimals, and decisions are made on the stored numbers: a reader who
-# recomputes a decision from a file gets the same.
+# Numbers are stored with six decimals, and decisions use the stored numbers, so a decision that is
+# recomputed from a file is the same.
 DECIMALS = 6
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 # A whole answer may be in a Markdown fence.
@@ -33,10 +33,10 @@ _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```\s*", re.IGNOREC
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The dimensions of scores in their order, each with its lowest and its highest grade, and its
-    weight in the aggregate.
+    """The dimensions of scores, in order, each with its lowest and highest grade and its weight in
+    the aggregate.
 
-    A vector of scores has one value a dimension; arrays of them have shape `[..., D]`.
+    A vector of scores has one value per dimension; arrays of vectors have shape `[..., D]`.
     """
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class Scale:
 
     @classmethod
     def read(cls, value: Any) -> "Scale":
-        """The scale that a file names (`in_file`), `QUALITY` for None. Raises ValueError."""
+        """Parse the scale in a file (see `in_file`); None gives `QUALITY`. Raises ValueError."""
         if value is None:
             return QUALITY
         rows = list(value.values()) if isinstance(value, dict) else []
@@ -78,27 +78,28 @@ class Scale:
         return replace(self, weights=tuple(float(weights[name]) for name in self.names))
 
     def with_same_grades(self, other: "Scale") -> bool:
-        """Whether both have the same dimensions and grades; weights may differ."""
+        """Whether both scales have the same dimensions and grades; weights may differ."""
         return replace(self, weights=other.weights) == other
 
     def __len__(self) -> int:
         return len(self.names)
 
     def vector(self, scores: Mapping[str, float]) -> list[float]:
-        """The values by dimension, in their order. Raises KeyError if one is missing."""
+        """The values in the order of the dimensions. Raises KeyError if a dimension is missing."""
         return [float(scores[name]) for name in self.names]
 
     def by_name(self, vector: Sequence[float] | np.ndarray) -> dict[str, float]:
-        """The values by dimension as they are written to files: with six decimals."""
+        """The values by dimension, with six decimals, as files hold them."""
         return {name: round(float(value), DECIMALS) for name, value in zip(self.names, vector)}
 
     def stored(self, scores: np.ndarray) -> np.ndarray:
-        """Head outputs `[N, D]` as they are stored: float64, clamped, with six decimals."""
+        """Clamp head outputs `[N, D]` to the scale and round them to six decimals: float64, as
+        files hold them."""
         clamped = np.clip(scores.astype(np.float64), self.lowest, self.highest)
-        return np.round(clamped, DECIMALS) + 0.0  # which turns a negative zero into a plain one
+        return np.round(clamped, DECIMALS) + 0.0  # + 0.0 turns -0.0 into 0.0
 
     def shares(self, scores: np.ndarray) -> np.ndarray:
-        """Clamped scores `[..., D]` from 0, the lowest grade, to 1, the highest: float64."""
+        """Map clamped scores `[..., D]` to 0 (lowest grade) .. 1 (highest grade): float64."""
         low = np.asarray(self.lowest, np.float64)
         high = np.asarray(self.highest, np.float64)
         return (np.clip(np.asarray(scores, np.float64), low, high) - low) / (high - low)
@@ -124,7 +125,7 @@ QUALITY = Scale(
 
 @functools.lru_cache(1 << 14)
 def _aggregated(scale: Scale, grades: tuple[float, ...]) -> float:
-    """`aggregate` of whole grades, of which labels have few."""
+    """`aggregate` of integer grades; cached, because labels have few distinct grades."""
     return float(scale.aggregate(np.asarray(grades)))
 
 
@@ -139,7 +140,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def scale_in(header: Mapping[str, Any]) -> Scale:
-    """The scale that a file's header or record names. Raises LabelError (E-LABEL-SCORES)."""
+    """Parse the scale in a file's header or record. Raises LabelError (E-LABEL-SCORES)."""
     try:
         return Scale.read(header.get("scale"))
     except ValueError as error:
@@ -147,10 +148,11 @@ def scale_in(header: Mapping[str, Any]) -> Scale:
 
 
 def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict[str, int]:
-    """The scores of an oracle's answer, in the order of the scale.
+    """Parse the scores of an oracle's answer, in the order of the scale.
 
-    `value` is one JSON object, as text or parsed, of exactly the scale's dimensions, each once and
-    a whole grade (`4.0` counts as 4, `true` does not). Anything else is refused (E-LABEL-SCORES).
+    `value` is one JSON object, as text or parsed, with exactly the scale's dimensions, each once
+    and an integer grade (`4.0` counts as 4, `true` is refused). Raises LabelError for anything else
+    (E-LABEL-SCORES).
     """
     scores = value
     if isinstance(value, str):
@@ -173,7 +175,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _grade(name: str, value: object, low: int, high: int) -> int:
-    # Compared with the bounds before it is converted: NaN and infinity have no integer.
+    # Compare with the bounds before converting: `int` fails on NaN and infinity.
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = value
@@ -189,9 +191,9 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 def read_scores(
     text: str, extract_embedded: bool = False, scale: Scale = QUALITY
 ) -> tuple[dict[str, int] | None, bool]:
-    """The scores that a final answer gives, or None; and whether the answer has other text.
+    """The scores in a final answer, or None; and whether the answer has other text.
 
-    With `extract_embedded`, an answer with other text may contain one flat object.
+    With `extract_embedded`, one flat object within other text is accepted.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):
@@ -204,5 +206,5 @@ def read_scores(
 
 
 def rounded(value: float | np.floating[Any] | None) -> float | None:
-    """A number as it is written to files; None stays None."""
+    """A number rounded to six decimals, as files hold it; None stays None."""
     return None if value is None else round(float(value), DECIMALS)

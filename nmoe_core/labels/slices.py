@@ -1,8 +1,9 @@
 """Slices: the ids of all training documents, divided into train, val and test by their MD5.
 
-Heads are fitted on train, chosen by val, and only reported on for test. Order follows the files
-that a committed manifest names, by path component, then the documents in each index. Only `train/`
-is sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one index.
+Heads are fitted on train, chosen by val, and only reported on for test. Rows are ordered by the
+files in the committed manifest (by path component), then by the documents in each index. Only
+`train/` is sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one
+index.
 """
 
 import hashlib
@@ -56,19 +57,20 @@ def source_manifest(data_root: Path, source: str) -> Manifest:
 
 
 def data_digest(data_root: Path, sources: Sequence[str]) -> str:
-    """SHA-256 over the contents of the named sources, to which their document ids refer."""
+    """SHA-256 over the contents of the named sources; document ids are valid only for these
+    contents."""
     return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
 
 
 def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
-    """`data_digest` as earlier versions wrote it: of whole manifests, not of their documents."""
+    """`data_digest` of earlier versions, which hashed whole manifests, not only their documents."""
     return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
 
 
 def write_source_slices(tree: Tree, source: str) -> Result:
     """List the documents of one source in `slices/sources/{source}/docids_{split}.jsonl`.
 
-    Returns the digest of the summary; facts: documents of each split, and whether they `changed`.
+    Returns the digest of the summary; facts: documents per split, and whether they `changed`.
     Raises FormatError if the source has no committed manifest, or an index does not match it.
     """
     manifest = source_manifest(tree.data, source)
@@ -88,7 +90,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
                 row = {"doc_id": str(document), "source": document.source}
                 files[split].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 counts[split] += 1
-            # Removed before its files are replaced: a summary never names another run's rows.
+            # Remove the summary before replacing its files, so that it never describes other rows.
             summary.unlink(missing_ok=True)
         facts = {"source": source, "counts": counts}
         return _commit(summary, facts, names, fingerprints)
@@ -100,11 +102,11 @@ def slice_fingerprints(manifest: Manifest) -> Fingerprints:
 
 
 def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
-    """Join the slices of sources, in the order of their names, and deal out the label shards.
+    """Join the slices of sources, in the order of their names, and divide them into label shards.
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
-    shard `j mod 8`), and `slices_manifest.json` last. Processes that label different shards may
-    call it at once: one writes, the others wait for it. Returns as `write_source_slices`.
+    shard `j mod 8`), and `slices_manifest.json` last. Several processes may call it at once: one
+    writes, the others wait for it. Returns as `write_source_slices`.
 
     Raises:
         FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
@@ -145,10 +147,11 @@ def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
 
 @contextmanager
 def _combining(slices_dir: Path) -> Iterator[None]:
-    """Hold the combined files, waiting for another writer, and remove the files that a killed one
+    """Lock the combined files, waiting for another writer, and remove files that a killed writer
     left.
 
-    Not the lock of the whole directory: sources below it may be written at the same time.
+    This is not the lock of the whole directory, because sources below it may be written at the same
+    time.
     """
     ends_at = time.monotonic() + MAX_WAIT_S
     with ExitStack() as stack:
@@ -167,7 +170,7 @@ def _combining(slices_dir: Path) -> Iterator[None]:
 
 
 def _is_whole(summary: Path, fingerprints: Fingerprints, names: Sequence[str]) -> bool:
-    """Whether the output is current and none of its files was deleted."""
+    """Whether the output is current and all of its files exist."""
     is_there = all((summary.parent / name).is_file() for name in names)
     return is_there and is_current(summary, fingerprints)
 
@@ -187,7 +190,7 @@ def _result(summary: Path, changed: bool) -> Result:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """A summary of slices; summaries of earlier versions carry no hash."""
+    """Read a summary of slices; summaries of earlier versions have no hash and are not checked."""
     if not path.is_file():
         do = "run nmoe hydra slices"
         code = "E-MANIFEST-MISSING"
@@ -198,7 +201,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _check_digest(path: Path, found: str) -> None:
-    """Refuse a slice file that the summary beside it names with another SHA-256."""
+    """Refuse a slice file whose SHA-256 differs from the summary beside it."""
     for summary in (path.with_name(SUMMARY_NAME), path.with_name(COMBINED_NAME)):
         files = _read_summary(summary)["files"] if summary.is_file() else {}
         if files.get(path.name, found) != found:
@@ -236,7 +239,7 @@ def _slice_row(where: str, line: bytes) -> tuple[str, str]:
         source = parse_doc_id(pair[0]).source
     except (ValueError, KeyError, TypeError, FormatError):
         raise FormatError(
-            "not a row of a slice",
+            "a line is not a row of a slice",
             where=where,
             found=repr(line[:80]),
             expected='{"doc_id": "{source}//{path}#s={start}:e={end}", "source": "{source}"}',
@@ -244,7 +247,7 @@ def _slice_row(where: str, line: bytes) -> tuple[str, str]:
         ) from None
     if source != pair[1]:
         raise FormatError(
-            "row names another source than its document id",
+            "the source of a row differs from its document id",
             where=where,
             found=pair[1],
             code="E-DOCID",

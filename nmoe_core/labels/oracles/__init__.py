@@ -1,4 +1,4 @@
-"""The oracles behind one protocol, made from the `[oracle]` table of a run or of a command."""
+"""Opens the oracle that the `[oracle]` table of a run or a command names."""
 
 import os
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from nmoe_core.labels.scores import QUALITY, Scale
 
 
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
-    """The oracle that `table.kind` names; no weights are loaded and no server is asked yet.
+    """The oracle of kind `table.kind`; weights are loaded and the server is contacted later.
 
-    `resolve` makes a path of the table absolute. Raises ConfigError if a key's environment variable
-    is not set (E-CONFIG-MISSING) or holds no key, or as the oracle.
+    `resolve` makes a path in the table absolute. Raises ConfigError if the environment variable of
+    the API key is not set (E-CONFIG-MISSING) or does not hold a key, and as the oracle.
     """
     if table.kind == "engine":
         from nmoe_core.labels.oracles.engine import EngineOracle
@@ -35,7 +35,7 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
     scale = Scale.of(rubric)
     if not scale.with_same_grades(QUALITY):
         raise ConfigError(
-            "the heuristic oracle grades by the dimensions of quality_v1 alone",
+            "the heuristic oracle grades only the dimensions of quality_v1",
             where="[oracle] kind",
             found=f"a rubric of {', '.join(scale.names)}",
             expected=", ".join(QUALITY.names),
@@ -50,18 +50,18 @@ def _api_key(name: str | None) -> str | None:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(
-            "the oracle's key is not in the environment",
+            "the environment variable of the oracle's API key is not set",
             where=name,
             do=f"export {name}=...",
             code="E-CONFIG-MISSING",
         )
-    # The key itself is part of no message.
+    # The message must not show the key.
     if not all("!" <= character <= "~" for character in key):
         raise ConfigError(
-            "the oracle's key cannot be sent in an HTTP header",
+            "the oracle's API key cannot be sent in an HTTP header",
             where=name,
-            found="a space, a control character or one beyond ASCII",
+            found="a space, a control character or a character outside ASCII",
             expected="printable ASCII without spaces",
-            do=f"export {name} with the key alone",
+            do=f"export {name} with only the key",
         )
     return key

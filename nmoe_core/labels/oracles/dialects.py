@@ -1,8 +1,8 @@
-"""The two forms of OpenAI's protocol for a judge: chat, and plain completions.
+"""The two forms of OpenAI's protocol: chat completions and plain completions.
 
-Chat leaves the rendering of the prompt to the server. Completions get the prompt that `harmony`
-renders, spelled out as text, for servers of gpt-oss that have no chat: vLLM, SGLang and
-llama-server read its special tokens; Ollama wraps it in its own template, so it needs chat.
+With chat, the server renders the prompt. With completions, the prompt is the text that `harmony`
+renders, for gpt-oss servers without chat. vLLM, SGLang and llama-server parse its special tokens;
+Ollama wraps it in its own template, so use chat there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
 
 OPEN_FINAL = "<|channel|>final<|message|>"
-# One Harmony message: its channel, and a text in which no control token is spelled.
+# One Harmony message: its channel, and a text without control tokens.
 _MESSAGE = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>(?P<channel>[a-z]+)(?: to=[^\s<]+)?"
     r"(?: ?<\|constrain\|>json)?<\|message\|>(?P<text>[^<]*(?:<(?!\|)[^<]*)*)"
@@ -33,7 +33,7 @@ _REST = re.compile(r"(?:<\|(?:end|return|call)\|>\s*)?\Z")
 
 
 def response_format(scale: Scale) -> orjson.Fragment:
-    """The JSON schema of an answer, as servers take it."""
+    """The JSON schema of an answer, as the request's `response_format`."""
     grades = zip(scale.names, scale.lowest, scale.highest)
     schema = {
         "type": "object",
@@ -48,9 +48,9 @@ def response_format(scale: Scale) -> orjson.Fragment:
 
 
 class Dialect:
-    """Requests to a server at `path` of its base URL, and the reading of its replies.
+    """Builds requests to `path` below a server's base URL, and reads the replies.
 
-    `facts` are the other values, besides the table, that answers depend on.
+    `facts` are the values, besides the table, that answers depend on.
     """
 
     path: str
@@ -71,18 +71,18 @@ class Dialect:
             "temperature": RETRY_TEMPERATURE if question.is_drawn else 0,
             "seed": question.seed(self._table.seed),
         }
-        # Chat servers hand message text to tokenizers that may read a spelling such as `<|end|>` as
-        # the token; a space after the bracket keeps it readable and makes it text everywhere.
+        # Chat servers pass the text to tokenizers that may parse `<|end|>` as a control token. With
+        # a space after the bracket, it stays text on every server.
         prompt = self._prompt(question.text.replace("<|", "< |").replace("<｜", "< ｜"))
         extra = self._table.extra_body
-        if "max_completion_tokens" in extra:  # servers that know it refuse the two together
+        if "max_completion_tokens" in extra:  # servers refuse both keys together
             del settings["max_tokens"]
         return orjson.dumps(settings | self._fixed | extra | prompt)
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
-        """The result of a reply's JSON object; only the final answer can hold scores.
+        """Read the result from a reply's JSON object; scores are read only from the final answer.
 
-        Reasons of a failure: `not_a_completion`, `empty_content`, `reasoning_only`,
+        Finish reasons of a failure: `not_a_completion`, `empty_content`, `reasoning_only`,
         `parse_failed`, or the server's own finish reason if it is not `stop` (`length`,
         `content_filter`).
         """
@@ -112,12 +112,12 @@ class Dialect:
         raise NotImplementedError
 
     def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
-        """The final answer, the thoughts before it, and whether no channel delimits the answer."""
+        """The final answer, the reasoning before it, and whether the answer lacks a channel."""
         raise NotImplementedError
 
 
 class ChatDialect(Dialect):
-    """`/chat/completions`: rubric and document as messages, the JSON schema requested."""
+    """`/chat/completions`: sends rubric and document as messages and requests the JSON schema."""
 
     path = "chat/completions"
 
@@ -139,10 +139,12 @@ class ChatDialect(Dialect):
 
 
 class CompletionsDialect(Dialect):
-    """`/completions`: the Harmony prompt as text, the stop tokens named, special tokens shown.
+    """`/completions`: sends the Harmony prompt as text, names the stop tokens, and requests special
+    tokens in the reply.
 
-    With reasoning `none` the prompt opens the final channel, so the answer is only the object and
-    its schema is requested. With reasoning, a schema would prevent the model from reasoning.
+    With reasoning `none`, the prompt opens the final channel, so the answer is only the object and
+    the schema is requested. Otherwise no schema is sent, because it would prevent the model from
+    reasoning.
     """
 
     path = "completions"
@@ -176,10 +178,11 @@ DIALECTS = {"chat": ChatDialect, "completions": CompletionsDialect}
 
 
 def final_text(text: str) -> str | None:
-    """The text of the final channel, if the whole answer is Harmony and ends in that channel.
+    """The text of the final channel, if the whole answer is Harmony messages and ends in that
+    channel.
 
-    A final channel that is only spelled inside another message is a quotation, so an answer whose
-    control tokens do not delimit whole messages has none. Two final messages are one text.
+    A final channel inside another message is a quotation, so the result is None unless control
+    tokens delimit whole messages. Two final messages are joined.
     """
     finals = []
     at = 0

@@ -1,8 +1,8 @@
-"""The `engine` oracle: gpt-oss weights run here, greedily, with continuous admission.
+"""The `engine` oracle: runs gpt-oss weights in this process, greedily, with continuous batching.
 
-A document enters the batch as soon as a place is free. Reasoning has a budget: after it, the final
-channel is opened for the model, so it always answers. The checkpoint is loaded at the first
-question; to check whether labels are current, only its digest is read.
+A document enters the batch as soon as a slot is free. Reasoning has a token budget; when it is
+spent, the oracle opens the final channel for the model, so the model always answers. The checkpoint
+is loaded at the first question; checking whether labels are current only needs its digest.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from nmoe_core.engine import BatchedGenerator
     from nmoe_core.engine.weights.config import ModelConfig
 
-# Five keys and grades take about 40 tokens; the rest is for white space.
+# Five keys and grades take about 40 tokens; the rest allows for white space.
 FINAL_TOKENS = 128
 _PUBLISHED = {(24, 2880, 32): "gpt-oss-20b", (36, 2880, 128): "gpt-oss-120b"}
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer under way: its tokens, and those it is made to write next."""
+    """An unfinished answer: its tokens, and the tokens that it is forced to write next."""
 
     index: int
     question: Question
@@ -53,7 +53,8 @@ class _Answer:
     has_final: bool = False
 
     def take(self, token: int) -> int:
-        """The next token: the model's, or the one that opens the final channel in its place."""
+        """The next token: the model's or, in its place, a forced token that opens the final
+        channel."""
         is_spent = len(self.tokens) == self.final_from and not self.has_final
         if is_spent and token not in STOP_IDS:
             self.forced.extend(TO_FINAL)
@@ -66,10 +67,11 @@ class _Answer:
 
 
 class EngineOracle(MeasuredOracle):
-    """Labels with a checkpoint of gpt-oss, through the project's own engine.
+    """Labels with a gpt-oss checkpoint, through the project's engine.
 
-    Raises CheckpointError if there is no checkpoint or its vocabulary is not gpt-oss's, and
-    E-CONFIG-CONTEXT if `max_ctx` does not hold `max_new`, the rubric and a document.
+    Raises CheckpointError if the checkpoint is missing or its vocabulary is not gpt-oss's, and
+    ConfigError if `max_ctx` is too small for `max_new`, the rubric and a document
+    (E-CONFIG-CONTEXT).
     """
 
     def __init__(
@@ -110,23 +112,24 @@ class EngineOracle(MeasuredOracle):
             **expert_fingerprints(table.moe_backend),
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
-            # The earlier name of the key: facts are hashed into the version of the scorer.
+            # The old name of the key: facts are hashed into the scorer's version, which must not
+            # change.
             **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(model_name(config), facts, Scale.of(rubric))
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """Results as answers end; as many more questions are taken as there is room for."""
+        """Yield results as answers end; takes more questions as it has room."""
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
-        # Reasoning that would leave no room for an answer is cut there; `none` never reasons.
+        # Reasoning is cut where it would leave no room for an answer.
         room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
         final_from = -1 if self._table.reasoning == "none" else room
         source = enumerate(questions)
         running = dict[int, _Answer]()
         try:
             while True:
-                # Twice the batch: a place that gets free is filled in the same step.
+                # Twice the batch, so that a free slot is filled in the same step.
                 while len(running) < 2 * self._table.batch_size and (item := next(source, None)):
                     tokens, is_truncated = self._prompt.prompt(item[1].text)
                     seq_id = generator.add(tokens, self._table.max_new)
@@ -169,14 +172,15 @@ class EngineOracle(MeasuredOracle):
 
 
 def model_name(config: ModelConfig) -> str:
-    """`gpt-oss-20b` and `gpt-oss-120b` by their shapes; other models by their dimensions."""
+    """`gpt-oss-20b` or `gpt-oss-120b` if the shape matches; other models are named by their
+    dimensions."""
     shape = (config.num_hidden_layers, config.hidden_size, config.num_experts)
     return _PUBLISHED.get(shape, "gpt-oss-shaped-{}x{}x{}".format(*shape))
 
 
 @functools.lru_cache(maxsize=1)
 def load_generator(checkpoint: Path, digest: str, table: EngineOracleTable) -> BatchedGenerator:
-    """The loaded model, once in a process; weights of another `digest` are loaded again."""
+    """Load the model once per process; another `digest` loads the weights again."""
     import torch
 
     from nmoe_core.engine import BatchedGenerator, Transformer

@@ -1,9 +1,10 @@
-"""Harmony, the prompt format of gpt-oss: a judge's prompt as token ids, and its answer read back.
+"""Harmony, the prompt format of gpt-oss: renders the oracle's prompt as token ids and reads the
+answer.
 
-The fixed part is rendered once by openai-harmony with a fixed date, so equal settings give equal
-prompts on any day. A document's own tokens are spliced in as plain text: it cannot spell a control
-token. If a prompt is too long the document loses its end; the rubric and the opening of the answer
-stay whole.
+openai-harmony renders the fixed part once, with a fixed date, so equal settings give equal prompts
+on any day. The document is tokenised as plain text and inserted, so it cannot contain a control
+token. If a prompt is too long, the end of the document is cut; the rubric and the start of the
+answer are not.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ Reasoning = Literal["low", "none"]
 STOP_IDS = frozenset({RETURN, CALL})
 OPEN_FINAL = (CHANNEL, FINAL, MESSAGE)
 TO_FINAL = (END, START, ASSISTANT, *OPEN_FINAL)
-# Prompt length for servers, which have a limit of their own.
+# Prompt length for servers, which enforce their own limit.
 NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
-# Changes with the lines around a document and with the schema of the answer. It is part of the
-# scorer's version, which each label names.
+# Change it with the lines around a document or the schema of the answer. It is part of the scorer's
+# version, which each label names.
 PROMPT_VERSION = "document-between-codes/2"
 
 
 def fenced(text: str) -> tuple[str, str]:
     """The lines before and after a document in a prompt.
 
-    Both carry a code that is made from the document, so no document can write the line that ends
-    it. Every code has the same number of tokens.
+    Both hold a code derived from the document, so a document cannot forge the line that ends it.
+    Every code has the same number of tokens.
     """
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     code = f"{int(digest[:15], 16) % 10**18:018d}"
@@ -56,14 +57,15 @@ def fenced(text: str) -> tuple[str, str]:
 
 
 class JudgePrompt:
-    """Prompts of one rubric of at most `max_tokens`; reasoning `none` opens the final channel.
+    """Prompts of one rubric, at most `max_tokens` long; with reasoning `none` they open the final
+    channel.
 
-    A rubric that leaves no room for a document is refused (E-CONFIG-CONTEXT).
+    Raises ConfigError if the rubric leaves no room for a document (E-CONFIG-CONTEXT).
     """
 
     def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
         ids = _fixed_part(rubric.text())
-        # The empty user message ends with its `<|message|>`; the document goes behind it.
+        # The document is inserted after the `<|message|>` of the empty user message.
         cut = len(ids) - ids[::-1].index(MESSAGE)
         opening = OPEN_FINAL if reasoning == "none" else ()
         self.prefix = ids[:cut]
@@ -80,9 +82,9 @@ class JudgePrompt:
             )
 
     def prompt(self, text: str) -> tuple[list[int], bool]:
-        """Tokens of the prompt about a document, and whether the document lost its end."""
+        """The prompt tokens for a document, and whether the end of the document was cut."""
         room = self.max_document_tokens
-        # Not by the library's own encoder: a long run of one character takes it minutes.
+        # The library's encoder would take minutes for a long run of one character.
         ids = load_tokenizer(HARMONY).encode_long(text, room + 1).tolist()
         head, tail = self._fence(text)
         return [*self.prefix, *head, *ids[:room], *tail, *self.suffix], len(ids) > room
@@ -92,7 +94,7 @@ class JudgePrompt:
 
 
 def _fixed_part(instructions: str) -> list[int]:
-    """Tokens of the conversation with an empty user message."""
+    """The tokens of the conversation with an empty user message."""
     import openai_harmony as oh
 
     system = oh.SystemContent.new().with_reasoning_effort(oh.ReasoningEffort.LOW)
@@ -112,12 +114,12 @@ def read_answer(
     extract_embedded: bool = False,
     scale: Scale = QUALITY,
 ) -> OracleResult:
-    """The result of an assistant's tokens: the scores of the final channel, if the answer ends in
-    it.
+    """Read the result from an assistant's tokens: the scores in the final channel, if the answer
+    ends there.
 
-    The stop token is left out of `tokens`; without one the model ran out of tokens. `opened`: the
-    prompt opened the final channel. `extract_embedded`: also take scores found elsewhere,
-    and mark them.
+    `tokens` exclude the stop token; `has_stopped` is false if the model ran out of tokens before
+    it. `opened`: the prompt opened the final channel. `extract_embedded`: also accept scores from
+    other places in the answer, and mark them as salvaged.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken
@@ -139,7 +141,7 @@ def read_answer(
 
 
 def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, bool]:
-    """Text of the final channel, the channel at the end, and whether the parser gave up."""
+    """The text of the final channel, the last channel, and whether the parser failed."""
     import openai_harmony as oh
 
     parser = oh.StreamableParser(encoding(), role=oh.Role.ASSISTANT)
@@ -158,7 +160,7 @@ def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, b
 
 
 def _after_final_marker(tokens: Sequence[int]) -> list[int]:
-    """Tokens after the last header of a final channel; all of them if there is no such header."""
+    """The tokens after the last header of a final channel; all tokens without such a header."""
     for i in range(len(tokens) - 2, -1, -1):
         if tokens[i] == CHANNEL and tokens[i + 1] == FINAL:
             return list(tokens[i + 2 :])

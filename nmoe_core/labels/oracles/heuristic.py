@@ -1,11 +1,11 @@
-"""An oracle without a model: fixed text statistics mapped to the five dimensions.
+"""An oracle without a model: maps fixed text statistics to the five dimensions.
 
-Each dimension is a weighted mean of two to five statistics (see `text_statistics`), each mapped to
-0..1 by a piecewise-linear curve, and the mean mapped to a grade 0..4 by another. All numbers are in
-`DIMENSION_CURVES`; they were set once so that grades spread over English documentation and Python
-source. No statistic is the length of the text or grows with it. It judges only form: it does not
-know whether a statement is true. It judges English and source code: a text in another script or in
-another language gets no scores. Cost: a third of a millisecond per document.
+Each dimension is a weighted mean of two to five statistics (see `text_statistics`). A
+piecewise-linear curve maps each statistic to 0..1, and another curve maps the mean to a grade 0..4.
+All numbers are in `DIMENSION_CURVES`; they were set once so that grades of English documentation
+and Python source spread over 0..4. The statistics do not depend on the length of the text. The
+oracle judges only form, not whether a statement is true, and only English and source code: a text
+in another script or language gets no scores. Cost: a third of a millisecond per document.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     gives: tuple[float, ...]
 
 
-# The curves of each dimension, and the weighted means of grades 0 to 4.
+# The curves of each dimension, and the weighted means that get grades 0 to 4.
 DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
     # Words that explain or instruct, in running text.
     "helpfulness": (
@@ -92,19 +92,19 @@ DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
 
 
 class HeuristicOracle:
-    """Scores texts by their statistics; records name the rubric by its hash, although it is not
+    """Scores texts by their statistics. Records name the rubric's hash, although the rubric is not
     read."""
 
     def __init__(self, rubric_hash: str = "", scale: Scale = QUALITY) -> None:
         self.scale = scale
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)
         self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, DIMENSION_CURVES])
-        # No weights and no prompt: the digest of the version and every number above.
+        # Without weights and a prompt, answers depend only on the version and the numbers above.
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """One result per text; blank texts, texts mostly not in Latin letters, and texts in a
-        language other than English get no scores."""
+        """Yield one result per text. Blank texts, texts mostly in other scripts than Latin, and
+        texts in other languages than English get no scores."""
         for i, question in enumerate(questions):
             reason = refusal(question.text)
             scores = None if reason else grade(text_statistics.measure(question.text))
@@ -112,7 +112,7 @@ class HeuristicOracle:
 
 
 def refusal(text: str) -> str | None:
-    """Why a text gets no scores; None if it gets some."""
+    """The reason why a text gets no scores; None if it gets scores."""
     if not text.strip():
         return EMPTY_TEXT
     if text_statistics.latin_share(text) < MIN_LATIN_SHARE:
@@ -136,13 +136,13 @@ def grade(statistics: Mapping[str, float]) -> dict[str, int]:
                 total += share * _interpolate(statistics[statistic], at, gives)
                 weight += share
         if weight:
-            # Halves go up: rounding to even would favour grades 0, 2 and 4.
+            # Round halves up: rounding to even would favour grades 0, 2 and 4.
             grades[name] = int(_interpolate(total / weight, grades_at, _GRADES) + 0.5)
     return grades
 
 
 def _interpolate(x: float, at: Sequence[float], gives: Sequence[float]) -> float:
-    """Piecewise-linear curve through the points, flat outside them."""
+    """Evaluate the piecewise-linear curve through the points; it is constant outside them."""
     if x <= at[0]:
         return gives[0]
     for i in range(1, len(at)):

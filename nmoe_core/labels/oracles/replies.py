@@ -1,19 +1,19 @@
-"""Meaning of a server's reply, and the number of requests that may be under way.
+"""Classifies a server's replies, and limits the number of concurrent requests.
 
 | reply | kind |
 |---|---|
 | 200 with a JSON object that is not an error | `answer` |
-| 400, 413, 422 and any other 4xx not named below | `document`: its failed label |
-| 429, 503, no connection | `overloaded` or away: the run waits |
-| 401, 402, 404, 405, 407, 410, a redirect | `refused`: the run ends for all documents |
-| 403 | `refused`, but the failed label of one document if others are answered (moderation) |
-| all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after more tries |
+| 400, 413, 422 and any other 4xx not named below | `document`: its label fails |
+| 429, 503, no connection | `overloaded`: the run waits |
+| 401, 402, 404, 405, 407, 410, a redirect | `refused`: the run ends |
+| 403 | `refused`, or `document` if other documents are answered (moderation) |
+| all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after retries |
 
-When the server is overloaded or gone, the limit of requests is halved and all sending stops for a
-while, longer each time (full jitter; Retry-After is a lower bound). Sending begins again with one
-request, and each success lets one more go out. When the server has not answered for `max_outage_s`,
-the run ends: documents are not marked failed for an outage. Timeouts halve the limit too: a server
-continues with an abandoned request, so each one that is sent again adds to its load.
+If the server is overloaded or unreachable, the limit of concurrent requests is halved and sending
+pauses, longer each time (full jitter; Retry-After is a lower bound). After a pause, sending starts
+with one request, and each success allows one more. If the server has not answered for
+`max_outage_s`, the run ends, and documents are not marked as failed. Timeouts halve the limit too:
+a server keeps working on an abandoned request, so each retry adds to its load.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _KINDS: dict[int, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply: its kind, a status (0 if there is none), and the body as text.
+    """A reply: its kind, the HTTP status (0 without a reply), and the body as text.
 
-    `reason` becomes the finish reason of a failed label; `value` is the object of an answer.
+    `reason` becomes the finish reason of a failed label; `value` is the JSON object of an answer.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Reply:
 
 
 async def post(connection: Connection, body: bytes) -> Reply:
-    """The reply to one request; an error of the connection is a reply of status 0."""
+    """Send one request; a connection error is returned as a reply with status 0."""
     from nmoe_core.labels.oracles.connection import CannotConnectError, ReplyTooLargeError
 
     try:
@@ -84,17 +84,17 @@ async def post(connection: Connection, body: bytes) -> Reply:
         value = parse_object(payload)
     except ValueError:
         return Reply("failure", "not_json", text, status)
-    # Gateways and some servers put their errors into a reply of status 200.
+    # Gateways and some servers send errors with status 200.
     if value.get("error") or value.get("object") == "error":
         return Reply("failure", "error_reply", text, status)
     return Reply("answer", status=status, value=value)
 
 
 def retry_after_s(value: str, date: str = "") -> float:
-    """Seconds that a Retry-After header requests: a number, or a date; 0 if there is none.
+    """Seconds that a Retry-After header requests, as a number or a date; 0 without the header.
 
-    A date is compared with `date`, the reply's own Date header, since the clocks of two machines
-    differ; if it is missing, with the clock here.
+    A date is compared with `date`, the reply's Date header, because the clocks of two machines
+    differ; without that header, with the local clock.
     """
     try:
         return min(max(0.0, float(value)), 1e9)
@@ -114,13 +114,13 @@ def _moment(date: str) -> datetime | None:
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:
-    """A wait before try `attempt` (from 1): a random part of 0.5 s, 1 s, 2 s, ... 30 s."""
+    """The wait before retry `attempt` (from 1): random, up to 0.5 s, 1 s, 2 s, ... 30 s."""
     return rng.uniform(0.5, 1.0) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
 
 
 class Flow:
-    """Admits at most `concurrency` requests, of the tasks in `sending`; none when `is_closed`.
-    `most_at_once`: number of requests that were under way when one timed out."""
+    """Admits at most `concurrency` requests of the tasks in `sending`, and none after `is_closed`
+    is set. `most_at_once` is the number of concurrent requests when one timed out."""
 
     def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
         self._limit = self._concurrency = concurrency
@@ -130,8 +130,8 @@ class Flow:
         self._open_at = 0.0
         self._down_since: float | None = None
         self._num_pauses = 0
-        self._slow: dict[int, float] = {}  # when documents timed out first, since the last answer
-        # Below it the limit grows by one with each answer, above it by one with as many answers.
+        self._slow: dict[int, float] = {}  # first timeout of each document since the last answer
+        # Below `_safe` the limit grows by one per answer; above it, by one per `limit` answers.
         self._safe: float = concurrency
         self.sending: set[asyncio.Task[Any] | None] = set()
         self.num_answered = self.num_refused = self.most_at_once = 0
@@ -168,9 +168,10 @@ class Flow:
         self._limit = min(self._concurrency, self._limit + step)
 
     def refused(self, retry_after_s: float = 0.0) -> bool:
-        """The server did not take a request: stop sending for a while.
+        """Pause sending because the server did not accept a request.
 
-        Returns whether it has not answered for `max_outage_s`, or asks to wait for longer.
+        Returns whether the outage is too long: the server has not answered for `max_outage_s`, or
+        requests a longer wait.
         """
         now = time.monotonic()
         self.num_refused += 1
@@ -178,7 +179,7 @@ class Flow:
         if max(now - self._down_since, retry_after_s) > self._max_outage_s:
             return True
         if now >= self._open_at:
-            # Others that were under way meet the same refusal: one pause for all of them.
+            # Concurrent requests get the same refusal: count one pause for all of them.
             self._num_pauses += 1
             self._open_at = now + backoff_s(self._num_pauses, self._rng)
             self._limit = 1 if self._num_pauses > 1 else max(1, self._limit // 2)
@@ -187,8 +188,9 @@ class Flow:
         return False
 
     def timed_out(self, document: int) -> int:
-        """A request was given up: the limit is halved, and grows slowly if many were. Returns how
-        many documents were since the last answer, once `max_outage_s` have gone by; else 0."""
+        """Halve the limit because a request timed out; after many timeouts it grows slowly. Returns
+        how many documents have timed out since the last answer if that was `max_outage_s` ago, else
+        0."""
         now = time.monotonic()
         since = next(iter(self._slow.values()), now)
         self._slow.setdefault(document, now)
@@ -207,6 +209,6 @@ def down(where: str, reason: str, expected: str, do: str = "run again when it is
         where=where,
         found=reason,
         expected=expected,
-        do=f"{do}; labels made so far are kept",
+        do=f"{do}; the labels so far are stored",
         code="E-LABEL-ORACLE-DOWN",
     )

@@ -1,10 +1,9 @@
-"""Statistics of a text that do not drift with its length.
+"""Statistics of a text that do not depend on its length.
 
-Each statistic is taken on windows of 400 characters, at most eight of them, spread evenly from the
-first character to the last, and averaged over the windows that have something to count. So short
-and long texts of one kind give one value, and a long text costs as much as 3,200 characters.
-Shuffling the words of a text changes six statistics: `overlap`, `repetition`, `indentation`,
-`nesting`, `depth`, `compression`.
+Each statistic is computed on at most eight windows of 400 characters, spread evenly over the text,
+and averaged over the windows in which it is defined. So short and long texts of one kind get the
+same value, and a long text costs no more than 3,200 characters. Shuffling the words of a text
+changes six statistics: `overlap`, `repetition`, `indentation`, `nesting`, `depth`, `compression`.
 """
 
 import itertools
@@ -22,7 +21,7 @@ SHORT_WORD_CHARS = 3
 PROSE_WORDS = 6
 MIN_OTHER_WORDS = 3
 
-# One ideograph or kana counts as a word: in scripts without spaces a line would else be one word.
+# One ideograph or kana counts as a word: without spaces, a whole line would be one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
 _FIRST_IDEOGRAPH = "\u3040"
 _SEGMENT_END = re.compile(r"(?<=[.!?:;。！？])\s+|\n+")
@@ -37,7 +36,7 @@ _GUIDANCE = frozenset(
     optional allows provides
     """.split()  # noqa: SIM905  (a list of 40 strings would take 40 lines)
 )
-# Words that are frequent in running text of one language, and seldom in source code and in names.
+# Words that are frequent in prose of one language and rare in source code and names.
 _ENGLISH = frozenset(
     """
     the of and to in is that for it with as are on be this not by or from if you we
@@ -59,7 +58,7 @@ _OTHERS = frozenset(
 
 
 def measure(text: str) -> dict[str, float]:
-    """Statistics of `text` by name, without the ones that do not apply to it.
+    """The statistics of `text` by name; statistics that are undefined for it are omitted.
 
     All are shares in 0..1 except `segment_words` (words), `depth` (brackets) and `compression`,
     which may be more than 1.
@@ -74,16 +73,16 @@ def measure(text: str) -> dict[str, float]:
 
 
 def latin_share(text: str) -> float:
-    """Share of Latin letters among the letters of the windows; 1.0 if there is no letter."""
+    """Share of Latin letters among the letters of the windows; 1.0 without letters."""
     letters = [char for window in windows(text) for char in window if char.isalpha()]
-    # U+1E00 to U+1EFF are Latin too; the letters between are IPA, Greek, Cyrillic and so on.
+    # U+1E00 to U+1EFF are Latin too; between them are IPA, Greek, Cyrillic and others.
     num_latin = sum(char < "\u0250" or "\u1e00" <= char <= "\u1eff" for char in letters)
     return num_latin / len(letters) if letters else 1.0
 
 
 def other_language_share(text: str) -> float:
-    """Share of other languages' frequent words among the frequent words of the windows; 0.0 if
-    fewer than `MIN_OTHER_WORDS` of them are there."""
+    """Share of other languages' words among the frequent words of the windows; 0.0 with fewer than
+    `MIN_OTHER_WORDS` such words."""
     words = [word for window in windows(text) for word in _WORD.findall(window.lower())]
     others = sum(word in _OTHERS for word in words)
     english = sum(word in _ENGLISH for word in words)
@@ -91,7 +90,7 @@ def other_language_share(text: str) -> float:
 
 
 def windows(text: str) -> list[str]:
-    """The parts of `text` that are looked at: `WINDOW_CHARS` long, or the whole of a short text."""
+    """The windows of `text`: `WINDOW_CHARS` long, or the whole of a short text."""
     if not text.strip():
         return []
     num_windows = min(MAX_WINDOWS, -(-len(text) // WINDOW_CHARS))
@@ -112,20 +111,21 @@ def _window_statistics(window: str) -> Iterator[tuple[str, float]]:
     num_visible = sum(map(len, window.split()))
     if num_visible:
         yield "symbols", 1 - sum(map(len, words)) / num_visible
-        # White space is evened out, so that indents do not count; a longer block compresses better.
+        # Collapse white space, so that indents do not count. Cut to a fixed size, because a longer
+        # block compresses better.
         block = " ".join(window.split()).encode("utf-8", "replace")[:BLOCK_BYTES]
         deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
         yield "compression", len(deflate.compress(block) + deflate.flush()) / len(block)
 
 
 def _word_statistics(words: list[str]) -> Iterator[tuple[str, float]]:
-    # The length of an ideograph has no meaning, so words of those scripts are left out.
+    # An ideograph has no meaningful length, so it is left out.
     spelled = [len(word) for word in words if word < _FIRST_IDEOGRAPH]
     if spelled:
         yield "guidance", sum(word in _GUIDANCE for word in words) / len(spelled)
         yield "short_words", sum(n <= SHORT_WORD_CHARS for n in spelled) / len(spelled)
         yield "long_words", sum(n >= LONG_WORD_CHARS for n in spelled) / len(spelled)
-    # Runs of one fixed number of words: the share of distinct words falls as a text grows.
+    # Runs of a fixed number of words, because the share of distinct words falls with length.
     starts = range(0, len(words) - VARIETY_WORDS + 1, VARIETY_WORDS)
     if starts:
         distinct = sum(len(set(words[i : i + VARIETY_WORDS])) for i in starts)
@@ -163,14 +163,14 @@ def _is_prose(line: str) -> bool:
 
 
 def _indentation(lines: list[str]) -> float:
-    """Share of line pairs whose step is none, inwards, or back to a level that is open."""
+    """Share of line pairs that keep the indentation, increase it, or return to an open level."""
     indents = [len(line) - len(line.lstrip()) for line in lines]
     open_levels = [indents[0]]
     num_consistent = 0
     for indent in indents[1:]:
         while open_levels and open_levels[-1] > indent:
             open_levels.pop()
-        # Below every level of the window: its opening line is before the window.
+        # A level below all levels of the window was opened before the window.
         is_known = not open_levels or open_levels[-1] == indent
         num_inward = indent - open_levels[-1] if open_levels else 0
         num_consistent += is_known or num_inward in (2, 4, 8)
@@ -189,9 +189,10 @@ def _punctuation_statistics(window: str) -> Iterator[tuple[str, float]]:
 
 
 def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
-    """Share of brackets that close an open one, and the mean depth of the matched ones.
+    """Share of brackets that are matched, and the mean depth of the matched brackets.
 
-    A window cuts through brackets: closers before any opener and open ones at the end do not count.
+    A window may cut through brackets: closing brackets before the first opening one, and brackets
+    left open at the end, do not count.
     """
     open_brackets: list[str] = []
     num_matched = num_crossed = total_depth = 0

@@ -211,7 +211,7 @@ def test_loaded_embeddings_and_pca_stand_in_for_shallow_ones(data: Data) -> None
     assert data.curate(*flags) == 1
     printed = data.capsys.readouterr().err
     assert "E-CURATION-EMBEDDING" in printed
-    assert "1 of 120, first row 7" in printed
+    assert "1 of 120 rows, the first is row 7" in printed
     assert not data.made(".jsonl").exists()
     assert data.curate(*flags, "--on-error", "set-aside") == 0
     meta = data.meta()

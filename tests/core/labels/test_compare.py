@@ -76,9 +76,9 @@ def test_only_documents_with_labels_of_one_text_in_both_files_are_compared(
     counts = {key: facts[key] for key in ("documents", "other_text", "only_in_one")}
     assert counts == {"documents": 3, "other_text": 1, "only_in_one": 5}
     assert [said["left_out"] for said in facts["labels"]] == [0, 2]
-    with refused("E-LABEL-COVERAGE", "1 ids in common, with other texts"):
+    with refused("E-LABEL-COVERAGE", "1 shared ids, with different texts"):
         compare_labels(a, written(tmp_path / "c", theirs[:1]))
-    with refused("E-LABEL-COVERAGE", "no id in common"):
+    with refused("E-LABEL-COVERAGE", "no shared ids"):
         compare_labels(a, written(tmp_path / "c", labels(first, 90)))
     with refused("E-LABEL-MISSING"):
         compare_labels(a, tmp_path / "none")

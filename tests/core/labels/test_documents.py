@@ -26,7 +26,7 @@ BAD_LINES = {
     "[" * 100_000: "not JSON",
     '{"text": "\\ud83d", "id": 1.5}': "not text or a whole number",
     '{"text": "t", "source": 3}': "field 'source' is int",
-    '{"id": "a", "text": ""}': "named twice",
+    '{"id": "a", "text": ""}': "occurs twice",
     '{"text": "' + "x" * 200_000 + '"}': "more than 150000 bytes",
 }
 
