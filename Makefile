@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-newest test-all ui lint docs bench crash fuzz soak clean
+.PHONY: setup demo test test-long test-newest test-all ui lint docs bench crash fuzz soak clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -36,13 +36,16 @@ demo: setup  ## the main job on real text found on this machine
 # Two processes share the test files; one thread each, as they would fight over the cores otherwise.
 # In the order of directories, the longest files come early: no process waits for the other's last.
 TEST_WORKERS ?= 2
-test test-newest test-all crash fuzz soak: export OMP_NUM_THREADS := 1
+test test-long test-newest test-all crash fuzz soak: export OMP_NUM_THREADS := 1
 PYTEST_FLAGS := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-test test-all crash: PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+test test-long test-all crash: PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 test-all crash: export HYPOTHESIS_PROFILE := random
 
 test: setup  ## the tests: no GPU, no hub
 	$(PYTEST)
+
+test-long: setup  ## second proofs of what the quick tests show, and whole runs in processes of their own
+	$(PYTEST) -m long
 
 # The newest Python on this machine that is supported and newer than the environment's own.
 NEWEST = $(shell own=$$($(BIN)/python -c 'import sys; print(sys.version_info.minor)'); \

@@ -6,6 +6,7 @@ disk leaves is simulated by `tests/crash/disk.py`.
 """
 
 import copy
+import importlib
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -39,8 +41,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test comes first: beside it another process makes the project that most share."""
-    items.sort(key=lambda item: item.path.name != "test_tutorial.py")
+    """The longest file comes first: beside it another process makes the project that most share."""
+    items.sort(key=lambda item: item.path.name not in ("test_tutorial.py", "test_graph.py"))
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +168,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """A store with an empty bucket `corpus`, and its S3-compatible server on this machine."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     s3fs = pytest.importorskip("s3fs", reason="extra remote is not installed")
+    wsgi = importlib.import_module("werkzeug.serving").BaseWSGIServer
+    # It looks so often whether it is to stop, for which each test would wait half a second.
+    monkeypatch.setattr(wsgi, "serve_forever", partialmethod(wsgi.serve_forever, 0.01))
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -114,7 +114,8 @@ class _Server(ThreadingHTTPServer):
 def serving(handler: Callable[..., object]) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server of HTTP on this machine: its address, and what ends it before the block does."""
     server = _Server(("127.0.0.1", 0), handler)  # pyright: ignore[reportArgumentType]
-    thread = threading.Thread(target=server.serve_forever)
+    # It looks so often whether it is to stop, for which each test would wait half a second.
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
 
     def stop() -> None:

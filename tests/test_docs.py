@@ -114,6 +114,7 @@ def test_every_test_that_a_guarantee_names_exists_and_every_row_of_faults_is_the
     assert [int(row) for row in rows] == [*range(1, 34)]
 
 
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     for module in ("material", "torch"):  # the page of the Python interface imports torch
         pytest.importorskip(module)
@@ -142,7 +143,8 @@ def test_every_make_target_the_readme_names_exists_and_ci_runs_its_tests() -> No
     makefile = (REPOSITORY / "Makefile").read_text()
     defined = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert {"demo", "test", "ui", "lint", "bench", "clean", "test-all"} <= named <= defined
-    assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
+    run_by_ci = (REPOSITORY / ".ci" / "run").read_text().splitlines()
+    assert run_by_ci[-3:] == ["make test", "make test-long", "make test-newest"]
 
 
 def test_every_command_the_readme_names_is_a_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,7 @@ def test_an_installed_platform_makes_a_run_and_works_on_it_in_any_directory(
     assert "grades: all 2 shards are current" in run("nmoe", "plan", *CONFIG).stdout
 
 
+@pytest.mark.long
 def test_a_new_project_runs_its_tasks_without_the_checkout(
     run: Command, project: Path, environment: Path
 ) -> None:

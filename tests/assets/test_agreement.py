@@ -118,13 +118,13 @@ def make(daemon: Daemon, key: str, partitions: set[str]) -> None:
 
 
 WAYS = {"nmoe run": by_command, "dagster job execute": by_job, "automation": by_automation}
-QUICK = {("order", "nmoe run"), ("batch", "automation")}
+MARKS = {("order", "nmoe run"): [pytest.mark.long], ("batch", "automation"): []}
 
 
 @pytest.mark.parametrize(
     ("edit", "way"),
     [
-        pytest.param(edit, way, marks=[] if (edit, way) in QUICK else pytest.mark.slow)
+        pytest.param(edit, way, marks=MARKS.get((edit, way), pytest.mark.slow))
         for edit in EDITS
         for way in WAYS
     ],

@@ -326,7 +326,9 @@ BY_HAND = ("hydra/backbone", "hydra/oracle_labels", "curation/topic_model")
 MAKE = {"prep": "make", "heads": "make", "grade": "make", "curate": "make"}
 
 
-@pytest.mark.parametrize("is_switched_on_later", [False, True])
+@pytest.mark.parametrize(
+    "is_switched_on_later", [pytest.param(False, marks=pytest.mark.long), True]
+)
 def test_everything_is_made_for_the_first_time_once_and_in_order(
     run: Run, in_memory: DagsterInstance, *, is_switched_on_later: bool
 ) -> None:

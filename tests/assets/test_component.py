@@ -86,12 +86,16 @@ def test_a_prefix_that_names_cannot_begin_with_is_refused(run: Run, prefix: str)
         run.with_settings({"automation.prefix": prefix})
 
 
+def _with_the_data_of_the_first(text: str) -> str:
+    shared = text.replace('root = "out"', 'root = "beta"\ndata_root = "out/data"')
+    assert shared != text
+    return shared
+
+
 def _dg_project(directory: Path) -> None:
     """The finished project with a second run that reads the token shards of the first."""
     text = (directory / "run.toml").read_text()
-    shared = text.replace('root = "out"', 'root = "beta"\ndata_root = "out/data"')
-    assert shared != text
-    (directory / "beta.toml").write_text(shared)
+    (directory / "beta.toml").write_text(_with_the_data_of_the_first(text))
     files = {"pyproject.toml": _PROJECT, "corpora/definitions.py": _DEFINITIONS}
     for prefix, config in {"alpha": "run.toml", "beta": "beta.toml"}.items():
         files[f"corpora/defs/{prefix}/defs.yaml"] = _DEFS_YAML.format(config=config, prefix=prefix)
@@ -100,6 +104,23 @@ def _dg_project(directory: Path) -> None:
         (directory / name).write_text(content)
 
 
+def test_a_mixture_with_the_data_of_another_makes_none_of_its_shards_again(
+    own_project: Path, instance: dg.DagsterInstance
+) -> None:
+    before = _written(own_project / "out" / "data")
+    text = (own_project / "run.toml").read_text()
+    (own_project / "run.toml").write_text(_with_the_data_of_the_first(text))
+    run = Run(own_project / "run.toml").with_settings({"automation.prefix": "beta"})
+    prep = build_definitions(run).resolve_job_def("beta__prep")
+    assert prep.execute_in_process(instance=instance).success
+    assert _written(own_project / "out" / "data") == before
+    assert (own_project / "beta" / "slices").is_dir()
+    page = instance.get_latest_materialization_event(dg.AssetKey(["beta", "docs", "shards"]))
+    assert page is not None
+    assert page.asset_materialization.metadata["shards_made"].value == 0
+
+
+@pytest.mark.long
 def test_two_mixtures_of_a_dg_project_share_the_shards_of_their_sources(own_project: Path) -> None:
     _dg_project(own_project)
 

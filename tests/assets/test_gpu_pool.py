@@ -33,6 +33,7 @@ def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     return log.claim_concurrency_slot("gpu", run.run_id, "step").is_claimed
 
 
+@pytest.mark.long
 def test_two_gpu_steps_of_one_run_never_overlap(own_project: Path) -> None:
     """Of a run as the UI and automation make it: with the executor of the location."""
     config = own_project / "run.toml"

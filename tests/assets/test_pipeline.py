@@ -255,6 +255,7 @@ def test_one_shard_partition_is_made_again_alone(own_project: Path) -> None:
     assert tree_digest(own_project / "out") == before
 
 
+@pytest.mark.long
 def test_prep_killed_half_way_completes_with_the_bytes_of_an_undisturbed_one(
     project: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from nmoe_core.cli import build_parser
 from tests.project import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "tutorial.md").read_text("utf-8")
@@ -18,6 +20,15 @@ WRITTEN = "write_docstrings notes.jsonl\n"
 FEWER = f"{WRITTEN}head -n 600 notes.jsonl > few\nmv few notes.jsonl\n"
 
 
+def test_every_command_of_the_tutorial_has_the_verb_and_the_flags_that_it_shows() -> None:
+    lines = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
+    commands = [words for words in map(shlex.split, lines) if words[0] == "nmoe"]
+    assert len(commands) > 8
+    for command in commands:
+        build_parser().parse_args(command[1:])
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_each_block_of_the_tutorial_runs_and_new_documents_alone_are_tokenized_and_labelled(
     tmp_path: Path,

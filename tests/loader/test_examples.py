@@ -40,6 +40,7 @@ def test_numpy_example_reads_the_same_stream_in_one_go_or_two(plan_file, tmp_pat
     assert re.fullmatch(r"step 12, batches [0-9a-f]{16}", whole)
 
 
+@pytest.mark.long
 def test_decoder_killed_and_resumed_has_the_losses_of_an_uninterrupted_run(plan_file, tmp_path):
     pytest.importorskip("torch")
     # Over the stage boundary at step 25, with a thread that reads ahead.
@@ -89,6 +90,7 @@ def test_four_ranks_continued_by_three_read_the_stream_of_one(plan_file, tmp_pat
     assert one[2] == three[2]
 
 
+@pytest.mark.long
 def test_two_ranks_read_the_stream_of_one_and_sum_their_losses(plan_file, tmp_path):
     pytest.importorskip("torch")
     found = []

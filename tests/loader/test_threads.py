@@ -34,7 +34,7 @@ def test_reading_ahead_in_a_thread_does_not_change_requests_of_another(policy, q
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("packing", ["concat", pytest.param("best_fit", marks=pytest.mark.long)])
 def test_an_interrupt_at_any_line_of_next_leaves_the_batch_of_the_position(
     two_stages, prefetch, packing
 ):

@@ -20,7 +20,7 @@ from nmoe_core.cli import main
 from nmoe_core.curate.diversity.measure import window_topics
 from nmoe_core.curate.shards.planning import AUTO_ORDERS
 from nmoe_core.report.plots.png import MAX_PNG_BYTES
-from tests.project import contents, json_lines, said
+from tests.project import contents, failing, json_lines, said
 
 TOPICS = {
     "sea": "wave tide harbour anchor sailor reef current storm vessel deck",
@@ -365,12 +365,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str
     return committed(data)
 
 
+def test_a_curation_that_a_full_disk_ended_makes_the_same_bytes_when_run_again(data: Data) -> None:
+    assert data.curate() == 0
+    whole = committed(data)
+    for name in files(data.directory) - {data.path.name}:
+        (data.directory / name).unlink()
+    with failing("rename:4:ENOSPC"):
+        assert data.curate() == 1
+    assert committed(data).keys() < whole.keys()
+    assert data.curate() == 0
+    assert committed(data) == whole
+
+
 # In the embedding cache, between clusters and arrays, in the reordered file, among the pictures.
 _SLOW = ["fsync:1", "fsync:2", *(f"rename:{n}" for n in (1, 2, 6, 8, 10, 11, 12))]
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["rename:4", *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)]
+    "failpoint",
+    [
+        pytest.param("rename:4", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW),
+    ],
 )
 def test_a_killed_curation_ends_with_the_same_bytes_when_run_again(
     data: Data, whole: dict[str, Any], failpoint: str

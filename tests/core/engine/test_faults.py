@@ -49,7 +49,7 @@ FAULTS: dict[str, list[Edit]] = {
     ],
     "gate clamped below": [("experts", "gate.clamp(max=limit)", "gate.clamp(-limit, limit)")],
 }
-ALWAYS = {"window off by one", "gate clamped below"}
+EXAMPLES = {"window off by one", "gate clamped below"}
 
 
 def _run_goldens(directory: Path, edits: list[Edit]) -> subprocess.CompletedProcess[str]:
@@ -91,7 +91,10 @@ def test_an_unchanged_copy_passes_the_goldens(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAULTS],
+    [
+        pytest.param(name, marks=pytest.mark.long if name in EXAMPLES else pytest.mark.slow)
+        for name in FAULTS
+    ],
 )
 def test_the_goldens_fail_for_a_fault(tmp_path: Path, fault: str):
     run = _run_goldens(tmp_path, FAULTS[fault])

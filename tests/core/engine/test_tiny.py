@@ -66,7 +66,9 @@ def test_a_second_run_does_no_work_and_another_recipe_replaces_all(tmp_path: Pat
     assert checkpoint_digest(directory) == digest
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "call", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long), 4]
+)
 def test_a_killed_run_leaves_no_checkpoint_and_the_next_completes_it(
     tiny_dir: Path, tmp_path: Path, call: int
 ):

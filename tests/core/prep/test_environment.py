@@ -13,11 +13,9 @@ from tests.project import REPOSITORY, contents, json_lines, output_of
 from tests.refusals import refused_line
 
 ROWS = [{"id": f"é{i}", "text": f"A naïve text of 東京, number {i}. " * 9} for i in range(30)]
-ODD: dict[str, dict[str, Any]] = {
-    "locale": {"env": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}},
-    "time zone": {"env": {"TZ": "Asia/Kathmandu"}},
-    "umask": {"umask": 0o077},
-}
+LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+TIME_ZONE = {"TZ": "Asia/Kathmandu"}
+UMASK = 0o077
 
 
 def _command(directory: Path, output: Path) -> list[str]:
@@ -39,17 +37,13 @@ def _tokens(directory: Path) -> dict[str, bytes]:
     return {name: payload for name, payload in found.items() if "." not in name.split("/")[-1][:1]}
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_locale_time_zone_and_umask_change_no_byte(made: Path, name: str) -> None:
-    options = ODD[name]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | options.get("env", {})
+def test_locale_time_zone_and_umask_change_no_byte(made: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | LOCALE | TIME_ZONE
     command = [sys.executable, "-m", "nmoe_core", *_command(made, made / "odd")]
-    more = {key: value for key, value in options.items() if key != "env"}
-    output_of(*command, env=environment, cwd=REPOSITORY, **more)
+    output_of(*command, env=environment, cwd=REPOSITORY, umask=UMASK)
     assert _tokens(made / "odd") == _tokens(made / "whole")
-    if name == "umask":  # and no file is open to others
-        modes = [path.stat().st_mode for path in (made / "odd").rglob("*")]
-        assert not any(mode & (stat.S_IRWXG | stat.S_IRWXO) for mode in modes)
+    modes = [path.stat().st_mode for path in (made / "odd").rglob("*")]
+    assert not any(mode & (stat.S_IRWXG | stat.S_IRWXO) for mode in modes)
 
 
 def test_line_ends_of_windows_change_no_shard(made: Path) -> None:

@@ -12,6 +12,7 @@ from nmoe_core.base import fingerprint as digests
 from nmoe_core.prep import journal as module
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.progress import PrepProgress
+from tests.conftest import Mutations
 from tests.core.prep.conftest import Web
 from tests.project import failing
 from tests.refusals import refused
@@ -103,13 +104,15 @@ def test_damaged_journal_or_file_costs_work_and_no_bytes(
     assert web.digest() == whole
 
 
+@pytest.mark.parametrize("seed", [5, *(pytest.param(n, marks=pytest.mark.long) for n in (6, 7))])
 def test_pass_after_any_change_of_its_journal_ends_with_the_same_bytes(
-    web: Web, whole: dict[str, str], mutations: Any, monkeypatch: pytest.MonkeyPatch
+    web: Web, whole: dict[str, str], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mutations = Mutations(seed)
     web.interrupt()
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a test of content, not of durability
     monkeypatch.setattr(Journal, "commit_if_due", lambda *_: None)
-    for i in range(120):
+    for i in range(40):
         copy = web.at(web.out.with_name(f"train_{i}"))
         shutil.copytree(web.out, copy.out)
         path = copy.out / ".prep" / ("digests.json" if i % 8 == 7 else "journal.json")

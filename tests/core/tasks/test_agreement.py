@@ -62,7 +62,9 @@ def test_the_command_grades_as_the_asset_does_at_any_number_of_workers(
 
 
 @pytest.mark.parametrize(
-    "rule", ["", 'where = "n_words > 20 and n_words < 45"'], ids=["decision", "attributes"]
+    "rule",
+    [pytest.param("", marks=pytest.mark.long), 'where = "n_words > 20 and n_words < 45"'],
+    ids=["decision", "attributes"],
 )
 def test_the_command_selects_and_curates_as_the_assets_do_at_any_number_of_workers(
     config: Path, tmp_path: Path, rule: str, capsys: pytest.CaptureFixture[str]

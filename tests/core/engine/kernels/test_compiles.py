@@ -39,7 +39,7 @@ def most_instructions() -> dict[int, int]:
 @pytest.mark.parametrize(
     ("capability", "what"),
     [
-        (90, "quick"),
+        pytest.param(90, "quick", marks=pytest.mark.long),
         *(pytest.param(number, "everything", marks=pytest.mark.slow) for number in (90, 100)),
     ],
 )

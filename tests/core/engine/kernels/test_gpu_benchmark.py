@@ -18,7 +18,9 @@ PEERS = ("generating", "libraries", "transformers", "vllm", "plain")
 # FlexAttention is not compiled on a CPU, and says so; nor does Dynamo know of caches.
 @pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:Dynamo detected")
 @pytest.mark.parametrize(
-    "parts", [OURS, pytest.param(PEERS, marks=pytest.mark.slow)], ids=["ours", "peers"]
+    "parts",
+    [pytest.param(OURS, marks=pytest.mark.long), pytest.param(PEERS, marks=pytest.mark.slow)],
+    ids=["ours", "peers"],
 )
 def test_every_figure_is_found_and_has_its_share_of_the_device_s_limits(tmp_path, parts):
     if "transformers" in parts:

@@ -37,7 +37,9 @@ grades = ["no", "yes"]
 ONE = TWO.partition("[dimensions.form]")[0].replace("use and form", "use")
 
 
-@pytest.fixture(scope="module", params=["education_v1", "properties_v1"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("education_v1", marks=pytest.mark.long), "properties_v1"]
+)
 def graded(
     request: pytest.FixtureRequest, server: JudgeServer, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Project, Scale]:

@@ -271,9 +271,9 @@ def _decisions(run: Run) -> dict[str, str]:
         ("label", {"prep.min_doc_tokens": 9}, "prep"),
         ("train_heads", {"oracle.max_doc_tokens": 24}, "label"),
         ("grade", {"calibration.target_keep": 0.3}, "train_heads"),
-        ("grade", {"oracle.max_doc_tokens": 24}, "label"),
+        pytest.param("grade", {"oracle.max_doc_tokens": 24}, "label", marks=pytest.mark.long),
         ("curate", {"calibration.target_keep": 0.3}, "train_heads"),
-        ("curate", {"prep.version": "v2"}, "prep"),
+        pytest.param("curate", {"prep.version": "v2"}, "prep", marks=pytest.mark.long),
     ],
 )
 def test_a_task_whose_inputs_were_made_with_other_settings_names_the_task_to_run(
@@ -350,7 +350,11 @@ EDITS: tuple[Edit, ...] = (_set, _set, _set, _edit_documents, _lose_a_record, _r
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed < 1 else pytest.mark.slow) for seed in range(100)]
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.long if seed < 1 else pytest.mark.slow)
+        for seed in range(100)
+    ],
 )
 def test_after_any_sequence_of_edits_what_is_foretold_is_what_is_made(
     own: Project, seed: int
