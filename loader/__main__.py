@@ -26,6 +26,7 @@ from loader.errors import ConfigError, NmoeError, printable
 from loader.files.addresses import PathParser
 from loader.files.blocks import write_blocks
 from loader.files.format import verify_shard
+from loader.files.regular import read_file
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
@@ -166,7 +167,7 @@ def read_vocabulary(path: Path) -> dict[int, bytes]:
     ConfigError."""
     found: dict[int, bytes] = {}
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path).splitlines()
     except OSError as error:
         raise ConfigError(
             "cannot read the vocabulary file", where=path, found=error.strerror

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from loader.errors import ConfigError, PlanError
 from loader.files.format import Manifest, check_digest, resolve_inside
+from loader.files.regular import open_file
 from loader.plan import check as preflight
 from loader.plan.build import source_data
 from loader.plan.datasets import locate, split_dirs, valid_manifests
@@ -123,7 +124,7 @@ def _lines(files: list[tuple[Path, object]]) -> Iterator[tuple[Path, bytes]]:
     for path, digest in files:
         if isinstance(digest, str):
             check_digest(path, digest, "E-SHARD-CHECKSUM")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             yield from ((path, line) for line in file)
 
 

@@ -102,6 +102,45 @@ def test_private_names_of_dagster_stand_in_one_file() -> None:
     assert found == {"nmoe_assets/dagster_private.py"}
 
 
+def test_files_are_opened_for_reading_by_one_module_alone() -> None:
+    """Others would wait for a pipe for ever, or read a device until memory is full."""
+    own = {  # files of this package or of the system
+        "loader/files/bus_errors.py",
+        "loader/files/regular.py",
+        "nmoe_core/attributes/kernels/word_hashes.py",
+        "nmoe_core/engine/backend.py",
+        "nmoe_core/engine/packing.py",
+        "nmoe_core/prep/estimate.py",
+        "nmoe_core/report/html.py",
+    }
+    found = [
+        f"{_name(path)}:{call.lineno}: {ast.unparse(call)}"
+        for path in MODULES
+        if _name(path) not in own
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and _reads_any_file(call)
+    ]
+    assert found == []
+
+
+_READERS = ("np.load", "np.memmap", "np.fromfile", "safe_open", "pa.memory_map", "torch.load")
+_READERS += ("pq.ParquetFile", "pq.read_schema", "pq.read_table", "zipfile.ZipFile")
+
+
+def _reads_any_file(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    if name == "open":
+        mode = ast.unparse(call.args[1]).strip("'") if len(call.args) > 1 else "r"
+        return mode.startswith("r") and "+" not in mode
+    if name.endswith((".read_bytes", ".read_text")):
+        return not call.args or name.endswith(".read_text")  # with an address: that of a store
+    return (
+        name in _READERS
+        and ast.unparse(call.args[0]) not in ("stream", "io")
+        and not (ast.unparse(call.args[0]).startswith("regular("))
+    )
+
+
 def test_no_work_is_put_off_in_a_comment() -> None:
     marks = ("TODO", "FIXME", "XXX")
     texts = {_name(path): path.read_text("utf-8") for path in MODULES}

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from loader.files.locks import locked
+from loader.files.regular import open_file, read_file
 
 _CLAIMS = 256  # locks by which one process fetches a block and the others wait
 _KEEP = 0.9  # deleting stops at this share of the limit, so that it is rare
@@ -55,7 +56,7 @@ class BlockCache:
     def is_whole(self, digest: str) -> bool:
         """Whether a block's content matches its name; a block that does not match is deleted."""
         try:
-            with open(self.path(digest), "rb") as file:
+            with open_file(self.path(digest)) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                     return True
         except FileNotFoundError:
@@ -66,7 +67,7 @@ class BlockCache:
     def _put(self, digest: str, content: bytes) -> None:
         with self._locked("room"):
             record = self._directory / "locks" / "bytes"
-            said = record.read_bytes() if record.exists() else b""  # empty after a kill
+            said = read_file(record) if record.exists() else b""  # empty after a kill
             used = int(said) if said.isdigit() else self._limit_bytes
             if used + len(content) > self._limit_bytes:
                 used = self._make_room(len(content))

@@ -23,6 +23,7 @@ from loader.files.addresses import join, parent
 from loader.files.block_cache import BlockCache
 from loader.files.blocks import BLOCKS_NAME, check_count, read_blocks
 from loader.files.format import Manifest
+from loader.files.regular import open_file
 from loader.files.store import check_not_forked, read_bytes
 from loader.files.tokens import TokenFiles, max_mapped
 
@@ -148,7 +149,7 @@ class BlockFiles(TokenFiles):
         for _ in range(_TRIES):
             try:
                 if is_own or self._cache.is_whole(block.digest):
-                    with open(self._cache.path(block.digest), "rb", buffering=0) as opened:
+                    with open_file(self._cache.path(block.digest), buffering=0) as opened:
                         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
                     self._cache.touch(block.digest)
                     return np.frombuffer(mapped, block.integers)

@@ -17,6 +17,7 @@ import numpy as np
 from loader.errors import FormatError
 from loader.files.checksummed_json import check_seal, sealed
 from loader.files.format import Manifest, ShardEntry, check_digest, read_json_object
+from loader.files.regular import open_file
 from loader.files.shard import read_npy_header
 
 BLOCKS_NAME = "blocks.json"
@@ -44,7 +45,7 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
         _, offset_bytes, integers = read_npy_header(path, manifest.dtype)
         if entry.checksum:
             check_digest(path, entry.checksum, "E-SHARD-CHECKSUM")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(offset_bytes)
             blocks = iter(lambda: file.read(block_bytes), b"")
             text = "".join(hashlib.sha256(block).hexdigest() for block in blocks)

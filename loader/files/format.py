@@ -16,6 +16,7 @@ from typing import Any
 from loader.errors import FormatError
 from loader.files.checksummed_json import check_seal
 from loader.files.nested import json_value
+from loader.files.regular import open_file, read_file
 from loader.files.shard import IndexReader, unreadable
 
 MANIFEST_NAME = "manifest.json"
@@ -143,7 +144,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[st
         if path.stat().st_size > max_bytes:
             raise _manifest_error(path, f"{path.stat().st_size} bytes", f"at most {max_bytes}")
         value = json_value(
-            path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
+            read_file(path), parse_constant=_refuse_constant, object_pairs_hook=_unique_keys
         )
     except OSError as error:
         raise unreadable(path, error, "E-MANIFEST-MISSING") from None
@@ -210,7 +211,7 @@ def check_digest(path: Path, expected: str, code: str, name: object = None) -> N
     """Compare a file's SHA-256. Raises FormatError if it differs (`code`, naming `name` or the
     path), or the file cannot be read (E-SHARD-MISSING)."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise FormatError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from loader.errors import FormatError
 from loader.files.bus_errors import report_bus_errors
+from loader.files.regular import open_file, regular
 
 INDEX_MAGIC = b"NMOEIDX\0"
 INDEX_VERSION = 1
@@ -48,7 +49,7 @@ def read_npy_header(path: Path, dtype: str | None = None) -> NpyHeader:
     or longer than the header says (E-SHARD-TRUNCATED)."""
     try:
         size_bytes = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(len(_NPY_MAGIC) + 2)
             if len(head) < len(_NPY_MAGIC) + 2 or not head.startswith(_NPY_MAGIC):
                 raise _shard_format(path, repr(head[:8]), "an NPY version 1.0 file")
@@ -117,7 +118,7 @@ def open_shard(path: str | Path, dtype: str | None = None) -> np.ndarray:
     if num_tokens == 0:
         return np.empty(0, integers)
     report_bus_errors()
-    mapped = np.memmap(path, integers, "r", offset, (num_tokens,))
+    mapped = np.memmap(regular(path), integers, "r", offset, (num_tokens,))
     # A plain view: slicing np.memmap builds a subclass object each time, which costs as much as
     # copying a window of 2,048 tokens.
     return np.asarray(mapped)
@@ -131,7 +132,7 @@ class IndexReader:
         self.path = Path(path)
         try:
             size_bytes = self.path.stat().st_size
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 head = file.read(INDEX_HEADER.size)
                 if len(head) != INDEX_HEADER.size:
                     raise self._error(f"{len(head)} bytes", "a 32-byte header")

@@ -11,6 +11,7 @@ import numpy as np
 
 from loader.errors import FormatError
 from loader.files.format import Manifest, ShardEntry, check_index
+from loader.files.regular import regular
 from loader.files.shard import INDEX_HEADER, IndexReader
 from loader.files.tokens import max_mapped, starts_of
 
@@ -140,5 +141,5 @@ def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
     check_index(IndexReader(path), entry)
     if not entry.num_documents:
         return np.empty(0, "<u8")
-    body = np.memmap(path, "<u8", "r", INDEX_HEADER.size, (entry.num_documents, 2))
+    body = np.memmap(regular(path), "<u8", "r", INDEX_HEADER.size, (entry.num_documents, 2))
     return np.asarray(body)[:, 1]

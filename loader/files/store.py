@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address
 from loader.files.aws_profile import profile_options
+from loader.files.regular import open_file
 
 STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
@@ -84,7 +85,7 @@ def copy(url: str, local: Path) -> bool:
         except FileNotFoundError:
             local.unlink(missing_ok=True)
             return False
-    with open(local, "rb") as file:
+    with open_file(local) as file:
         os.fsync(file.fileno())
     return True
 

@@ -18,6 +18,7 @@ import numpy as np
 from loader.errors import FormatError, PlanError
 from loader.files.bus_errors import report_bus_errors
 from loader.files.format import Manifest, ShardEntry
+from loader.files.regular import open_file
 from loader.files.shard import read_npy_header
 
 
@@ -149,7 +150,7 @@ def _mapped(file: _File) -> np.ndarray:
     if not file.num_tokens:
         return np.empty(0, file.integers)
     try:
-        with open(file.path, "rb", buffering=0) as opened:
+        with open_file(file.path, buffering=0) as opened:
             status = os.fstat(opened.fileno())
             found = (status.st_size, status.st_mtime_ns)
             if found != (file.size_bytes, file.modified_ns):

@@ -32,6 +32,7 @@ from loader.files.format import (
 )
 from loader.files.locks import locked
 from loader.files.nested import json_value
+from loader.files.regular import read_file
 from loader.files.store import STORE_CODE, copy, read_bytes
 from loader.plan.file import malformed, parse_plan
 from loader.plan.records import SourceData
@@ -169,7 +170,7 @@ def _last(copy_of_last: Path, error: PlanError) -> bytes:
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
     warnings.warn(f"the copy in the cache is used: {error}", stacklevel=3)
-    return copy_of_last.read_bytes()
+    return read_file(copy_of_last)
 
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
@@ -261,7 +262,7 @@ def _is_checked(local: Path, checksum: str, sizes: range) -> bool:
     try:
         if local.stat().st_size not in sizes:
             return False
-        return json.loads(_beside(local, ".checked").read_bytes()) == _stamp(local, checksum)
+        return json.loads(read_file(_beside(local, ".checked"))) == _stamp(local, checksum)
     except (OSError, ValueError):
         return False
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from loader.errors import ConfigError
 from loader.files.nested import MAX_DEPTH, toml_table
+from loader.files.regular import open_file
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
@@ -72,7 +73,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def _read(path: str | Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             content = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise ConfigError("no such file", where=path, code="E-CONFIG-MISSING") from None

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loader.files.format import load_manifest
+from loader.files.regular import regular
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import made, open_shard_documents, replace_rows
 from nmoe_core.base.atomic import replacing
@@ -40,7 +41,7 @@ class UserFiles:
     def schema(self) -> pa.Schema:
         """Common schema of all files, including the key. Raises FormatError as `rows`."""
         try:
-            return pa.unify_schemas([pq.read_schema(path) for path in self._paths])
+            return pa.unify_schemas([pq.read_schema(regular(path)) for path in self._paths])
         except (pa.ArrowException, OSError) as error:
             raise _refuse(self.name, self._paths, one_line(error), "Parquet") from None
 
@@ -82,7 +83,7 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
 
 def _read(name: str, paths: Sequence[Path]) -> tuple[str, pa.Table]:
     try:
-        tables = [pq.ParquetFile(path).read(use_threads=False) for path in paths]
+        tables = [pq.ParquetFile(regular(path)).read(use_threads=False) for path in paths]
         table = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
     except (pa.ArrowException, OSError) as error:
         raise _refuse(name, paths, one_line(error), "Parquet") from None

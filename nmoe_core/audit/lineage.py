@@ -17,6 +17,7 @@ import orjson
 
 from loader.errors import StateError
 from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.regular import open_file
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from loader.rows.origins import Origin, Place, origins, readings
@@ -80,7 +81,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     place = grade = thresholds = curated = None
     if (paths.graded / SUMMARY_NAME).is_file():
         facts["graded_by"] = read_grading_summary(paths.graded).get("grader", "hydra")
-        with open(load_quality(paths, shard.manifest).path, "rb") as rows:
+        with open_file(load_quality(paths, shard.manifest).path) as rows:
             grade = orjson.loads(next(islice(rows, shard.number(file.rel, document), None)))
     if tree.calibration_summary.is_file():
         thresholds = asdict(load_calibration(tree.calibration).of((grade or {}).get("group")))

@@ -17,6 +17,7 @@ from loader.errors import FormatError, NmoeError
 from loader.files.checksummed_json import RESTORE, check_seal, sealed
 from loader.files.format import read_json_object
 from loader.files.nested import json_value
+from loader.files.regular import open_file, read_file
 from nmoe_core.base.atomic import write_json
 
 Fingerprints = dict[str, str]
@@ -37,7 +38,7 @@ def sha256_file(path: Path) -> str:
     Reads are large, so that a thread that hashes seldom waits for the GIL.
     """
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path, buffering=0) as file:
         # Clearing a large buffer takes longer than hashing a small file.
         size_bytes = os.fstat(file.fileno()).st_size
         piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
@@ -60,7 +61,7 @@ def recorded(summary: Path) -> Fingerprints | None:
     A file that is not JSON was not committed by a task, so it has none.
     """
     try:
-        value = json_value(summary.read_bytes())
+        value = json_value(read_file(summary))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return value.get("fingerprints") if isinstance(value, dict) else None

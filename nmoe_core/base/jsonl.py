@@ -14,6 +14,7 @@ from typing import IO, Any
 import orjson
 
 from loader.files.nested import json_value
+from loader.files.regular import open_file
 from nmoe_core.base.append_log import Line
 
 MAX_LINE_BYTES = 256 * 2**20
@@ -55,7 +56,7 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
     """Every line of a plain file, as `lines_of`."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         yield from lines_of(file, refuse, digest)
 
 

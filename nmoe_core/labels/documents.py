@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loader.files.regular import open_file
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
@@ -166,7 +167,7 @@ class JsonlTexts:
     def text(self, doc_id: str) -> str:
         """Read the normalised text of a document."""
         number, offset = self._places[doc_id]
-        with open(self._path, "rb") as file:
+        with open_file(self._path) as file:
             file.seek(offset)
             return normalize_text(self._document(number, parse_object(file.readline()))[2])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from loader.files.regular import open_file
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, write_json
 from nmoe_core.base.errors import LabelError
@@ -342,7 +343,7 @@ class _Labelling:
         """Sort the records into the documents' order and write the summary; return the digest of
         the records and the summary."""
         rows = self.documents.rows
-        with open(self.scores, "rb") as written, atomic_file(self.scores) as file:
+        with open_file(self.scores) as written, atomic_file(self.scores) as file:
             for mark in (self.marks[doc_id] for doc_id, _ in rows):
                 written.seek(mark.offset)
                 file.write(written.read(mark.size))

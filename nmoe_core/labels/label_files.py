@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loader.files.checksummed_json import sealed
+from loader.files.regular import open_file
 from nmoe_core.base.atomic import LOCK_NAME, replacing, write_json, write_jsonl
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sha256_json
@@ -276,14 +277,14 @@ def _status(tree: Tree, split: str, i: int) -> ShardStatus:
 def _num_lines(path: Path) -> int | None:
     if not path.is_file():
         return None
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _is_locked(path: Path) -> bool:
     """Whether a process is writing to the shard; tries the lock and releases it at once."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

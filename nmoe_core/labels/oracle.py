@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from loader.files.nested import json_value
+from loader.files.regular import open_file
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_json
@@ -203,7 +204,7 @@ def is_server_failure(record: Record) -> bool:
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a label file, except a torn last line. Raises as `parse_record`."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for line in whole_lines(file):
             yield parse_record(line, path)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from loader.files.nested import json_value
+from loader.files.regular import open_file
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.fingerprint import recorded
@@ -80,7 +81,7 @@ class KnownAnswers(ExitStack):
     def _read(self, path: Path) -> None:
         if not path.is_file():
             return
-        file = self.enter_context(open(path, "rb"))  # noqa: SIM115 (closed by the stack)
+        file = self.enter_context(open_file(path))
         for line, record in _records(file, self._oracle):
             key = bytes.fromhex(record["text_sha256"]), bool(record["truncated"])
             outcome = record["ok"], record["attempts"]
@@ -130,7 +131,7 @@ def keep_answers(directory: Path, oracle: Oracle) -> None:
     for name in (KNOWN_NAME, SCORES_NAME):
         if not (directory / name).is_file():
             continue
-        with open(directory / name, "rb") as file:
+        with open_file(directory / name) as file:
             for line, record in _records(file, oracle):
                 key = record["text_sha256"], record["truncated"]
                 if record["ok"] or not kept.get(key, (False,))[0]:

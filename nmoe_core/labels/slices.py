@@ -17,6 +17,7 @@ from typing import Any
 from loader.files.checksummed_json import sealed
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.nested import json_value
+from loader.files.regular import open_file, read_file
 from nmoe_core.base.atomic import (
     LOCKS_NAME,
     TMP_MARK,
@@ -137,7 +138,7 @@ def _combine_split(tree: Tree, sources: Sequence[str], split: str) -> int:
         paths = tree.slices / _LISTS[split], *shards
         whole, *dealt = (stack.enter_context(atomic_file(path)) for path in paths)
         for source in sources:
-            with open(tree.source_slices(source) / _LISTS[split], "rb") as rows:
+            with open_file(tree.source_slices(source) / _LISTS[split]) as rows:
                 for row in rows:
                     whole.write(row)
                     dealt[num_rows % NUM_LABEL_SHARDS].write(row)
@@ -220,7 +221,7 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
     (E-MANIFEST-MISSING), was changed after it was written (E-SLICE-CHANGED), or a line is not a row
     (E-DOCID)."""
     try:
-        payload = path.read_bytes()
+        payload = read_file(path)
     except FileNotFoundError:
         raise FormatError(
             "slice file is missing",

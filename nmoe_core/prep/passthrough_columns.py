@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loader.files.regular import regular
 from loader.files.shard import IndexReader
 from nmoe_core.base.docid import DocId
 from nmoe_core.base.errors import SourceError
@@ -169,7 +170,7 @@ def _rows(path: Path) -> Iterator[Any]:
 def _streamed(path: Path) -> Iterator[Any]:
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) if path.stat().st_size else pa.BufferReader(b"") as file:
+    with pa.memory_map(regular(str(path))) if path.stat().st_size else pa.BufferReader(b"") as file:
         while file.tell() < file.size():
             yield from pa.ipc.open_stream(file)
 

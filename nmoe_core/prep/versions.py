@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.prep.incremental.existing import directory_beside, retire_beside, swap_in
@@ -76,7 +77,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
     except FormatError:  # readers would refuse it too
         return
     if new_dir is not None and _version(new_dir, is_current=False).id == current.id:
-        write_bytes(new_dir / MANIFEST_NAME, current.manifest.path.read_bytes())
+        write_bytes(new_dir / MANIFEST_NAME, read_file(current.manifest.path))
         return
     kept = _versions_dir(split_dir)
     for left in half_kept(split_dir):

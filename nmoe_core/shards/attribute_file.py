@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loader.files.nested import json_value
+from loader.files.regular import regular
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import Fingerprints
@@ -133,7 +134,7 @@ def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(regular(path))
     except FileNotFoundError:
         raise FormatError(
             "attribute file is missing",

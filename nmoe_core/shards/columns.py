@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loader.files.regular import regular
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.shards.attribute_file import Documents, read_attribute, write_attribute
@@ -52,7 +53,7 @@ def copy_columns(paths: Sequence[Path], out: Path) -> None:
     with (
         atomic_file(out) as file,
         pq.ParquetWriter(
-            file, pq.read_schema(paths[0]).remove_metadata(), compression="zstd"
+            file, pq.read_schema(regular(paths[0])).remove_metadata(), compression="zstd"
         ) as writer,
     ):
         for path in paths:

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from loader.files.format import Manifest, ShardEntry, check_digest, check_index, resolve_inside
+from loader.files.regular import open_file, read_file
 from loader.files.shard import IndexReader, open_shard
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
@@ -253,7 +254,7 @@ def read_ids(path: Path) -> Iterator[tuple[str, str]]:
     """Ingest id and text hash of each line of an ids file. Raises FormatError if it is missing or
     malformed (E-SHARD-IDS)."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             for line in file:
                 row = orjson.loads(line)
                 yield row["id"], row["text_sha256"]
@@ -263,7 +264,7 @@ def read_ids(path: Path) -> Iterator[tuple[str, str]]:
 
 def _ids_at(path: Path, rows: np.ndarray, num_rows: int) -> list[str]:
     try:
-        text = path.read_bytes()
+        text = read_file(path)
         ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
         if len(ends) != num_rows:
             raise _bad_ids(path, f"{len(ends)} rows", f"{num_rows} documents")

@@ -15,6 +15,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from loader.files.format import Manifest
+from loader.files.regular import read_file
 from nmoe_core.shards.manifest import entry_row
 from nmoe_core.shards.shard_file import StagedFiles
 
@@ -39,7 +40,7 @@ def read_lines(manifest: Manifest, reading: str) -> np.ndarray | None:
     path = manifest.path.parent / LINES_NAME
     if not path.is_file():
         return None
-    payload = path.read_bytes()
+    payload = read_file(path)
     names = ("checksum", "index_checksum", "ids_checksum")
     sums = [str(entry_row(entry).get(name)) for entry in manifest.shards for name in names]
     mark = _mark([reading, *sums])
@@ -64,4 +65,4 @@ class StagedLines(StagedFiles):
         """The content of a shard's file; `digests` are the digest of the reading settings and the
         checksums of its token, index and ids files."""
         yield _mark(digests)
-        yield self.path(bucket).read_bytes()
+        yield read_file(self.path(bucket))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import MANIFEST_NAME, load_manifest
+from loader.files.regular import open_file
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
@@ -51,7 +52,7 @@ def link_or_copy(path: Path, to: Path) -> None:
         if error.errno not in _CANNOT_LINK:
             raise
         shutil.copy2(path, to)
-        with open(to, "rb") as file:
+        with open_file(to) as file:
             os.fsync(file.fileno())
 
 

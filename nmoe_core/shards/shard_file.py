@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
+from loader.files.regular import open_file
 from loader.files.shard import INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, open_shard
 from nmoe_core.base.atomic import (
     atomic_file,
@@ -60,7 +61,7 @@ def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[byt
 def seal_file(path: Path) -> str:
     """Make a file durable; return its SHA-256."""
     digest = sha256_file(path)  # hash while the system writes the file to disk
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         failpoint("fsync")
         os.fsync(file.fileno())
     return digest

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, ClassVar
 
+from loader.files.regular import regular
 from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.sources.columns import (
     BLOCK_BYTES,
@@ -279,7 +280,7 @@ def _opened(file: SourceFile) -> Iterator[Any]:
     if not file.size_bytes():
         raise SourceError("file is empty", where=file.where, code="E-SOURCE-TORN")
     with file.open():  # raises the common error if the file is missing
-        mapped = pa.memory_map(str(file.path))
+        mapped = pa.memory_map(regular(str(file.path)))
     try:
         yield mapped
     finally:

@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from loader.files.regular import read_file
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import encodable
 from nmoe_core.sources.formats import (
@@ -179,7 +180,7 @@ def _saved(top: Path, base: Path, files: Iterable[InputFile]) -> SourceSpec:
     """The source of a directory that `save_to_disk` wrote; its splits are subdirectories."""
     splits: Any = ()
     with suppress(OSError, ValueError, AttributeError):
-        splits = json.loads((top / _SAVED[0]).read_bytes()).get("splits", ())
+        splits = json.loads(read_file(top / _SAVED[0])).get("splits", ())
     valid = next((name for name in splits if split_of(name) == "valid"), None)
     spec = SourceSpec(id=as_id(top.name), hf_dataset=relative(top, base), hf_valid_split=valid)
     for file in files:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from loader.files.regular import read_file
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.links import Links, is_below
 from nmoe_core.sources.spec import SourceSpec
@@ -47,7 +48,7 @@ def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
         if (card := directory / "README.md").is_file():
             described.append(DatasetCard.load(card).data.to_dict())
         if (own := directory / ".huggingface.yaml").is_file():
-            described.append(yaml.safe_load(own.read_text("utf-8")) or {})
+            described.append(yaml.safe_load(read_file(own).decode("utf-8")) or {})
         configs = [config for value in described for config in value.get("configs") or ()]
         named = [config.get(key) for config in configs for key in ("data_files", "data_dir")]
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
+from loader.files.regular import open_file
 from nmoe_core.base.atomic import named_errors
 from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.base.fingerprint import local_digest
@@ -65,7 +66,7 @@ class SourceFile(NamedTuple):
         installed (E-SOURCE-EXTRA)."""
         if isinstance(self.path, Path):
             try:
-                return open(self.path, "rb")
+                return open_file(self.path)
             except FileNotFoundError as error:
                 raise _absent(self.where) from error
         fs, key = file_system(self.path)
@@ -244,7 +245,7 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
     The copy is an unnamed temporary file (in `TMPDIR`). Raises SourceError if the compressed file
     is damaged (E-SOURCE-TORN).
     """
-    with open(path, "rb") as stored:
+    with open_file(path) as stored:
         suffix = path.suffix.lower()
         if suffix not in COMPRESSED:
             yield stored

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader.files.regular import read_file
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
 from nmoe_core.audit.plans.remix import with_remixes
@@ -135,7 +136,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
             refuse_contaminated(run, name)
     plan, remixed = planned_loader(run, sources, valid_sources)
     payload = plan_bytes(run, plan)
-    changed = not tree.plan.is_file() or tree.plan.read_bytes() != payload
+    changed = not tree.plan.is_file() or read_file(tree.plan) != payload
     if changed:
         with replacing(tree.plan):
             write_bytes(tree.plan, payload)

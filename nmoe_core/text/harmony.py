@@ -7,6 +7,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.settings import TokenizerSettings
@@ -46,7 +47,7 @@ def encoding() -> HarmonyEncoding:
         directory = cache_dir() / "harmony"
         if not (directory / _RANKS_NAME).is_file():
             ranks = ensure_vocabulary() / CARRIED["o200k_base"].file
-            write_bytes(directory / _RANKS_NAME, ranks.read_bytes())
+            write_bytes(directory / _RANKS_NAME, read_file(ranks))
         os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(directory)
     name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
     try:

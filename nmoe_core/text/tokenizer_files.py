@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from loader.files.regular import read_file
 from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_json
@@ -42,7 +43,7 @@ class JsonReference(Reference):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.data: dict[str, Any] = orjson.loads(path.read_bytes())
+            self.data: dict[str, Any] = orjson.loads(read_file(path))
             added = self.data.get("added_tokens") or []
             ids = {token["content"]: int(token["id"]) for token in added}
             self._special = {t["content"]: int(t["id"]) for t in added if t.get("special")}
@@ -138,7 +139,7 @@ class PieceReference(Reference):
             do = "pip install 'nmoe-data[sentencepiece]'"
             raise unreadable(path, "sentencepiece is not installed", do) from None
         try:
-            self.data = path.read_bytes()
+            self.data = read_file(path)
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())
             pieces = range(self.vocab_size)
@@ -227,7 +228,7 @@ def _beside(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise unreadable(path, str(error)) from error
     return value if isinstance(value, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loader.files.addresses import local_path
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes, write_json
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import read_sealed, seal_summary
@@ -74,7 +75,7 @@ def ensure_vocabulary(name: str = "o200k_base") -> Path:
     ours = cache_dir() / "tiktoken"
     for directory in (*([Path(named)] if named else []), ours):
         path = directory / carried.file
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == carried.sha256:
+        if path.is_file() and hashlib.sha256(read_file(path)).hexdigest() == carried.sha256:
             return directory
     write_bytes(ours / carried.file, _rebuilt(name, carried))
     return ours

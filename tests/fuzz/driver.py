@@ -4,6 +4,7 @@ A reader gives the right result or raises one NmoeError, within bounds of memory
 is a finding: the seed makes the same input again.
 """
 
+import os
 import random
 import shutil
 import signal
@@ -93,17 +94,31 @@ class Fuzzer:
         path = self.directory / name
         path.unlink()  # a new inode: nothing that is kept of a file is right for this one
         path.write_bytes(payload)
+        return self._outcome(name, len(payload), payload == self.family.files[name])
+
+    def outcome_of_special(self, name: str, kind: str) -> str:
+        """The same, with a file of this kind in its place: `fifo`, or the target of a link."""
+        path = self.directory / name
+        path.unlink()
+        if kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(kind)
+        return self._outcome(name, 0, is_same=False)
+
+    def _outcome(self, name: str, num_bytes: int, is_same: bool) -> str:
+        path = self.directory / name
         try:
             before, started = _reset_peak(), time.monotonic()
             with _limit():
-                found = self._read(payload == self.family.files[name])
+                found = self._read(is_same)
             more = _peak() - before
             self.most_bytes = max(self.most_bytes, more)
             self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         finally:
             path.unlink(missing_ok=True)
             path.write_bytes(self.family.files[name])
-        if more > MORE_BYTES + self.size + len(payload):
+        if more > MORE_BYTES + self.size + num_bytes:
             return f"over bounds: {more / 2**20:.0f} MB of memory"
         return found
 

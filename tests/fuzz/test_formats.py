@@ -24,6 +24,24 @@ def test_changed_files_are_refused_or_read_right(name: str) -> None:
     assert tried.counts["refused"] + tried.counts["right"] == FEW
 
 
+# These families read their file in the test itself.
+_NOT_FILES = ("document id", "http reply", "selection")
+
+
+@pytest.mark.parametrize("name", [name for name in families.FAMILIES if name not in _NOT_FILES])
+def test_pipes_and_devices_in_place_of_files_are_refused(name: str) -> None:
+    with driver.fuzzer(families.FAMILIES[name]) as fuzz:
+        one_per_ending = {Path(file).suffix: file for file in fuzz.family.names}
+        found = {
+            (file, kind): fuzz.outcome_of_special(file, kind)
+            for file in one_per_ending.values()
+            for kind in ("fifo", "/dev/zero", "/proc/self/environ")
+        }
+    # Commands print an OSError as one line too.
+    good = ("refused", "right", "untyped: OSError: ")
+    assert {case: one for case, one in found.items() if not one.startswith(good)} == {}
+
+
 def test_the_driver_finds_a_reader_that_believes_raises_or_takes_too_much(tmp_path: Path) -> None:
     """Otherwise its silence would say nothing."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest, ShardEntry, check_digest, load_manifest
+from loader.files.regular import regular
 from nmoe_core.audit.seen import SEEN_CODE
 from nmoe_core.audit.seen.suffixes import parts, suffix_array
 from nmoe_core.base.atomic import atomic_file, output_lock, write_json
@@ -122,7 +123,7 @@ def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
         if problem := _problem(shard.seen, entry, row):
             raise _refused("the index was edited or damaged", suffixes, problem, "E-SEEN-CHANGED")
         file = open_entry(shard.tree.curated, manifest, entry)
-        order = np.memmap(suffixes, "<u4", "r").data
+        order = np.memmap(regular(suffixes), "<u4", "r").data
         tokens = file.tokens.data
         for start, end in row["parts"]:
             yield Part(shard, file, suffixes, start, tokens[start:end], order[start:end])

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from loader.files.regular import read_file
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import ConfigError, FormatError, one_line
 
@@ -43,7 +44,7 @@ def read_items(path: Path) -> list[Item]:
     """The items of a list without duplicates; blank lines are skipped. Raises FormatError if the
     list has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
     found: dict[tuple[str, str], Item] = {}
-    for number, payload in enumerate(path.read_bytes().splitlines(), 1):
+    for number, payload in enumerate(read_file(path).splitlines(), 1):
         if payload.strip():
             try:
                 item = _item(payload.decode().removeprefix("\ufeff"), number)

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
@@ -92,9 +93,9 @@ def _copy_configs(directory: Path) -> dict[str, Any]:
     for package in ("loader", "nmoe_core"):
         folder = Path(str(importlib.resources.files(package))) / "configs"
         for name in glob.glob("**/*.*", root_dir=folder, recursive=True):
-            payloads[directory / name] = (folder / name).read_bytes()
+            payloads[directory / name] = read_file(folder / name)
     present = [path for path in payloads if path.exists()]
-    differing = [path for path in present if path.read_bytes() != payloads[path]]
+    differing = [path for path in present if read_file(path) != payloads[path]]
     if differing:
         raise ConfigError(
             "this directory contains files of the same name with other content; none was copied",
@@ -112,7 +113,7 @@ def _write_demo(path: Path) -> dict[str, Any]:
 
     write_docstrings(Path("build/demo/input/docstrings.jsonl"))
     demo = importlib.resources.files("nmoe_core") / "configs" / "demo.toml"
-    write_bytes(path, demo.read_bytes())
+    write_bytes(path, read_file(demo))
     return {"path": str(path.absolute()), "sources": []}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from loader.files.regular import read_file
 from loader.plan.mixture import resolve_stages
 from loader.plan.tables import read_toml
 from nmoe_core.base.atomic import write_bytes
@@ -80,7 +81,7 @@ def add_sources(run: Run, inputs: Inputs, workers: int) -> list[Survey]:
     added = [source_text(one, mixture) for one in found if one.problem is None]
     if not added:
         return found
-    old = path.read_bytes()
+    old = read_file(path)
     new = old.rstrip(b"\n") + "\n".join(["", *added]).encode()
     with tempfile.TemporaryDirectory() as aside:
         tried = Path(aside, path.name)

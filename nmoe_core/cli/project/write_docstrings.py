@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_jsonl
 from nmoe_core.base.garbage import gc_paused
 
@@ -34,7 +35,7 @@ def module_files(packages: Path) -> list[Path]:
 def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[dict[str, str]]:
     """Docstrings of one module of at least so many characters, in source order."""
     try:
-        tree = _parsed(path.read_bytes())
+        tree = _parsed(read_file(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # a template, syntax of another Python version, or nested too deep for the parser
     for node in ast.walk(tree):

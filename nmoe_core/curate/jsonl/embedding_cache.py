@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from loader.files.format import read_json_object
+from loader.files.regular import regular
 from nmoe_core.base.atomic import output_lock, write_json
 from nmoe_core.base.errors import CurationError
 
@@ -76,7 +77,7 @@ class EmbeddingCache:
         """Embeddings of rows: float32 `[N, width]`."""
         shape = (self.num_rows - sum(map(len, self._held)), self.width)
         if all(shape):
-            stored = np.memmap(self.directory / ROWS_NAME, np.float32, "r", shape=shape)
+            stored = np.memmap(regular(self.directory / ROWS_NAME), np.float32, "r", shape=shape)
         else:
             stored = np.empty(shape, np.float32)
         if self._held:
@@ -124,7 +125,7 @@ class EmbeddingCache:
         num_rows = found.pop("num_rows")
         if found != self._header():
             raise self._refuse("belongs to another model", found, self._header())
-        self._keys = np.fromfile(self.directory / KEYS_NAME, KEY, num_rows)
+        self._keys = np.fromfile(regular(self.directory / KEYS_NAME), KEY, num_rows)
         size_bytes = (self.directory / ROWS_NAME).stat().st_size
         if len(self._keys) < num_rows or size_bytes < num_rows * 4 * self.width:
             expected = f"{num_rows} keys and rows"

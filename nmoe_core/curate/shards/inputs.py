@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from loader.files.format import Manifest, read_json_object
+from loader.files.regular import open_file, regular
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
 from nmoe_core.config.tree import ShardPaths
@@ -88,7 +89,7 @@ def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
     checksum = sha256_file(shard.topics)
     _check(path.parent, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(path.parent, "checksum", checksum, summary["topics_checksum"])
-    topics = np.load(shard.topics, allow_pickle=False)
+    topics = np.load(regular(shard.topics), allow_pickle=False)
     _check(path.parent, "number of documents", len(topics), manifest.total_documents)
     return ShardTopics(topics, checksum, made_from["topic_model"])
 
@@ -182,7 +183,7 @@ def select_documents(
     indices: list[int] = []
     rows: list[bytes] = []
     decisions: dict[str, int] = dict.fromkeys(DECISIONS, 0)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for number, (line, doc_id) in enumerate(zip_longest(file, doc_ids)):
             decision = _decision(path, number, line, doc_id)
             decisions[decision] += 1

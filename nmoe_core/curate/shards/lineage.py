@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from loader.files.format import Manifest, load_manifest
+from loader.files.regular import open_file
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.config.tree import LINEAGE_NAME, ShardPaths
@@ -58,7 +59,7 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
             do="curate this shard again",
             code="E-CURATION-LINEAGE",
         )
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         yield from file
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader.files.regular import open_file, regular
 from nmoe_core.base.errors import CurationError
 from nmoe_core.text.models import ModelIds
 
@@ -102,7 +103,7 @@ def table_digest(checkpoint: Path) -> str:
         CurationError: It does not hold exactly one embedding table (E-CURATION-EMBEDDING).
     """
     path, name = _find_table(checkpoint)
-    with open(path, "rb") as file:  # the header has the offsets of each tensor
+    with open_file(path) as file:  # the header has the offsets of each tensor
         header_bytes = int.from_bytes(file.read(8), "little")
         place = json.loads(file.read(header_bytes))[name]
         digest = hashlib.sha256(f"{place['dtype']} {place['shape']}".encode())
@@ -118,7 +119,7 @@ def table_shape(checkpoint: Path) -> tuple[int, int]:
     from safetensors import safe_open
 
     path, name = _find_table(checkpoint)
-    with safe_open(path, framework="np") as file:
+    with safe_open(regular(path), framework="np") as file:
         num_rows, width = file.get_slice(name).get_shape()
     return num_rows, width
 
@@ -141,7 +142,7 @@ def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
     from threadpoolctl import threadpool_limits
 
     path, name = _find_table(checkpoint)
-    with safe_open(path, framework="pt") as file, threadpool_limits(limits=1):
+    with safe_open(regular(path), framework="pt") as file, threadpool_limits(limits=1):
         table = file.get_slice(name)
         num_rows, width = table.get_shape()
         signs = projection(width, max_width) if 0 < max_width < width else None
@@ -272,7 +273,7 @@ def _find_table(checkpoint: Path) -> tuple[Path, str]:
     found: list[tuple[Path, str]] = []
     for path in sorted(place.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="np") as file:
+            with safe_open(regular(path), framework="np") as file:
                 found += [(path, name) for name in file.keys() if name in TABLE_NAMES]  # noqa: SIM118
         except SafetensorError as error:
             raise _no_table(path, str(error), "a whole safetensors file") from None
@@ -280,7 +281,7 @@ def _find_table(checkpoint: Path) -> tuple[Path, str]:
         names = ", ".join(name for _, name in found) or "none"
         raise _no_table(place, names, f"one of {', '.join(TABLE_NAMES[:3])}, ...")
     path, name = found[0]
-    with safe_open(path, framework="np") as file:
+    with safe_open(regular(path), framework="np") as file:
         shape = file.get_slice(name).get_shape()
     if len(shape) != 2:
         raise _no_table(path, f"{name} of shape {shape}", "[vocab, hidden]")

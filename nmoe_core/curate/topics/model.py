@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.nested import json_value
+from loader.files.regular import regular
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_file
@@ -133,7 +134,7 @@ def load_tensors(
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(regular(path), framework="numpy") as file:
             header = json_value((file.metadata() or {}).get("header", "{}"))
             if header.get("format") != expected_format:
                 raise ValueError(f"format {header.get('format')!r}")

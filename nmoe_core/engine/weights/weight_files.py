@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from loader.files.format import read_json_object
+from loader.files.regular import regular
 from nmoe_core.base.errors import CheckpointError, FormatError
 from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.engine.weights.config import ModelConfig
@@ -72,7 +73,7 @@ class WeightFiles:
             self.close()
         if path not in self._handles:
             try:
-                self._handles[path] = safe_open(path, framework="pt", device="cpu")
+                self._handles[path] = safe_open(regular(path), framework="pt", device="cpu")
             except SafetensorError as error:
                 raise _bad_file(path, str(error), "a complete safetensors file") from None
         return self._handles[path]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import MANIFEST_NAME, read_json_object
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import (
     LOCK_NAME,
     TMP_MARK,
@@ -161,7 +162,7 @@ def retire_beside(split_dir: Path) -> None:
     if (beside / MANIFEST_NAME).exists() and not (split_dir / MANIFEST_NAME).exists():
         for shard_dir in sorted(beside.glob("shard_*")):
             _replace_shard(shard_dir, split_dir / shard_dir.name)
-        write_bytes(split_dir / MANIFEST_NAME, (beside / MANIFEST_NAME).read_bytes())
+        write_bytes(split_dir / MANIFEST_NAME, read_file(beside / MANIFEST_NAME))
     (beside / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete from here on
     for entry in sorted(beside.iterdir()):
         is_shard = SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
@@ -190,4 +191,4 @@ def _replace_shard(staged: Path, final: Path) -> None:
 
 
 def _copy_durably(source: str, target: str) -> None:
-    write_bytes(Path(target), Path(source).read_bytes())
+    write_bytes(Path(target), read_file(Path(source)))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
+from loader.files.regular import read_file, regular
 from loader.files.shard import open_shard
 from nmoe_core.prep.incremental.tables import BY_LINE, BY_TEXT, DOCUMENTS, FILES, KEY, TEXT, OldFile
 from nmoe_core.shards.lines import LINE_ROW
@@ -90,7 +91,7 @@ class KnownDocuments:
     @cached_property
     def _files(self) -> list[OldFile]:
         path = self._directory / FILES
-        return [OldFile(*row) for row in orjson.loads(path.read_bytes())] if path.is_file() else []
+        return [OldFile(*row) for row in orjson.loads(read_file(path))] if path.is_file() else []
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -131,11 +132,11 @@ class KnownDocuments:
         """The tokens and the ids of a file."""
         if number not in self._maps:
             file = self._files[number]
-            ids = np.asarray(np.memmap(file.ids, np.uint8, "r")).data
+            ids = np.asarray(np.memmap(regular(file.ids), np.uint8, "r")).data
             self._maps[number] = open_shard(Path(file.npy), file.dtype), ids
         return self._maps[number]
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name
         is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # an empty array cannot be mapped
-        return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))
+        return np.asarray(np.load(regular(path), mmap_mode=None if is_empty else "r"))

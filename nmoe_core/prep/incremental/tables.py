@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, check_digest, load_manifest
+from loader.files.regular import regular
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PREP_CODE, PrepSettings
 from nmoe_core.shards.documents import open_entry
@@ -121,7 +122,7 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
     for kind, path in paths.items():
         check_digest(path, str(entry.extra.get(f"{kind}_checksum")), "E-SHARD-CHECKSUM")
     file = open_entry(directory, manifest, entry)
-    payload = np.fromfile(paths["ids"], np.uint8)
+    payload = np.fromfile(regular(paths["ids"]), np.uint8)
     ends = np.flatnonzero(payload == ord("\n")) + 1
     rows = np.zeros((NUM_ROWS, len(file.spans)), np.uint64)
     # A line of the ids file ends with 64 digits of the hash, a quotation mark, a brace and LF.
@@ -150,7 +151,7 @@ def join_tables(
     joined = np.lib.format.open_memmap(tables / DOCUMENTS, "w+", np.uint64, shape)
     first = 0
     for shard in shards:
-        part = np.load(shard.table, mmap_mode="r")
+        part = np.load(regular(shard.table), mmap_mode="r")
         joined[:, first : first + part.shape[1]] = part
         first += part.shape[1]
         shard.table.unlink()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.files.regular import regular
 from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.labels.scores import Scale
@@ -50,7 +51,7 @@ def keep_scores(path: Path, made_from: Fingerprints, candidates: Sequence[Candid
 def recall_scores(path: Path, made_from: Fingerprints) -> list[Candidate] | None:
     """The cached scores for these inputs; None if the cache does not hold them."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(regular(path), allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             if header["made_from"] != made_from:
                 return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from loader.files.regular import regular
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import HeadError
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
@@ -59,7 +60,7 @@ def import_pickle(
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        value = torch.load(regular(path), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None
     except _DAMAGED as error:

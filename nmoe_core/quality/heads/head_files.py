@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from loader.files.checksummed_json import check_seal, sealed
 from loader.files.nested import json_value
+from loader.files.regular import open_file, read_file, regular
 from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
@@ -65,7 +66,7 @@ def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, 
     `with_weights` is false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if
     `write_tensors` did not write the file.
     """
-    with safe_open(str(path), framework="np") as file:
+    with safe_open(regular(str(path)), framework="np") as file:
         header = json_value((file.metadata() or {})[key])
         names = list(file.keys()) if with_weights else []
         return header, {name: file.get_tensor(name) for name in names}
@@ -168,7 +169,7 @@ def _require_safe(path: Path) -> None:
     # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(9)
         # A safetensors header of 640 bytes starts as a pickle does; its JSON follows at byte 8.
         pickles = [path] if start.startswith(_PICKLE_STARTS) and start[8:] != b"{" else []
@@ -204,7 +205,7 @@ def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
         return None
     card = path.with_suffix(".md")
     text = head_card(path.name, sha256_file(path), header).encode()
-    is_own = card.is_file() and card.read_bytes() == text
+    is_own = card.is_file() and read_file(card) == text
     if not is_own or any(path.parent.glob(f"*{path.stem}.*{TMP_MARK}*")):
         with replacing(path, card, training_state(path)):
             write_bytes(card, text)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
 from nmoe_core.base.errors import CurationError
 from nmoe_core.report.plots.png import BLUE, GREY, cluster_colors, show_pixels_only, styled_figure
@@ -81,7 +82,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
             try:
                 made = scratch / path.name
                 (_write_mp4 if is_mp4 else _write_gif)(made, figure, draw, shown)
-                write_bytes(path, made.read_bytes())
+                write_bytes(path, read_file(made))
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return list(drawn)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.fingerprint import sha256_json
 
@@ -15,7 +16,7 @@ def kept_picture(path: Path, made_from: object, draw: Callable[[], str]) -> str:
     rest of the file is the Markdown."""
     digest = sha256_json([_LOOK, made_from])
     try:
-        found, _, markdown = path.read_text().partition("\n")
+        found, _, markdown = read_file(path).decode().partition("\n")
         if found == digest:
             return markdown
     except (OSError, UnicodeDecodeError):

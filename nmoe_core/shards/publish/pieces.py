@@ -16,6 +16,7 @@ from loader.files.format import (
     read_json_object,
     resolve_inside,
 )
+from loader.files.regular import read_file
 from loader.plan.file import load_plan
 from loader.plan.records import PLAN_FORMAT
 from nmoe_core.base.errors import ConfigError, FormatError
@@ -66,7 +67,7 @@ def pieces_of(path: Path) -> list[Piece]:
     here = path.resolve()
     if here.is_relative_to(plan.base):
         name = here.relative_to(plan.base).as_posix()
-        content = path.read_bytes()
+        content = read_file(path)
     else:
         name = path.name
         content = replace(plan, root=".").to_json().encode()
@@ -90,7 +91,7 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
         for name, checksum in manifest_files(load_manifest(at)).items():
             file = resolve_inside(at.parent, name)
             pieces.append(_piece(_below(file, root), file, DATA, checksum))
-        pieces.append(_piece(_below(at, root), at, tier, content=at.read_bytes()))
+        pieces.append(_piece(_below(at, root), at, tier, content=read_file(at)))
     blocks = _blocks_of(load_manifest(path))
     return [*pieces, _piece(_below(blocks, root), blocks, SHARD)]
 

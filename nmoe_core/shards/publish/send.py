@@ -23,6 +23,7 @@ from loader.files.addresses import address, is_url, join
 from loader.files.checksummed_json import sealed
 from loader.files.format import check_digest
 from loader.files.nested import json_value
+from loader.files.regular import open_file
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.result import Result
@@ -130,7 +131,7 @@ def _send(url: str, piece: Piece) -> store.Found:
     digest = hashlib.sha256(piece.content or b"")
 
     def chunks() -> Iterator[bytes]:
-        with open(piece.path, "rb") as file:
+        with open_file(piece.path) as file:
             while chunk := file.read(_READ_BYTES):
                 digest.update(chunk)
                 yield chunk

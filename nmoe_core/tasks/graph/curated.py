@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
+from loader.files.regular import read_file
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.fingerprint import is_current, read_sealed, recorded, sha256_file
 from nmoe_core.config.run import Run
@@ -159,7 +160,7 @@ def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:
     then = None
     if path.is_file():
         try:
-            then = _fields(path.read_bytes())
+            then = _fields(read_file(path))
         except ValueError:
             then = {"plan": "unreadable"}
     inputs: dict[str, str] = dict.fromkeys(_PLAN_DATA, "curated manifests")

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from loader.files.format import load_manifest
+from loader.files.regular import open_file
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.graph.graded import GradeLooks
@@ -142,7 +143,7 @@ def _decisions(shard: ShardPaths) -> list[str]:
 
 def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
     """The rows of `quality_scores.jsonl`."""
-    with open(scores, "rb") as file:
+    with open_file(scores) as file:
         yield from map(orjson.loads, file)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader.files.format import load_manifest, read_json_object
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded
 from nmoe_core.config.run import Run
@@ -51,7 +52,7 @@ def topic_pictures(
                 write_bytes(directory / name, png)
             write_json(path, {"terms": terms, "pictures": [*pngs], "fingerprints": made_from})
         names = read_json_object(path)["pictures"]
-        shown = [png_markdown((directory / name).read_bytes(), _PICTURES[name]) for name in names]
+        shown = [png_markdown(read_file(directory / name), _PICTURES[name]) for name in names]
     return "\n\n".join(shown)
 
 

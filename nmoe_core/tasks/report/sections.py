@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import load_manifest, read_json_object
+from loader.files.regular import read_file
 from loader.plan.file import load_plan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
@@ -222,7 +223,7 @@ def _diversity(corpus: Corpus) -> Iterator[object]:
     if run.tree.topic_terms.is_file():
         names = read_json_object(run.tree.topic_terms)["pictures"]
         files = [run.tree.topics / name for name in names]
-        drawn = [png_markdown(path.read_bytes(), path.stem) for path in files if path.is_file()]
+        drawn = [png_markdown(read_file(path), path.stem) for path in files if path.is_file()]
         yield _plots(map(pictures, drawn))
     yield from shown
 

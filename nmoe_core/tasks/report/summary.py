@@ -8,6 +8,7 @@ import orjson
 
 from loader.__main__ import fingerprint
 from loader.files.format import load_manifest, read_json_object
+from loader.files.regular import open_file, read_file
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.base.errors import FormatError
@@ -156,13 +157,13 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     graded = read_graded(run.tree.shard(source, bucket).graded)
     path = graded.path
     judge = "student" if graded.summary.get("grader") == "student" else "judge"
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
     num = min(count, len(ranked))
     chosen = [ranked[i * (len(ranked) - 1) // max(num - 1, 1)] for i in range(num)]
     wanted = set(chosen)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         rows = {i: orjson.loads(line) for i, line in enumerate(file) if i in wanted}
     picked = [rows[i] for i in chosen]
     texts = _texts(run, [row["doc_id"] for row in picked])
@@ -224,7 +225,7 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     from nmoe_core.labels.label_files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
-    lines = (run.tree.label_shard(split, int(number)) / SCORES_NAME).read_bytes().splitlines()
+    lines = read_file(run.tree.label_shard(split, int(number)) / SCORES_NAME).splitlines()
     parsed = (record for record in map(orjson.loads, lines) if record["ok"])
     return [
         {

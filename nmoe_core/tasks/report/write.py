@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
@@ -35,7 +36,7 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
     """
     corpus = Corpus.of(run)
     card = path.with_name(CARD_NAME)
-    if card.exists() and MADE_BY not in card.read_text("utf-8", "replace"):
+    if card.exists() and MADE_BY not in read_file(card).decode("utf-8", "replace"):
         raise ConfigError(
             "nmoe did not write the README.md beside the page",
             where=card.absolute(),

@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 
 from loader.files.format import Manifest, load_manifest
+from loader.files.regular import open_file
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
@@ -193,7 +194,7 @@ def _scores_schema(run: Run) -> Schema:
 def _scores(run: Run, shard: ShardPaths, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
     rows = []
     schema = _scores_schema(run)
-    with open(load_quality(shard, manifest).path, "rb") as file:
+    with open_file(load_quality(shard, manifest).path) as file:
         for line in file:
             row = orjson.loads(line)
             rows.append(row | (row["scores"] or {}))

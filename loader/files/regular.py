@@ -1,0 +1,54 @@
+"""Opens regular files only: a pipe would block forever, and a device such as /dev/zero never ends.
+
+Bundles, runs and checkpoints come from other people, and any file in them may be a link to a pipe
+or a device. All files are therefore opened for reading through this module.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+PathT = TypeVar("PathT", str, Path)
+
+
+def open_file(path: str | Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a file for reading bytes. Raises OSError if it is missing, unreadable or not regular."""
+    return open(path, "rb", buffering, opener=_opener)  # pyright: ignore[reportReturnType]
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a file. Raises as `open_file`."""
+    with open_file(path) as file:
+        # Files of /proc are regular, state no size, and hold what this process knows.
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def regular(path: PathT) -> PathT:
+    """The path itself, for libraries that open files themselves. Raises as `open_file`; a missing
+    file is left to the library."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return path
+    _check(path, mode)
+    return path
+
+
+def _opener(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits for its writer; regular files ignore this flag.
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        _check(path, os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(path: str | Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", os.fspath(path))
