@@ -108,6 +108,7 @@ def test_files_are_opened_for_reading_by_one_module_alone() -> None:
         "loader/files/bus_errors.py",
         "loader/files/regular.py",
         "nmoe_core/attributes/kernels/word_hashes.py",
+        "nmoe_core/cli/project/commands.py",
         "nmoe_core/engine/backend.py",
         "nmoe_core/engine/packing.py",
         "nmoe_core/prep/estimate.py",

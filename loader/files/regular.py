@@ -5,17 +5,19 @@ or a device. All files are therefore opened for reading through this module.
 """
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar, cast
 
 PathT = TypeVar("PathT", str, Path)
 
 
-def open_file(path: str | Path, *, buffering: int = -1) -> BinaryIO:
+def open_file(path: str | Path, *, buffering: int = -1) -> io.BufferedReader:
     """Open a file for reading bytes. Raises OSError if it is missing, unreadable or not regular."""
-    return open(path, "rb", buffering, opener=_opener)  # pyright: ignore[reportReturnType]
+    # Without a buffer it is a FileIO, which has the same methods for reading.
+    return cast("io.BufferedReader", open(path, "rb", buffering, opener=_opener))
 
 
 def read_file(path: str | Path) -> bytes:

@@ -113,7 +113,7 @@ def _write_demo(path: Path) -> dict[str, Any]:
 
     write_docstrings(Path("build/demo/input/docstrings.jsonl"))
     demo = importlib.resources.files("nmoe_core") / "configs" / "demo.toml"
-    write_bytes(path, read_file(demo))
+    write_bytes(path, demo.read_bytes())
     return {"path": str(path.absolute()), "sources": []}
 
 
