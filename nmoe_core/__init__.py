@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         ParquetSource,
         PrepConfig,
         PrepPipeline,
-        create_source,
     )
     from nmoe_core.shards.inspect import inspect_shards
     from nmoe_core.shards.shard_file import IndexWriter, regenerate_index
@@ -53,7 +52,6 @@ __all__ = [
     "ShardWriter",
     "Transformer",
     "build_loader",
-    "create_source",
     "inspect_shards",
     "load_manifest",
     "normalize_text",

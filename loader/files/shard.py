@@ -6,7 +6,6 @@ mapped. Formats: docs/formats.md.
 
 import ast
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,10 +155,6 @@ class IndexReader:
             raise IndexError(f"{self.path}: document {i} of {self.num_docs}")
         start, end = self._spans[i]
         return int(start), int(end)
-
-    def iter_documents(self) -> Iterator[tuple[int, int]]:
-        """All spans in order."""
-        yield from zip(*self._spans.T.tolist())
 
     def to_array(self) -> np.ndarray:
         """All spans: uint64 `[num_docs, 2]`."""

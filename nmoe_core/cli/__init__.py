@@ -18,7 +18,7 @@ from nmoe_core.base.errors import NmoeError, device_errors, printable
 from nmoe_core.base.interrupts import graceful_shutdown
 from nmoe_core.cli import attributes, curate, generate, heads, prep, run, shards, stores
 from nmoe_core.cli.audit import plans, seen, takedown
-from nmoe_core.cli.flags import apply_default_config
+from nmoe_core.cli.flags import EarlierFlag, apply_default_config
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
@@ -75,10 +75,13 @@ class _Verbs:
 def build_parser() -> argparse.ArgumentParser:
     parser = HelpfulParser(
         prog="nmoe",
-        usage="nmoe [-h] [-v] [--version] COMMAND ...",
+        usage="nmoe [-h] [--debug] [--version] COMMAND ...",
         description="Data platform for language-model pre-training.",
     )
-    parser.add_argument("-v", "--traceback", action="store_true", help="show the full traceback")
+    debug = parser.add_argument("--debug", action="store_true", help="show the full traceback")
+    parser.add_argument(
+        "-v", "--traceback", action=EarlierFlag, of=debug, dest="debug", help=argparse.SUPPRESS
+    )
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, prep, shards, stores, attributes)
@@ -103,12 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except NmoeError as error:
-        if arguments.traceback:
+        if arguments.debug:
             raise
         print(error.line(), file=sys.stderr)
         return 1
     except OSError as error:
-        if arguments.traceback:
+        if arguments.debug:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(f"ERROR [E-IO]: {printable(where)}{error.strerror or error}", file=sys.stderr)

@@ -167,8 +167,7 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
             text = _lower(key.help)
             text = f"do not {text}" if key.default else text
             const = {"action": "store_const", "const": not key.default}
-            action = parser.add_argument(flag, dest=name, help=text, **const)
-            add_earlier_flags(parser, action, key.name)
+            parser.add_argument(flag, dest=name, help=text, **const)
             continue
         has_default = isinstance(key.default, (str, int, float)) and "default" not in key.help
         default = f" (default {key.default})" if has_default else ""
@@ -184,12 +183,12 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
         add_earlier_flags(parser, action, key.name)
 
 
-class _EarlierFlag(argparse.Action):
+class EarlierFlag(argparse.Action):
     """A flag under an earlier name: works as the flag, and warns unless the published documents
     use that name."""
 
     def __init__(self, *args: Any, of: argparse.Action, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs | {"nargs": of.nargs})
         self._of = of
 
     def __call__(self, parser: Any, namespace: Any, values: Any, name: str | None = None) -> None:
@@ -204,10 +203,9 @@ def add_earlier_flags(parser: Any, action: argparse.Action, key: str) -> None:
     for old in (old for old, new in RENAMED.items() if new == key):
         parser.add_argument(
             flag_of(old.rpartition(".")[2]),
-            action=_EarlierFlag,
+            action=EarlierFlag,
             of=action,
             dest=action.dest,
-            nargs=action.nargs,
             type=action.type,
             choices=action.choices,
             help=argparse.SUPPRESS,

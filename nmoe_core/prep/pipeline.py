@@ -20,7 +20,6 @@ from pydantic import Field
 from loader.files.addresses import local_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.compute.tables import ComputeTable
-from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import refusing, validate, with_tuples
 from nmoe_core.prep.progress import Progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
@@ -107,16 +106,6 @@ class ArrowSource(_FileSource):
 
 
 HFSource = HuggingFaceSource
-_KINDS = {"huggingface": HuggingFaceSource, "jsonl": JSONLSource}
-_KINDS |= {"parquet": ParquetSource, "arrow": ArrowSource}
-
-
-def create_source(kind: str, **fields: Any) -> HuggingFaceSource | _FileSource:
-    """Create a source of kind `huggingface`, `jsonl`, `parquet` or `arrow` from its fields. Raises
-    ConfigError if the kind is unknown."""
-    if kind not in _KINDS:
-        raise ConfigError("unknown kind of source", found=repr(kind), expected=", ".join(_KINDS))
-    return _KINDS[kind](**fields)
 
 
 class PrepConfig(PrepSettings):

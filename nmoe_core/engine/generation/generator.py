@@ -137,10 +137,6 @@ class BatchedGenerator:
         room = self.max_seq_len - len(prompt)
         return self._scheduler.add(prompt, room if max_tokens is None else max_tokens)
 
-    def add_request(self, tokens: Sequence[int], max_tokens: int = 256) -> int:
-        """As `add`."""
-        return self.add(tokens, max_tokens)
-
     def step(self) -> tuple[Tensor, list[int]] | None:
         """Logits float32 [B, vocab] of the next tokens of B sequences, and their ids; None if idle.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loader import resolve_plan
-from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli import build_parser
+from nmoe_core.base.errors import ConfigError, NmoeError
+from nmoe_core.cli import build_parser, main
 from nmoe_core.cli.help.parser import commands
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
@@ -156,6 +156,18 @@ def test_an_earlier_flag_does_the_same_and_warns_unless_it_is_published_and_no_h
     text = of_verb[-1].format_help()
     assert new in text
     assert not re.search(rf"{old}\b", text)
+
+
+@pytest.mark.parametrize("flag", ["--debug", "--traceback", "-v"])
+def test_an_error_is_a_traceback_with_debug_or_an_earlier_name_which_warns(
+    flag: str, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(NmoeError, match="no such file"):
+            main([flag, "info", str(tmp_path / "none.json")])
+    told = f"{flag} is now --debug; this release still accepts it"
+    assert [str(warning.message) for warning in warned] == [told] * (flag != "--debug")
 
 
 def test_renamed_keys_change_no_code_version() -> None:

@@ -68,13 +68,13 @@ def test_the_published_examples_run_line_for_line(tmp_path: Path):
 
 def test_a_sequence_finished_before_its_last_token_ends_there(tiny_model: Transformer):
     generator = make_generator(tiny_model, 300, 2)
-    seq_id = generator.add_request([1, 2, 3])
+    seq_id = generator.add([1, 2, 3])
     for finished in (False, True):
         generator.update(seq_id, int(stepped(generator)[0].argmax()), finished=finished)
     assert generator.idle
     assert generator.step() is None
     with pytest.raises(ConfigError, match="45 and 256 tokens"):
-        generator.add_request([1] * 45)
+        generator.add([1] * 45, 256)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -108,13 +108,10 @@ def test_every_kind_of_source_and_the_command_line_make_the_same_shards(corpus: 
     assert len(set(map(tuple, shards.values()))) == 1
 
 
-def test_a_source_by_its_kind_shards_looked_into_and_text_as_prep_reads_it(corpus: Path) -> None:
-    source = nmoe_core.create_source("jsonl", paths="a.jsonl", id_field="id")
-    assert source == JSONLSource("a.jsonl", id_field="id")
+def test_shards_of_a_source_are_inspected_and_text_is_normalized_as_prep_does(corpus: Path) -> None:
+    source = JSONLSource("a.jsonl", id_field="id")
     assert nmoe_core.HFSource is HuggingFaceSource
     assert (nmoe_core.ManifestInfo, nmoe_core.MixturePlan) == (Manifest, LoaderPlan)
-    with refused("E-CONFIG", "'csv'.*huggingface, jsonl"):
-        nmoe_core.create_source("csv", paths="a.csv")
     manifest = PrepPipeline(source, PrepConfig(output_dir="out", dataset_name="web")).run()
     looked_into = nmoe_core.inspect_shards("out")
     assert sum(file.num_documents for file in looked_into) == 90
