@@ -1,8 +1,8 @@
-"""The `nmoe` command: verbs, exit codes and one line per error; no logic of its own.
+"""The `nmoe` command: registers the verbs, and turns errors into one line and an exit status.
 
-Exit 0 done, 1 refused or failed with `ERROR [E-CODE]: ...` on standard error, 2 wrong usage,
-130 interrupted, 143 terminated. Nothing here imports torch; a verb imports what it needs when it
-runs.
+Exit status: 0 done, 1 refused or failed (with `ERROR [E-CODE]: ...` on standard error), 2 wrong
+usage, 130 interrupted, 143 terminated. Registering verbs does not import torch; a verb imports what
+it needs when it runs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
 from nmoe_core.cli.project import commands as project
 
-# Verbs by what a user wants to do, in the order of a project.
+# Verbs, grouped by what a user wants to do, in the order of a project.
 _GROUPS = {
     "start: a project and its tasks": ("init", "run", "ui", "completion", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
@@ -49,7 +49,7 @@ _EXIT = (
 
 
 class _Verbs:
-    """Adds verbs, and keeps the line of help of each."""
+    """Adds verbs, and collects the help line of each."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parts = parser.add_subparsers(
@@ -58,12 +58,12 @@ class _Verbs:
         self.lines: dict[str, str] = {}
 
     def add_parser(self, name: str, **texts: Any) -> argparse.ArgumentParser:
-        """Add a verb, as the method of argparse's subparsers does."""
+        """Add a verb, as `add_parser` of argparse's subparsers."""
         self.lines[name] = texts["help"]
         return self.parts.add_parser(name, **texts)
 
     def listed(self) -> str:
-        """The verbs by group."""
+        """The help text that lists the verbs by group."""
         lines: list[str] = []
         for title, names in _GROUPS.items():
             lines += ["", title]
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except NmoeError as error:

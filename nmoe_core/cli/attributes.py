@@ -1,5 +1,5 @@
-"""`nmoe attributes`, `select`, `sql`, `ablate`: record attributes, preview and query selections,
-and measure their effect on training."""
+"""`nmoe attributes`, `select`, `sql`, `ablate`: record attributes of documents, preview and query
+selections, and measure their effect on training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def register(verbs: Any) -> None:
     selected.add_argument("--where", metavar="SQL", help="the rule; default curation.where")
     selected.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     selected.add_argument(
-        "--sample", type=number(0), default=0, metavar="N", help="show N documents at the edge"
+        "--sample", type=number(0), default=0, metavar="N", help="show N documents near the limits"
     )
     add_run_flags(selected, is_required=True)
     text = "run an SQL query over all documents of a run"
@@ -44,7 +44,7 @@ def register(verbs: Any) -> None:
     for name, (default, text) in sizes.items():
         least = number(3 if name == "seeds" else 1)
         ablated.add_argument(f"--{name}", type=least, default=default, metavar="N", help=text)
-    text = "a JSON lines file of trusted texts, one per line, as one more evaluation set"
+    text = "one more evaluation set: a JSON lines file of trusted texts"
     ablated.add_argument("--eval", type=Path, metavar="FILE", help=text)
     add_run_flags(ablated, is_required=True)
 
@@ -98,7 +98,7 @@ def _show_selection(kept: list[Kept]) -> None:
         print()
         rows = [[name, *counts, _percent(counts[1], counts[0])] for name, counts in ordered]
         print_table(("language", "documents", "kept", "%"), rows)
-    print("\ndocuments dropped by each clause: first = it is the first clause that drops them,")
+    print("\ndocuments dropped by each clause: first = no earlier clause drops them,")
     print("alone = it would drop them without the other clauses, only = no other clause drops them")
     rows = []
     for figures in zip(*(one.clauses for one in kept)):

@@ -1,7 +1,8 @@
 """`nmoe curate`: reorder a JSONL file, and inspect an order and its embeddings.
 
 The published tool has the same flags. Without `--order`, `--seq-len` is taken as the training
-sequence length and windows of that length are filled; without either, the order suits any length.
+sequence length, and the order fills windows of that length; without both flags, the order suits any
+length.
 """
 
 import argparse
@@ -33,8 +34,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "on-error": {
         "choices": ("fail", "set-aside"),
         "default": "fail",
-        "help": "lines that are not records: refuse the file, or write them to *_set_aside.jsonl "
-        "(and treat loaded embeddings that are not finite as zeros)",
+        "help": "if lines are not records: refuse the file, or write them to *_set_aside.jsonl "
+        "and replace loaded embeddings that are not finite by zeros",
     },
 }
 _OF_FILE = ("n-clusters", "seq-len", "text-field", "load-embeddings", "pca-components", "no-plot")
@@ -42,7 +43,7 @@ _OF_FILE += ("seed", "tokenizer", "full-width", "on-error")
 _VERDICTS = {
     "redundant": "ARI above 0.7: both embeddings find the same clusters",
     "moderate": "ARI 0.3 to 0.7: the clusters differ in part",
-    "different": "ARI below 0.3: the clusters differ widely; try the deep embeddings",
+    "different": "ARI below 0.3: the clusters differ widely; try deep embeddings",
 }
 
 
@@ -59,7 +60,7 @@ def register(verbs: Any) -> None:
     curate.add_argument(
         "--order",
         metavar="NAME",
-        help="order (default: auto with --seq-len, the most diverse of three; else golden)",
+        help="order (default: auto, the most diverse of three, with --seq-len; else golden)",
     )
     curate.add_argument(
         "--loader",
@@ -73,7 +74,7 @@ def register(verbs: Any) -> None:
     )
     curate.set_defaults(parser=curate)
     parts = curate.add_subparsers(dest="part", metavar="PART", required=False)
-    text = "sweep the number of clusters and recommend one"
+    text = "recommend a number of clusters"
     calibrate = add_verb(parts, "calibrate-k", find_k, text, _show_k)
     _add_file_flags(calibrate, is_required=True)
     _add_embed(parts)
@@ -90,7 +91,7 @@ def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:
 
 def _add_file_flags(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     _add(parser, "input", "model-dir", required=is_required)
-    text = "output file (calibrate-k: reuse its embeddings; default {input}_curated.jsonl)"
+    text = "output file (calibrate-k reuses its embeddings; default {input}_curated.jsonl)"
     parser.add_argument("--output", type=Path, metavar="JSONL", help=text)
     _add(parser, *_OF_FILE)
     parser.add_argument(
@@ -103,9 +104,9 @@ def _add_embed(parts: Any) -> None:
     embed = add_verb(parts, "embed", run_embed, text, _show_embedded)
     _add(embed, "input", "model-dir", required=True)
     embed.add_argument("--output", type=Path, required=True, metavar="NPY")
-    embed.add_argument("--batch-size", type=number(1), default=32, help="most records per batch")
+    embed.add_argument("--batch-size", type=number(1), default=32, help="maximum records per batch")
     embed.add_argument(
-        "--batch-tokens", type=number(1), default=16_384, help="most padded tokens per batch"
+        "--batch-tokens", type=number(1), default=16_384, help="maximum padded tokens per batch"
     )
     embed.add_argument("--max-tokens", type=number(1), help="embed the first N tokens of a record")
     embed.add_argument("--limit", type=number(1), metavar="N", help="only the first N records")
@@ -126,7 +127,7 @@ def _add_compare(parts: Any) -> None:
     compare = add_verb(parts, "compare", run_compare, text, _show_comparison)
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")
-    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="PCA of --deep alone")
+    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="PCA for --deep only")
     compare.add_argument("--plot", type=Path, metavar="PNG")
     _add(compare, "n-clusters", "pca-components", "seed")
 
@@ -148,7 +149,7 @@ def _add_animate(parts: Any) -> None:
 
 
 def run_curate(arguments: argparse.Namespace) -> int:
-    """Reorder a file, or only measure it."""
+    """Reorder a file, or only measure its order."""
     needed = ("input", "model_dir") if arguments.calibrate_k else ("input", "output", "model_dir")
     missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(arguments, n) is None]
     if missing:
@@ -180,7 +181,7 @@ def _show_k(found: Any) -> None:
     names = ("k", "silhouette", "reachable", "smallest", "median", "largest")
     print_table(names, [[getattr(row, name) for name in names] for row in found.results])
     print(f"\nwithin 5 % of the peak silhouette (published rule): k = {found.within_5pct}")
-    print(f"windows can hold 95 % of k, silhouette >= 70 % of peak: k = {found.reachable}")
+    print(f"windows hold 95 % of the clusters, silhouette >= 70 % of peak: k = {found.reachable}")
 
 
 def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _show_embedded(facts: dict[str, Any]) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> Any:
-    """Agreement of two clusterings and of two spaces."""
+    """Measure the agreement of two embeddings and of their clusters."""
     from nmoe_core.curate.diversity.compare import compare_embeddings, open_array
 
     found = compare_embeddings(
@@ -232,7 +233,7 @@ def _show_comparison(found: Any) -> None:
 
 
 def run_animate(arguments: argparse.Namespace) -> list[str]:
-    """Write the films; their paths."""
+    """Write the films; return their paths."""
     from nmoe_core.curate.pictures import FilmFiles, animate
 
     named = arguments.embeddings, arguments.token_counts
@@ -249,7 +250,8 @@ def run_animate(arguments: argparse.Namespace) -> list[str]:
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Paths and settings of a file; settings without a flag of the verb keep their defaults."""
+    """Paths and settings from the command line; settings for which the verb has no flag keep their
+    defaults."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
     from nmoe_core.curate.jsonl.record_files import JsonlPaths
 

@@ -1,7 +1,7 @@
 """Flags of verbs that work on a run: each sets a configuration key or a directory of the run.
 
-With `--config`, flags override the file; without it, flags alone are the configuration. Either way
-a verb gets one checked `Run` from `run_of`.
+With `--config`, flags override the file; without it, the flags are the whole configuration. In both
+cases `run_of` gives the verb one checked `Run`.
 """
 
 import argparse
@@ -37,9 +37,10 @@ def add_run_flags(
     is_required: bool = False,
     **renamed: str,
 ) -> None:
-    """Add `--config`, `--set`, and flags of keys, by the last part of their dotted names or
-    `renamed` (flag=key), and of roots (`Tree` attribute by the name of the flag that replaces
-    it). `is_required`: without `--config`, the project of the working directory is the run."""
+    """Add `--config`, `--set`, flags for `keys` and flags for `roots`. The flag of a key is the
+    last part of its dotted name, or its name in `renamed` (flag=key). `roots` maps the flag of a
+    directory to the `Tree` attribute that it replaces. `is_required`: without `--config`, the
+    project of the working directory is the run."""
     named = {key.rpartition(".")[2]: key for key in keys} | renamed
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
@@ -74,8 +75,8 @@ def run_of(
     Args:
         arguments: Arguments of a verb with `add_run_flags`.
         needed: Flags that are required without `--config`.
-        defaults: Values by dotted keys that apply without `--config`.
-        more: Values by dotted keys that the verb itself found on the command line.
+        defaults: Values by dotted key, used without `--config`.
+        more: Values by dotted key that the verb read from its other arguments.
     """
     settings: dict[str, Any] = {}
     config = arguments.config
@@ -96,8 +97,8 @@ def run_of(
 
 
 def apply_default_config(arguments: argparse.Namespace) -> None:
-    """Use the project of the working directory if the command line names no configuration, no
-    directory, and no file of documents or labels."""
+    """Use the project of the working directory, unless the command line names a configuration, a
+    directory, or a file of documents or labels."""
     is_task = getattr(arguments, "is_task", False)
     if is_task and arguments.config is None and Path(PROJECT_FILE).is_file():
         named = (*arguments.roots, *_FILES)
@@ -106,7 +107,7 @@ def apply_default_config(arguments: argparse.Namespace) -> None:
 
 
 def project_file() -> Path:
-    """The file of the project in the working directory; ConfigError if there is none."""
+    """The project file in the working directory. Raises ConfigError if it does not exist."""
     path = Path(PROJECT_FILE)
     if not path.is_file():
         raise ConfigError(
@@ -124,7 +125,8 @@ def set_value(arguments: argparse.Namespace, key: str) -> str | None:
 
 
 def required(arguments: argparse.Namespace, name: str) -> Any:
-    """The value of a flag that this use of the verb needs; ConfigError if it is missing."""
+    """The value of a flag that this use of the verb requires. Raises ConfigError if it is
+    missing."""
     value = getattr(arguments, name)
     if value is None:
         raise ConfigError(
@@ -134,7 +136,7 @@ def required(arguments: argparse.Namespace, name: str) -> Any:
 
 
 def model_defaults(arguments: argparse.Namespace, table: str) -> dict[str, str]:
-    """Default device of a model: a GPU if there is one."""
+    """The default device of a model: a GPU if available."""
     import torch
 
     device = set_value(arguments, f"{table}.device")
@@ -143,12 +145,12 @@ def model_defaults(arguments: argparse.Namespace, table: str) -> dict[str, str]:
 
 
 def default_dtype(device: str) -> str:
-    """float32 on a CPU, which has no fast bfloat16, else bfloat16."""
+    """float32 on a CPU, where bfloat16 is slow; else bfloat16."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
 def number(least: int) -> Any:
-    """The type of a flag that takes integers of at least `least`."""
+    """The argparse type of an integer flag with the minimum `least`."""
 
     def whole_number(text: str) -> int:
         value = int(text)
@@ -160,7 +162,7 @@ def number(least: int) -> Any:
 
 
 def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
-    """Add the flags of `keys` (key by flag name); a flag that is not given has the value None."""
+    """Add the flags of `keys` (flag name to key); a flag that is not given has the value None."""
     for name, key in keys.items():
         if key.annotation is bool:
             flag = flag_of(f"no_{name}" if key.default else name)
@@ -184,8 +186,8 @@ def add_keys(parser: Any, keys: Mapping[str, Key]) -> None:
 
 
 class EarlierFlag(argparse.Action):
-    """A flag under an earlier name: works as the flag, and warns unless the published documents
-    use that name."""
+    """A flag under an earlier name: does the same, and warns unless the published documents use
+    that name."""
 
     def __init__(self, *args: Any, of: argparse.Action, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs | {"nargs": of.nargs})
@@ -199,7 +201,7 @@ class EarlierFlag(argparse.Action):
 
 
 def add_earlier_flags(parser: Any, action: argparse.Action, key: str) -> None:
-    """Let a flag be given by the earlier names of its key too; the help does not show them."""
+    """Accept the earlier names of a flag's key too; the help does not show them."""
     for old in (old for old, new in RENAMED.items() if new == key):
         parser.add_argument(
             flag_of(old.rpartition(".")[2]),
@@ -223,7 +225,7 @@ def _argument_of(key: Key) -> Callable[[str], Any]:
 
 
 def _lower(text: str) -> str:
-    """A help text as argparse prints its own; `URL` and `MoE` keep their capitals."""
+    """Lower the first letter, as in argparse's help texts; `URL` and `MoE` keep their capitals."""
     first = text.partition(" ")[0][1:]
     text = text[:1].lower() + text[1:] if first == first.lower() else text
     return text.rstrip(".").replace("%", "%%")

@@ -1,4 +1,4 @@
-"""`nmoe generate`: complete a file of prompts, for synthetic data and rephrasing."""
+"""`nmoe generate`: completes a file of prompts, for synthetic data and rephrasing."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def register(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: all of the model's EOS"
+        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: the model's EOS ids"
     )
-    parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt and new tokens")
+    parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus new tokens")
     size = parser.add_argument(
         "--batch-size", type=int, default=32, help="sequences generated together"
     )
     parser.add_argument("--device", default="cpu", help="with cuda, --shard I/N uses cuda:I")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: the device's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: by device")
     backend = parser.add_argument(
         "--moe-backend",
         choices=get_args(ExpertChoice),
@@ -49,14 +49,14 @@ def register(verbs: Any) -> None:
     add_earlier_flags(parser, backend, "oracle.engine.moe_backend")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument(
-        "--batch-invariant", action="store_true", help="the same bits in any batch; slower"
+        "--batch-invariant", action="store_true", help="results do not depend on the batch; slower"
     )
     parser.add_argument("--tokenizer", help="for prompts that are text; default: the checkpoint's")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Complete the prompts that have no completion yet."""
+    """Complete the prompts whose completions are missing."""
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)
@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settings]:
-    """The generator of the model, and the settings, with the model's stop ids by default.
+    """Load the generator and make the settings; stop ids default to the model's.
 
-    Sampling settings are checked first: a model may take minutes to load.
+    Settings are checked first, because a model may take minutes to load.
     """
     import torch
 
@@ -112,5 +112,5 @@ def _show_progress(num_records: int) -> None:
 def _show(facts: dict[str, Any]) -> None:
     print(
         f"{facts['output']}: {facts['completions']:,} completions, {facts['new']:,} new, "
-        f"{facts['new_tokens']:,} new tokens ({facts['tokens_per_s']:,} a second)"
+        f"{facts['new_tokens']:,} new tokens ({facts['tokens_per_s']:,} per second)"
     )

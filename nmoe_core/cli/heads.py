@@ -30,13 +30,10 @@ def register(verbs: Any) -> None:
         "--labels-test", type=Path, metavar="FILE", help="merged labels of test: for reports only"
     )
     fit.add_argument(
-        "--predictions",
-        type=Path,
-        metavar="FILE",
-        help="rows of grades, as nmoe hydra grade writes",
+        "--predictions", type=Path, metavar="FILE", help="scores that nmoe hydra grade wrote"
     )
     fit.add_argument(
-        "--compat", action="store_true", help="use the published rule, on labels alone"
+        "--compat", action="store_true", help="use the published rule, which needs only labels"
     )
     roots = {"data_root": "data", "heads_dir": "heads", "out": "calibration"}
     add_run_flags(fit, (*_GRADING, "calibration.target_keep"), roots)
@@ -50,7 +47,7 @@ def register(verbs: Any) -> None:
 
     train = verbs.add_parser("train", help="train the heads and the student")
     heads = train.add_subparsers(dest="head_kind", required=True, metavar="HEAD")
-    text = "train the student on labels; it needs no backbone"
+    text = "train the student on labels, without a backbone"
     student = add_task(heads, "student", train_student, text)
     _add_label_flags(student)
     add_run_flags(student, ["tokenizer"], {"data_root": "data", "out": "heads"})
@@ -101,7 +98,8 @@ def import_pt(arguments: argparse.Namespace) -> Outputs:
 
 
 def calibrate(arguments: argparse.Namespace) -> Outputs:
-    """Weights and thresholds, from heads, from rows of grading, or by the published rule."""
+    """Fit weights and thresholds to the scores of heads, to scores in a file, or by the published
+    rule."""
     from nmoe_core.tasks import commands, hydra
 
     if arguments.compat or arguments.predictions is not None:
@@ -112,10 +110,10 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
         return {"calibration": commands.calibrate_file(run, val, rows)}
     if arguments.config is None and arguments.heads_dir is None:
         raise ConfigError(
-            "no scores to calibrate on",
+            "calibration needs scores",
             expected="--predictions, or --heads-dir with --data-root and --checkpoint, or with "
             "--data-root and --set grading.grader=student",
-            do="add one of them; --compat fits the published rule to labels alone",
+            do="add these flags; or use --compat, the published rule, which needs only labels",
         )
     run = _model_run(arguments, "labels", "out", "data_root")
     named = {"val": arguments.labels, "test": arguments.labels_test}
@@ -123,9 +121,10 @@ def calibrate(arguments: argparse.Namespace) -> Outputs:
 
 
 def _show_calibration(facts: dict[str, Any]) -> None:
-    """Print thresholds, shares kept by source, the bound and its cost, and excluded documents."""
+    """Print the thresholds, the share kept per source, the bound and its cost, and the excluded
+    documents."""
     found = facts["calibration"]
-    if "keep_by_source" not in found:  # the published rule makes no measurements
+    if "keep_by_source" not in found:  # the published rule measures nothing
         return labels.show_outputs(facts)
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
     print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels\n")
@@ -156,7 +155,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     print(f"; allowed: at most {_percent(bound)}\n{found['dropping']}")
     if costs := found["drops_by_labels"]:
         more = ", ".join(f"{n:,}: {_percent(share)}" for n, share in costs["more"])
-        print(f"share dropped if more such labels were fitted on: {more}")
+        print(f"share dropped if fitted on more such labels: {more}")
         print(f"share dropped without a margin for chance: {_percent(costs['certain'])}")
     if costs := found.get("cost"):
         hours = [f"{c['grader']} {c['hours_per_million_documents']:g} h" for c in costs]
@@ -167,7 +166,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
 
 
 def _show_triage(found: dict[str, Any]) -> None:
-    """Print each step that drops documents, and its proved bound."""
+    """Print each step that drops documents, with the bound that the labels prove."""
     shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
     rows = [
         [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
@@ -181,7 +180,7 @@ def _show_triage(found: dict[str, Any]) -> None:
 
 
 def _show_graders(found: dict[str, Any]) -> None:
-    """Print what each possible grader would drop and keep, and the errors among these."""
+    """Print what each possible grader would drop and keep, and how much of it is wrong."""
     if (choice := found.get("grader_choice")) is None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
@@ -208,7 +207,7 @@ def _percent(share: float | None) -> str:
 
 
 def grade(arguments: argparse.Namespace) -> Outputs:
-    """Grades of a run's sources, of a slice, or of a file of texts."""
+    """Grade the sources of a run, a slice, or a file of texts."""
     from nmoe_core.tasks.commands import grade_file
     from nmoe_core.tasks.shards import grade_sources
 
@@ -234,7 +233,7 @@ def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
 
 
 def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
-    """The files that replace the run's own labels; all of them if there is no run."""
+    """The label files from the command line; without any, the run's labels."""
     return {k: path for k, path in files.items() if path is not None or not run.has_file}
 
 
@@ -244,8 +243,8 @@ def _show_progress(num_done: int, num_all: int | None) -> None:
 
 
 def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
-    """Print how well each possible grader ranks documents, baselines that do not read the text,
-    and the cost."""
+    """Print how well each possible grader and two baselines without the text rank documents, and
+    the cost."""
     if not heads:
         return
     split = "test" if any(found["test"] for found in heads.values()) else "val"
@@ -264,7 +263,7 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print_table([*header, "bottom fifth"], rows)
     print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
     print("; test labels are not used to choose a grader" if split == "test" else "")
-    print("AUC: how often a document of the oracle's better half is ranked above one of the other")
+    print("AUC: how often a document of the oracle's better half ranks above one of the other half")
     print("top fifth: share of the grader's top fifth in the oracle's top fifth; by chance 0.20")
     print("bottom fifth: share of the grader's bottom fifth in the oracle's better half")
     print(_cost(costs))

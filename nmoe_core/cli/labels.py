@@ -1,4 +1,5 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|agree|look|audit|status`: labels."""
+"""`nmoe hydra slices|oracle-label|merge-labels|agree|look|audit|status`: make and inspect
+labels."""
 
 import argparse
 import sys
@@ -38,26 +39,26 @@ def register(parts: Any) -> None:
 
     label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
     label.add_argument(
-        "--estimate", action="store_true", help="print questions, tokens and cost; ask no oracle"
+        "--estimate", action="store_true", help="only print questions, tokens and cost"
     )
     label.add_argument("--slices", nargs="+", metavar="train-00", help="only these slices")
     add_file_flags(label)
     label.add_argument(
         "--out", type=Path, metavar="DIR", help="directory for labels of an input file"
     )
-    label.add_argument("--max-new", type=int, help="most new tokens per answer")
+    label.add_argument("--max-new", type=int, help="maximum tokens per answer")
     keys = [f"oracle.engine.{name}" for name in _ENGINE]
     add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")
 
     merge = add_task(parts, "merge-labels", merge_labels, "join the labels of each split")
     add_run_flags(merge, roots={"labels": "labels"})
 
-    text = "compare a second oracle's or a person's labels with the first"
+    text = "compare labels with those of a second oracle or a person"
     compared = add_verb(parts, "agree", agree, text, _show_agreement)
     for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
         compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
 
-    text = "read labelled documents; --correct changes the label of one"
+    text = "show labelled documents; --correct changes a label"
     looked = add_verb(parts, "look", look, text, _show_labels)
     looked.add_argument(
         "--split", choices=("train", "val", "test"), default="val", help="default: val"
@@ -90,7 +91,7 @@ def register(parts: Any) -> None:
 def add_task(
     parts: Any, name: str, task: Task, text: str, show: Callable[[Any], None] | None = None
 ) -> argparse.ArgumentParser:
-    """A verb whose outputs are printed, one row per output, unless `show` prints them."""
+    """Add a verb that prints one row per output, unless `show` prints the facts."""
 
     def facts_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         return {output: made.facts for output, made in task(arguments).items()}
@@ -154,7 +155,7 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.tasks.hydra import merge_split
 
     run = run_of(arguments, "labels")
-    # Runs of earlier releases have no test labels.
+    # Runs of earlier releases have no test split.
     splits = [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
     return {split: merge_split(run, split) for split in splits}
 
@@ -175,7 +176,7 @@ def _show_agreement(facts: dict[str, Any]) -> None:
 
 
 def look(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Labelled documents to read, or the corrected label."""
+    """Show labelled documents, or correct a label and show it."""
     run = run_of(arguments)
     if arguments.correct is None:
         from nmoe_core.quality.grading.examples import look_at_labels
@@ -232,8 +233,8 @@ def _show_status(rows: list[dict[str, Any]]) -> None:
 def named_file(
     arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
 ) -> Any:
-    """The input file that the command line names, if any. Raises ConfigError if it names neither
-    a file nor a run, or if a flag does not work with the one that it names."""
+    """The input file that the command line names, or None for a run. Raises ConfigError if it names
+    neither a file nor a run, or if a flag does not apply to its choice."""
     from nmoe_core.tasks.commands import InputFile
 
     texts = arguments.input_jsonl
@@ -249,7 +250,7 @@ def named_file(
     for name in wrong:
         if getattr(arguments, name, None) is not None:
             kind = "the run's own documents" if is_run else "this kind of input file"
-            raise ConfigError(f"{flag_of(name)} has no effect with {kind}", do="leave it out")
+            raise ConfigError(f"{flag_of(name)} has no effect with {kind}", do="remove it")
     if path is None:
         return None
     sample = getattr(arguments, "sample", None)
@@ -258,7 +259,7 @@ def named_file(
 
 
 def _labelling_run(arguments: argparse.Namespace) -> Run:
-    """The run; without `--config`, the engine is the default oracle."""
+    """The run; without `--config`, the oracle defaults to the engine."""
     kind = set_value(arguments, "oracle.kind") or arguments.oracle
     if kind is None:
         kind = Run(arguments.config).config.oracle.kind if arguments.config else "engine"
@@ -274,7 +275,7 @@ def _labelling_run(arguments: argparse.Namespace) -> Run:
 
 
 def _progress() -> Callable[[int, int | None], None]:
-    """Shows documents done and documents per second on standard error."""
+    """Return a function that shows documents done and documents per second on standard error."""
     started = time.monotonic()
 
     def show(num_done: int, num_all: int | None) -> None:

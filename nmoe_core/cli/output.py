@@ -1,4 +1,4 @@
-"""A verb and its output: aligned tables for people, JSON for machines."""
+"""Adds verbs and prints their output: aligned tables for people, JSON for machines."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
 
 
 def in_line(value: object) -> str:
-    """A foreign value as one line: its line breaks could forge lines of our output."""
+    """A foreign value on one line, because its line breaks could forge lines of the output."""
     return printable(str(value)).replace("\n", r"\n").replace("\t", r"\t")
 
 
@@ -82,19 +82,19 @@ def _cell(value: object) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """A size such as `1.2 GB`; `?` for None."""
+    """Format a size, such as `1.2 GB`; `?` for None."""
     if size_bytes is None:
         return "?"
     return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"
 
 
 def counted(count: int, what: str) -> str:
-    """`1 time`, `2,000 times`."""
+    """Format a count: `1 time`, `2,000 times`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:
-    """A duration such as `12 s`, `3 min` or `2.5 h`; `?` for None."""
+    """Format a duration, such as `12 s`, `3 min` or `2.5 h`; `?` for None."""
     if seconds is None:
         return "?"
     if seconds < 90:

@@ -44,7 +44,7 @@ _KEYS += ("prep.num_shards", "prep.workers", "prep.max_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "hf_streaming")
 _SOURCE += ("paths", "split", "text_field", "id_field")
 _SOURCE += ("on_error", "max_bad_share", "max_record_mb", "follow_links")
-_OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # key by the name of its flag
+_OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # flag name to key
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 
 
@@ -53,7 +53,7 @@ def register(verbs: Any) -> None:
     mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
     mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
     mixture.add_argument(
-        "--continue-on-error", action="store_true", help="skip a source that fails; exit 1"
+        "--continue-on-error", action="store_true", help="skip sources that fail; exit 1 at the end"
     )
     mixture.add_argument("--dry-run", action="store_true", help="print an estimate, write nothing")
     _add_common(mixture)
@@ -91,7 +91,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--parallel", action="store_true", help="one worker per core, unless --workers is given"
     )
     parser.add_argument(
-        "--force", action="store_true", help="make all shards again, even current ones"
+        "--force", action="store_true", help="rebuild all shards, even current ones"
     )
 
 
@@ -148,11 +148,11 @@ def _made(
     examples = facts.pop("bad_examples")
     if facts["bad_records"]:
         print(
-            f"{name}: {facts['bad_records']} records left out: {'; '.join(examples)}",
+            f"{name}: {facts['bad_records']} records skipped: {'; '.join(examples)}",
             file=sys.stderr,
         )
     if replaced := facts.pop("replaced_records"):
-        print(f"{name}: {replaced} records with bytes replaced", file=sys.stderr)
+        print(f"{name}: {replaced} records had invalid bytes, now replaced", file=sys.stderr)
     return facts
 
 
@@ -200,13 +200,13 @@ def _print_totals(run: Run, planned: Iterable[Any]) -> None:
     )
     unknown = [f"{part.source}/{part.split}" for part in planned if part.tokens is None]
     if unknown:
-        print(f"of unknown size, not in the total: {', '.join(unknown)}")
+        print(f"not in the total, because their size is unknown: {', '.join(unknown)}")
     if any(part.kind == "huggingface" and not part.problem for part in planned):
-        print("time of Hugging Face datasets includes tokenizing but not the download")
+        print("the time for Hugging Face datasets excludes the download")
     for part in planned:
         if part.exists:
             print(f"{part.source}/{part.split}: exists; prep adds what is new or within budget")
-    print(f"dry run: no file written; prep would write below {run.tree.data.absolute()}")
+    print(f"dry run, no files written; prep would write below {run.tree.data.absolute()}")
 
 
 def _plan_row(part: Any) -> list[object]:
@@ -239,7 +239,7 @@ def find_versions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Number of documents, tokens and share of the mixture's tokens, of both versions."""
+    """Documents, tokens and share of the mixture's tokens, for both versions."""
     split = arguments.split.resolve()
     old = find_version(split, arguments.old)
     new = find_version(split, arguments.new) if arguments.new else list_versions(split)[0]

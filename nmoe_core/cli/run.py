@@ -1,4 +1,4 @@
-"""`nmoe plan`, `explain`, `curate shards`: preview a run, trace its documents, or curate shards."""
+"""`nmoe plan`, `explain`, `curate shards`: preview a run, trace documents, or curate shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nmoe_core.tasks.graph.walk import State
     from nmoe_core.tasks.preview import RegradePlan, RunPlan, SplitState
 
-SHOWN_CHARS = 16  # of a plan's hash
+SHOWN_CHARS = 16  # leading characters of a plan's hash that are shown
 _SHOWN_FLIPS = 5
 _NOT_YET = "not yet"
 _FIGURES = {
@@ -46,11 +46,11 @@ def register(verbs: Any) -> None:
 
 
 def register_curation(parts: Any) -> None:
-    """Add `shards` to the parts of `nmoe curate`."""
+    """Add `nmoe curate shards`."""
     shards = add_verb(parts, "shards", curate_shards, "curate the graded shards of a run")
     shards.description = (
-        "Make topics, curated shards and curated manifests, as the assets do. Current shards are "
-        "kept, and so is an existing topic model: a new one changes the order of all documents."
+        "Make topics, curated shards and curated manifests, as the assets do. Current shards and "
+        "an existing topic model are kept; a new model would change the order of all documents."
     )
     shards.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     shards.add_argument("--refit", action="store_true", help="fit a new topic model")
@@ -72,7 +72,7 @@ def register_plan(verbs: Any) -> None:
 
 
 def find_plan(arguments: argparse.Namespace) -> RunPlan:
-    """The plan of the run that the command line describes."""
+    """Plan the run that the command line describes."""
     from nmoe_core.prep.mixture import run_sources
     from nmoe_core.tasks.preview import plan_run
 
@@ -82,13 +82,13 @@ def find_plan(arguments: argparse.Namespace) -> RunPlan:
 
 def _show_plan(plan: RunPlan) -> None:
     if not plan.outputs:
-        print(f"all is current: nmoe run would make none of the {plan.num_current} outputs")
+        print(f"all {plan.num_current} outputs are current: nmoe run would do no work")
         return
     print_outputs(plan.outputs)
     print(f"\n{plan.num_current} other outputs are current")
     _print_splits(plan.splits)
     if plan.regrade is None:
-        print("\ndocuments are not scored: the run has no grader")
+        print("\nthe run has no grader, so documents are not scored")
     else:
         _print_regrade(plan.regrade, plan.flips)
     _print_tokens(plan.tokens)
@@ -97,7 +97,7 @@ def _show_plan(plan: RunPlan) -> None:
 
 
 def print_outputs(outputs: Iterable[State]) -> None:
-    """Print outputs that are not current: one row for all partitions with the same reason."""
+    """Print outputs that are not current; partitions with the same reason share a row."""
     from nmoe_core.tasks.preview import TOLD, told
 
     print_table(TOLD, told(outputs))
@@ -146,7 +146,7 @@ def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:
-    """Curate sources; exit status 1 if a blocking check failed."""
+    """Curate sources; the exit status is 1 if a blocking check failed."""
     from nmoe_core.tasks.commands import curate_sources
 
     run = run_of(arguments)

@@ -49,7 +49,7 @@ def register(verbs: Any) -> None:
     index.add_argument("shard", type=Path, help="the .npy file")
     index.add_argument("--eos-token-id", type=int, required=True)
     index.add_argument(
-        "--allow-tail", action="store_true", help="accept tokens after the last EOS as a document"
+        "--allow-tail", action="store_true", help="make tokens after the last EOS a document"
     )
 
     inspect = add_verb(verbs, "inspect", run_inspect, "look for tokenization defects in shards")
@@ -86,7 +86,7 @@ def register(verbs: Any) -> None:
         form.add_argument("manifest", type=Path, help="manifest of a split or of one shard")
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
         if name == "mds":
-            text = "a sample is a window of N tokens (default: a document)"
+            text = "write windows of N tokens as samples (default: documents)"
             form.add_argument("--seq-len", type=int, metavar="N", help=text)
 
 
@@ -98,7 +98,7 @@ def _share(text: str) -> float:
 
 
 def _manifest(path: Path) -> Manifest:
-    """The manifest at a path, or in a directory."""
+    """Read the manifest at a path or in a directory."""
     return load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
 
 
@@ -129,7 +129,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The header of a manifest with two averages, or the sources of a plan."""
+    """The header and two averages of a manifest, or the sources of a plan."""
     from nmoe_core.shards.publish.read import opened
 
     with opened(arguments.manifest) as data:
@@ -166,7 +166,7 @@ def _show_info(facts: dict[str, Any]) -> None:
 
 
 def run_regenerate_index(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the index next to the shard, byte-identical to the one prep wrote."""
+    """Write the index next to the shard, byte-identical to the index that prep wrote."""
     path, num_documents = regenerate_index(
         arguments.shard, arguments.eos_token_id, allow_tail=arguments.allow_tail
     )
@@ -178,7 +178,7 @@ def _show_index(facts: dict[str, Any]) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Exit 1 if a file has an issue or coverage is too low."""
+    """Inspect files; exit 1 if a file has an issue or the coverage is too low."""
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
         seen = files_of_manifest(manifest)
@@ -228,7 +228,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 
 def _columns(files: list[Path]) -> list[dict[str, Any]]:
-    """Facts of the passthrough columns beside these files."""
+    """Facts about the passthrough columns beside these files."""
     paths = dict.fromkeys(file.with_name(COLUMNS_NAME) for file in files)
     if not any(path.is_file() for path in paths):
         return []

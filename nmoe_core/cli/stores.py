@@ -1,4 +1,5 @@
-"""`nmoe publish`, and `nmoe explain --plan`: committed trees on object stores."""
+"""`nmoe publish` and `nmoe explain --plan`: publish to an object store, and explain a published
+plan."""
 
 import argparse
 import sys
@@ -16,8 +17,8 @@ def register(verbs: Any) -> None:
     text = "copy a loader plan or a manifest, and all its files, to a store"
     publish = add_verb(verbs, "publish", run_publish, text, _show_published)
     publish.description = (
-        "Send changed files, then manifests, then the plan; a second call resumes an interrupted "
-        "one. The loader, verify, info and explain accept the URL."
+        "Send changed files, then manifests, then the plan; run it again to resume an interrupted "
+        "upload. The loader, verify, info and explain accept the URL."
     )
     publish.add_argument("path", type=Path, metavar="PLAN|MANIFEST")
     publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
@@ -25,7 +26,7 @@ def register(verbs: Any) -> None:
 
 
 def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Publish; return its facts."""
+    """Publish a plan or manifest; return the facts."""
     from nmoe_core.shards.publish.send import publish
 
     started = shown = time.monotonic()
@@ -50,10 +51,10 @@ def _show_published(facts: dict[str, Any]) -> None:
 
 
 def explain_plan(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Explain a step of a plan without its run."""
+    """Explain a step of a plan, without the run's configuration."""
     from nmoe_core.audit.published import explain_step_of
 
     if arguments.step is None or arguments.settings:
-        do = "give --step alone, or --config of the run, to trace a document"
+        do = "give --step; or give --config instead of --plan to trace a document"
         raise ConfigError("with --plan only steps can be explained", where="--plan", do=do)
     return explain_step_of(arguments.plan, arguments.cache_dir, arguments.step, arguments.row)

@@ -73,7 +73,7 @@ EFFECTS = {
     "nmoe init --configs configs/": Effect(
         "configurations are in .+/configs", ("configs/demo.toml", "configs/mixtures/demo.toml")
     ),
-    "nmoe run": Effect("all is current", (_PLAN,), is_slow=True),
+    "nmoe run": Effect("all outputs are current", (_PLAN,), is_slow=True),
     _RETRAIN: Effect("done|current", (_CALIBRATION, "out/quality/docs", _PLAN), is_slow=True),
     "nmoe make-tiny-checkpoint tiny --family llama": Effect(
         "llama checkpoint", ("tiny/config.json",)

@@ -1,1 +1,1 @@
-"""Verbs that audit a run, and verbs that make a plan from a plan."""
+"""Verbs that audit a run, and verbs that make a new plan from an existing one."""

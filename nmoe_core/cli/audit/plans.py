@@ -1,6 +1,6 @@
-"""Plans made from plans: `nmoe remix` changes a run's sources and weights from a given step;
-`nmoe bisect` finds the documents that cause a loss spike; `nmoe twin` makes an equivalent plan for
-another tokenizer."""
+"""Verbs that start from a loader plan: `nmoe remix` changes a run's sources and weights from a
+given step; `nmoe bisect` finds the documents that cause a loss spike; `nmoe twin` makes an
+equivalent plan for another tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def register(verbs: Any) -> None:
         type=_weights,
         required=True,
         metavar="A=1,B=2",
-        help="weight of every source that is read from that step",
+        help="weights of all sources from that step on",
     )
     verb.add_argument(
         "--add",
@@ -48,7 +48,7 @@ def register(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="STEP:A=1,B=2[:LR_SCALE]",
-        help="weights from a later step, and a factor of the learning rate; repeatable",
+        help="weights and learning rate factor from a later step; repeatable",
     )
     verb.add_argument(
         "--steps", type=int, metavar="N", help="length of the run (default: as planned)"
@@ -108,9 +108,7 @@ def write(arguments: argparse.Namespace) -> dict[str, Any]:
 
     named = (arguments.plan is not None) + (arguments.output is not None)
     if named != (0 if arguments.config else 2):
-        raise ConfigError(
-            "the plan to start from is not clear", do="give PLAN and -o, or --config of a run"
-        )
+        raise ConfigError("the command names no plan", do="give PLAN and -o, or --config of a run")
     edit = Edit(
         weights=arguments.weights,
         sources=_by_name(arguments.add, "--add"),
@@ -177,7 +175,7 @@ def _show(facts: dict[str, Any]) -> None:
 def _show_twin(facts: dict[str, Any]) -> None:
     print(f"{facts['plan']}: {facts['sequences']:,} sequences in {facts['steps']:,} steps")
     if names := facts["not_compared"]:
-        why = "without ids on both sides only their number was compared"
+        why = "they have no ids in one of the plans, so only their number was compared"
         print(f"documents not compared one by one: {', '.join(names)} ({why})")
 
 

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def register(verbs: Any) -> None:
-    text = "search a sentence: whether a run has read it, in which documents and steps"
+    text = "search a sentence: did the run read it, in which documents and steps"
     seen = add_verb(verbs, "seen", look, text, _show)
     what = seen.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "sentence", nargs="?", metavar="TEXT", help="the sentence; it is normalised like documents"
+        "sentence", nargs="?", metavar="TEXT", help="the sentence; normalised like documents"
     )
     what.add_argument(
-        "--index", action="store_true", help="index the curated shards, if not current"
+        "--index", action="store_true", help="index the curated shards, unless current"
     )
     seen.add_argument("--source", nargs="+", metavar="NAME", help="index only these sources")
     seen.add_argument(
         "--limit", type=number(0), default=10, metavar="N", help="show at most N places"
     )
-    text = "search only what was read before step N, as a checkpoint of that step has"
+    text = "search only what a checkpoint of step N has read"
     seen.add_argument("--step", type=number(0), metavar="N", help=text)
     add_run_flags(seen, is_required=True)
 
@@ -40,7 +40,7 @@ def look(arguments: argparse.Namespace) -> list[dict[str, Any]] | Answer:
         return index_sources(run, arguments.source)
     if arguments.source is not None:
         what = "--source needs --index"
-        do = "leave --source out: a sentence is searched in all sources"
+        do = "leave out --source: a sentence is searched in all sources"
         raise ConfigError(what, found=f"--source with {arguments.sentence!r}", do=do)
     from nmoe_core.audit.seen.answer import answer
 
@@ -61,7 +61,7 @@ def _show(found: list[dict[str, Any]] | Answer) -> None:
     elif found.is_read:
         print(f"read: {places}, first at step {found.first_step:,}, of {found.steps:,} steps")
     else:
-        print(f"not read: found {places}, but in none of {found.steps:,} steps")
+        print(f"not read: found {places}, but the {found.steps:,} steps do not read them")
     for hit in found.hits:
         _show_hit(found.sentence, hit)
     if (more := found.occurrences - len(found.hits)) > 0:

@@ -22,10 +22,10 @@ def register(verbs: Any) -> None:
     text = "takedown requests: find and remove the listed documents, and prove it"
     verb = add_verb(verbs, "takedown", run, text)
     verb.add_argument(
-        "list", type=Path, metavar="LIST", help="lines with id:, url:, sha256: or re: and a value"
+        "list", type=Path, metavar="LIST", help="lines id:..., url:..., sha256:... or re:..."
     )
     step = verb.add_mutually_exclusive_group()
-    step.add_argument("--apply", action="store_true", help="record them; curation drops them")
+    step.add_argument("--apply", action="store_true", help="record them for curation to drop")
     step.add_argument("--verify", action="store_true", help="prove that no 50-gram of them is left")
     step.add_argument("--mask", type=Path, metavar="PLAN", help="mask them in the plan of a run")
     verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
@@ -53,7 +53,7 @@ def register(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report; or record, mask or verify. Exit 1 if any text remains."""
+    """Report, record, mask or verify. Exit 1 if a text remains."""
     from nmoe_core.tasks.takedown import report
 
     given = arguments
@@ -117,9 +117,9 @@ def _show(facts: dict[str, Any]) -> None:
 def _show_rebuild(facts: dict[str, Any]) -> None:
     again = facts["rebuild"]
     print()
-    print(f"curated shards to make again: {_names(again['curate'])}")
+    print(f"curated shards to rebuild: {_names(again['curate'])}")
     if again["later"]:
-        print(f"and later ones, whose windows shift: {_names(again['later'])}")
+        print(f"later shards, whose windows shift: {_names(again['later'])}")
     if again["plan"]:
         print("then: the curated manifest of each source, and the loader plan")
     if again["data"]:
@@ -132,7 +132,7 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
 
 
 def _show_copies(facts: dict[str, Any]) -> None:
-    """Places that no step searches and that may hold copies."""
+    """Print the places that are not searched and may hold copies."""
     store = facts["published"]
     send = "nmoe publish"
     if store:
@@ -143,8 +143,8 @@ def _show_copies(facts: dict[str, Any]) -> None:
 
 def _show_labels(facts: dict[str, Any]) -> None:
     if files := facts["labels"]:
-        number = f"{sum(files.values()):,} records with the beginning of a text"
-        print(f"labels: {number} in {_names([*files])}; heads learned from them")
+        number = f"{sum(files.values()):,} records hold the beginning of a text"
+        print(f"labels: {number}, in {_names([*files])}; heads were trained on them")
 
 
 def _show_record(facts: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _show_proof(facts: dict[str, Any]) -> None:
 
 
 def _left(facts: dict[str, Any]) -> CurationError:
-    """The error of a failed proof: the reasons, and what to do about each."""
+    """The error of a failed proof, with each reason and its remedy."""
     counts = {
         "documents of the list that are not recorded": len(facts["unrecorded"]),
         "documents that remain": len(facts["remaining"]),

@@ -21,7 +21,7 @@ def register(verbs: Any, parser: argparse.ArgumentParser) -> None:
 def print_script(
     parser: argparse.ArgumentParser, verbs: argparse.Action, arguments: argparse.Namespace
 ) -> int:
-    """Print the script; ConfigError if shtab is not installed."""
+    """Print the script. Raises ConfigError if shtab is not installed."""
     try:
         shtab = importlib.import_module("shtab")
     except ImportError as error:

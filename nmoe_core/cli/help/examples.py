@@ -1,4 +1,4 @@
-"""One or two examples for every verb, as its `--help` shows them."""
+"""One or two examples per verb, which its `--help` shows."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe": ("nmoe init && nmoe run && nmoe report",),

@@ -10,18 +10,18 @@ from typing import Any, NoReturn
 from loader.files.addresses import PathParser
 from nmoe_core.cli.help.examples import EXAMPLES
 
-# Equals shtab.FILE, so that shtab is imported only to write a script.
+# A copy of shtab.FILE, so that shtab is imported only to write a script.
 FILES = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
 }
-_INNERMOST = "given_to"  # the innermost parser of a command line
+_INNERMOST = "given_to"  # attribute that holds the innermost parser of a command line
 
 
 class HelpfulParser(PathParser):
-    """The parser of the command line, of a group of verbs, or of one; KeyError if it has no
-    example."""
+    """The parser of the command line, of a group of verbs or of a verb. Raises KeyError if
+    `EXAMPLES` lacks it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -72,8 +72,8 @@ class HelpfulParser(PathParser):
         return f"; use {' '.join(found)}" if found else ""
 
     def near(self, words: Sequence[str]) -> str:
-        """`; did you mean ...?` with flags of this parser like `words`; empty if there are
-        none."""
+        """`; did you mean ...?` with flags of this parser that resemble `words`; empty without such
+        flags."""
         known = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help()))
         misspelt = [word.partition("=")[0] for word in words if word.startswith("--")]
         return _question([n for w in misspelt for n in difflib.get_close_matches(w, known)])
@@ -89,7 +89,7 @@ class HelpfulParser(PathParser):
 def commands(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Every verb with its parser, and the groups of verbs; for docs/commands.md and tests."""
+    """Yield every verb and group of verbs with its parser; for docs/commands.md and tests."""
     yield words, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -102,7 +102,8 @@ def _question(near: Sequence[str]) -> str:
 
 
 def _add_shown(add: Callable[..., argparse.Action], *args: Any, **kwargs: Any) -> argparse.Action:
-    """Add an argument whose help shows its default, completed by file names if it is a path."""
+    """Add an argument; its help shows the default, and the shell completes file names for a
+    path."""
     action = add(*args, **kwargs)
     text = action.help or ""
     default = action.default

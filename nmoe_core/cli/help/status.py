@@ -1,4 +1,4 @@
-"""Progress on standard error: one line that is overwritten on a terminal, else separate lines."""
+"""Progress on standard error: on a terminal one line that is overwritten, else separate lines."""
 
 import logging
 import sys

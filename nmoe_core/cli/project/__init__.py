@@ -1,1 +1,1 @@
-"""A new project: a survey of its sources, and the file that runs it."""
+"""`nmoe init`: surveys the sources of a new project and writes its configuration."""

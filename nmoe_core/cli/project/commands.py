@@ -1,4 +1,5 @@
-"""`nmoe init`, `run`, `ui`, `make-tiny-checkpoint`: a project, and its tasks through Dagster."""
+"""`nmoe init`, `run`, `ui`, `report`, `make-tiny-checkpoint`: make a project and run its tasks
+through Dagster."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nmoe_core.sources.discover import Inputs
     from nmoe_core.tasks.graph.walk import State
 
-_VERBS = "nmoe.verbs"  # entry points of verbs that need Dagster
+_VERBS = "nmoe.verbs"  # entry point group of verbs that need Dagster
 
 
 def register(verbs: Any) -> None:
@@ -36,21 +37,21 @@ def register(verbs: Any) -> None:
     init.add_argument("source", nargs="?", metavar="SOURCE", help=text)
     init.add_argument("--subset", metavar="NAME", help="subset of a hub dataset")
     what = init.add_mutually_exclusive_group()
-    text = "add new sources to nmoe.toml and show them; the rest of the file stays"
+    text = "add new sources to nmoe.toml and show them; change nothing else"
     what.add_argument("--update", action="store_true", help=text)
-    text = "a demo project, on docstrings of the installed Python packages"
+    text = "make a demo project from docstrings of the installed Python packages"
     what.add_argument("--demo", action="store_true", help=text)
     text = "only copy the bundled configurations to DIR"
     what.add_argument("--configs", type=Path, metavar="DIR", help=text)
     text = "bring the project's tasks up to date: all, or the named ones"
     run = add_verb(verbs, "run", run_tasks, text)
-    text = "prep, label, train_heads, grade, curate, ... in this order (default: all)"
+    text = "prep, label, train_heads, grade, curate, ...; run in this order (default: all)"
     run.add_argument("tasks", nargs="*", metavar="TASK", help=text)
     text = "run what `nmoe plan` showed under this hash; refuse if anything has changed since"
     run.add_argument("--plan", metavar="HASH", help=text)
-    text = "make an output again, by its key in `nmoe plan`, such as web/shards:0003; repeatable"
+    text = "rebuild the output with this key in `nmoe plan`, such as web/shards:0003; repeatable"
     run.add_argument("--rebuild", action="append", default=[], metavar="OUTPUT", help=text)
-    run.add_argument("--json", action="store_true", help="print JSON, after the last task")
+    run.add_argument("--json", action="store_true", help="print JSON after the last task")
     add_run_flags(run, is_required=True)
     ui = add_verb(verbs, "ui", serve, "open the project in Dagster's UI, with the daemon")
     ui.add_argument("--port", type=number(1), default=3000, help="(default 3000)")
@@ -71,7 +72,7 @@ def register(verbs: Any) -> None:
 
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write nmoe.toml into the working directory, or copy configurations; an existing file is never
+    """Write nmoe.toml into the working directory, or copy configurations; existing files are not
     replaced."""
     path = Path(PROJECT_FILE)
     if (arguments.demo or arguments.configs) and (arguments.source or arguments.subset):
@@ -81,14 +82,14 @@ def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.update:
         return _update(arguments)
     if path.exists():
-        do = "add to it with --update, or work in another directory"
+        do = "add sources with --update, or work in another directory"
         raise ConfigError("this file exists already", where=path.absolute(), do=do)
     return _write_demo(path) if arguments.demo else _write_own(path, arguments)
 
 
 def _copy_configs(directory: Path) -> dict[str, Any]:
-    """Copy the configurations of both packages. Raises ConfigError, before any copy, if a file
-    of the same name in the directory has other content."""
+    """Copy the configurations of both packages. Raises ConfigError before copying if the directory
+    has a file of the same name with other content."""
     payloads: dict[Path, bytes] = {}
     for package in ("loader", "nmoe_core"):
         folder = Path(str(importlib.resources.files(package))) / "configs"
@@ -98,7 +99,7 @@ def _copy_configs(directory: Path) -> dict[str, Any]:
     differing = [path for path in present if read_file(path) != payloads[path]]
     if differing:
         raise ConfigError(
-            "this directory contains files of the same name with other content; none was copied",
+            "files with these names exist with other content; no files were copied",
             where=directory,
             found=", ".join(str(path.relative_to(directory)) for path in differing),
             do="name another directory, or remove these files",
@@ -220,7 +221,7 @@ def _show_project(facts: dict[str, Any]) -> None:
 
 
 def run_tasks(arguments: argparse.Namespace) -> int:
-    """Execute the jobs of the tasks; the status is 1 if one failed."""
+    """Execute the jobs of the tasks; the exit status is 1 if one failed."""
     from nmoe_core.tasks.preview import not_current, require_plan
 
     run = run_of(arguments)
@@ -242,14 +243,14 @@ def run_tasks(arguments: argparse.Namespace) -> int:
 
 
 def _why(state: State) -> dict[str, str]:
-    """JSON of an output that is not current."""
+    """An output that is not current, as JSON values."""
     return {"output": state.key, "partition": state.partition, "why": state.reason}
 
 
 def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
     """Print which tasks ran, and the outputs of other tasks that are not current."""
     if not left:
-        print(f"all is current after {total}; see nmoe report [--html FILE], nmoe ui")
+        print(f"all outputs are current after {total}; see nmoe report [--html FILE], nmoe ui")
         return
     ran = ", ".join(tasks) or "all tasks"
     print(f"{ran}: done after {total}. Outputs of other tasks that are not current:\n")
@@ -306,7 +307,7 @@ def _show_report(report: dict[str, Any]) -> None:
     print_table(columns, [*rows, ["total", *totals, *others]])
     if report["oracle"] is not None:
         print("keep, band, drop: decisions of the grader; curated: documents that the rule keeps;")
-    print("topics: mean number of distinct topics in a window of seq_len tokens")
+    print("topics: mean number of distinct topics per window of seq_len tokens")
     _show_account(report)
     if report["oracle"] is not None:
         _show_graders(report)
@@ -320,7 +321,7 @@ def _show_report(report: dict[str, Any]) -> None:
         first = report["not_current"][0]
         print(f"{count} outputs are not current, such as {first['output']} ({first['why']}):")
         print(
-            "the figures above are older than their inputs; nmoe plan shows what nmoe run would do"
+            "some figures above are older than their inputs; nmoe plan shows what nmoe run would do"
         )
 
 
@@ -372,7 +373,8 @@ def _costs(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_dagster(name: str) -> Callable[..., Any]:
-    """The function in nmoe_assets that runs a verb; ConfigError if Dagster is not installed."""
+    """The function in nmoe_assets that runs a verb. Raises ConfigError if Dagster is not
+    installed."""
     (verb,) = entry_points(group=_VERBS, name=name)
     try:
         return verb.load()

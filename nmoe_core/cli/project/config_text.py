@@ -1,4 +1,4 @@
-"""The text of a new project's `nmoe.toml`: sources, a mixture and a flow, and settings that run."""
+"""Writes the text of a new project's `nmoe.toml`: sources, mixture, flow and settings."""
 
 import json
 import math
@@ -15,10 +15,10 @@ _POOLED_TOKENS = 30_000_000  # with fewer tokens, workers take longer to start t
 _TOKENS_PER_SHARD = 20_000_000
 _MOST_SHARDS = 64
 _SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
-_SEQUENCES = 4  # least number of the smallest source
+_SEQUENCES = 4  # the smallest source must give at least so many sequences
 _MOST_TOPICS = 30
 _PARSE_RATE = "min_parse_rate = 0.0     # the heuristic does not judge all of these languages\n"
-_FEW_JUDGED = 250  # fewer documents cannot be split into enough to fit and enough to measure
+_FEW_JUDGED = 250  # fewer documents are not enough to fit a grader and to measure it
 _ATTRIBUTES = ("signals", "language", "duplicates")
 _DECISIONS = 'include = ["keep", "band"]   # only ["keep"] with a real oracle'
 _RULE = """\
@@ -148,7 +148,8 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
 
 
 def _is_partly_judged(documents: int, judged: int) -> bool:
-    """Whether the heuristic may refuse more documents than the check allows by default."""
+    """Whether the heuristic may refuse more documents than the check allows by default; the check
+    is then relaxed."""
     return judged < 0.98 * documents
 
 
@@ -159,7 +160,7 @@ def _is_scored(documents: int, judged: int) -> bool:
 
 
 def unjudged(documents: int, judged: int) -> str:
-    """A note if the heuristic does not judge all documents, or if they are too few; else empty."""
+    """A note if the heuristic does not judge all documents, or judges too few; else empty."""
     if not _is_partly_judged(documents, judged):
         if _is_scored(documents, judged):
             return ""
@@ -206,7 +207,7 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
 
 
 def summary(found: Survey) -> str:
-    """Description of a surveyed source."""
+    """Describe a surveyed source in one line."""
     about = "" if found.is_whole else "about "
     parts = []
     if found.documents is not None:
@@ -219,7 +220,7 @@ def summary(found: Survey) -> str:
 
 
 def languages(shares: Mapping[str, float], most: int = 3) -> str:
-    """The most frequent languages: `en 98 %, de 2 %`."""
+    """Format the most frequent languages: `en 98 %, de 2 %`."""
     shown = [f"{name} {100 * share:.0f} %" for name, share in list(shares.items())[:most]]
     more = len(shares) - len(shown)
     return ", ".join(shown) + (f", {more} more" if more > 0 else "")
@@ -230,7 +231,7 @@ def _billions(tokens: int) -> float:
 
 
 def _toml(value: object) -> str:
-    """A value as TOML: as in JSON, except that floats have no exponent."""
+    """Format a value as TOML: as in JSON, but floats have no exponent."""
     if isinstance(value, float):
         return f"{value:.12f}".rstrip("0")
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

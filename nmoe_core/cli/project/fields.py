@@ -1,4 +1,4 @@
-"""Finds the field of records that holds their text, by the names and values of fields."""
+"""Finds the field that holds the text of records, by the names and values of fields."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -22,8 +22,7 @@ _MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a heade
 
 
 def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
-    """The source with `text_field` set. Raises SourceError if no field holds text
-    (E-SOURCE-FIELD)."""
+    """Set `text_field` of a source. Raises SourceError if no field holds text (E-SOURCE-FIELD)."""
     if spec.kind == "files":
         return spec
     samples = list(_cut(open_reader(spec, base, "train"), SAMPLED_RECORDS))
@@ -41,8 +40,8 @@ def no_text(reason: str, where: object) -> SourceError:
 def by_text_field(
     spec: SourceSpec, inputs: Sequence[InputFile], base: Path
 ) -> Iterator[SourceSpec]:
-    """The source split into one source per field that holds the text of some of its files. Files
-    without such a field, and files that cannot be read, are left out."""
+    """Split a source into one source per text field, if its files differ in this field. Files
+    without a text field, and files that cannot be read, are left out."""
     ours = [f for f in inputs if f.source == spec.id and f.use in ("train", "valid")]
     if spec.kind == "files":
         for file in ours:
@@ -76,7 +75,7 @@ def by_text_field(
 
 
 def _file_samples(spec: SourceSpec, file: InputFile, most: int) -> list[Sample]:
-    """The first records of a file; it is left out if there are none."""
+    """The first records of a file; a file without records is left out."""
     source = file_source(spec, [SourceFile(file.path, file.name)])
     try:
         if found := list(_cut(source, most)):
@@ -90,7 +89,7 @@ def _file_samples(spec: SourceSpec, file: InputFile, most: int) -> list[Sample]:
 
 
 def _cut(source: Source, most: int) -> Iterator[Sample]:
-    """The first samples with long texts cut: one text may be as long as a file."""
+    """Yield the first samples, with long texts cut, because one text may be as long as a file."""
     for sample in islice(source.samples(), most * (len(getattr(source, "files", ())) or 1)):
         # A configuration cannot name a field with a lone surrogate.
         names = (name for name in sample if encodable(name) == name)
@@ -98,8 +97,8 @@ def _cut(source: Source, most: int) -> Iterator[Sample]:
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
-    """The field with most text, among fields with a usual name, else among fields that hold
-    sentences; None if no field does. `is_named`: accept only a usual name."""
+    """The field with most text: among fields with a usual name, else among fields that hold
+    sentences; None without such a field. `is_named`: accept only a usual name."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     texts = {name: [t for s in samples if (t := s.get(name)) and t.strip()] for name in names}
     usual = [name for name in names if name.rpartition(".")[2].lower() in TEXT_FIELDS]
@@ -110,7 +109,7 @@ def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | No
     for pool in ([name for name in usual if name in wordy], free, usual):
         if found := [name for name in pool if texts[name]]:
             return max(found, key=lambda name: ("." not in name, sum(map(len, texts[name]))))
-    return next((name for name in usual if "." not in name), None)  # later records may have texts
+    return next((name for name in usual if "." not in name), None)  # its texts may come later
 
 
 def _has_words(texts: Sequence[str]) -> bool:
@@ -120,7 +119,7 @@ def _has_words(texts: Sequence[str]) -> bool:
 
 
 def _is_prose(name: str, texts: Sequence[str], num_records: int) -> bool:
-    """Whether most records have a text in a field, long enough and different in each record."""
+    """Whether most records have a text in the field that is long enough and unique."""
     return (
         len(name) <= _MOST_NAME_CHARS
         and 2 * len(texts) > num_records

@@ -1,6 +1,6 @@
 """The input ledger of a project: every file that `nmoe init` saw, and its use.
 
-The files taken, held out and left out add up to all files seen; so do their bytes.
+The files taken, held out and left out, and their bytes, add up to all files seen.
 """
 
 from collections.abc import Sequence
@@ -44,6 +44,6 @@ def commit_ledger(run: Run, named: str, files: Sequence[InputFile]) -> dict[str,
 
 
 def last_ledger(run: Run) -> dict[str, Any]:
-    """The existing ledger; an empty one if there is none."""
+    """Read the ledger; empty if it does not exist."""
     path = run.tree.input_ledger
     return read_json_object(path) if path.is_file() else {"named": ".", "files": []}

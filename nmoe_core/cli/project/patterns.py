@@ -1,7 +1,7 @@
-"""Patterns that name the files of a source, so that files added later are read too.
+"""Finds patterns that match the files of a source, so that files added later are read too.
 
-Uses the widest patterns that match no held-out file and few other files; those few are excluded by
-name. A file that no pattern matches is left out.
+Uses the widest patterns that match few other files and no held-out files; the few others are
+excluded by name. A file that no pattern can match is left out.
 """
 
 import glob
@@ -20,7 +20,7 @@ _MOST_EXCLUDED = 20
 
 
 def with_paths(spec: SourceSpec, inputs: Sequence[InputFile], base: Path) -> SourceSpec:
-    """The source with patterns that match its files among `inputs`."""
+    """Give a source the patterns that match its files among `inputs`."""
     uses = {os.fspath(file.path): file.use for file in inputs}
     ours = [file for file in inputs if file.source == spec.id and file.use in ("train", "valid")]
     names = {
@@ -51,8 +51,8 @@ def _as_keys(paths: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 def _excluded(
     spec: SourceSpec, base: Path, uses: dict[str, str], names: dict[str, list[str]]
 ) -> tuple[str, ...] | None:
-    """Patterns that exclude the few other files matched by the source's patterns; None if these
-    match too many others, a held-out file, or not all of the source's files."""
+    """Patterns that exclude the few other files that the source's patterns match; None if these
+    match too many other files, a held-out file, or not all of the source's files."""
     others: set[str] = set()
     ours: set[str] = set()
     for use, patterns in (("train", spec.paths), ("valid", spec.valid_paths)):
@@ -75,7 +75,7 @@ def _excluded(
 
 
 def _by_directory(names: Iterable[str]) -> Iterator[str]:
-    """Patterns of all files with a suffix below their common directory."""
+    """Patterns that match all files with a suffix below their common directory."""
     by_suffix: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_suffix["".join(suffixes(name))].append(name)
@@ -86,11 +86,12 @@ def _by_directory(names: Iterable[str]) -> Iterator[str]:
 
 
 def _by_number(names: Iterable[str]) -> Iterator[str]:
-    """Patterns of files in a directory whose names differ in a number; other files by name."""
+    """Patterns for files in a directory whose names differ by a number; other files are listed by
+    name."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         start, mark, suffix = _cut_number(name)
-        # For `a1` and `a2`, without a separator before the number, `a*` would be too wide.
+        # Without a separator before the number (`a1`, `a2`), `a*` would be too wide.
         pattern = f"{start}{mark}{'*' if mark else '[0-9]*'}{suffix}"
         is_plain = start + mark == name.removesuffix(suffix) or glob.has_magic(start)
         groups[name if is_plain else pattern].append(name)
@@ -98,8 +99,8 @@ def _by_number(names: Iterable[str]) -> Iterator[str]:
 
 
 def _cut_number(name: str) -> tuple[str, str, str]:
-    """A name split at its number: start, separator and suffixes, such as
-    `web/a`, `-`, `.jsonl.gz`."""
+    """Split a name at its number into start, separator and suffixes, such as `web/a`, `-`,
+    `.jsonl.gz`."""
     suffix = "".join(suffixes(name))
     directory, slash, stem = name.removesuffix(suffix).rpartition("/")
     number = NUMBER.search(stem)
@@ -108,7 +109,7 @@ def _cut_number(name: str) -> tuple[str, str, str]:
 
 
 def _is_pattern(name: str) -> bool:
-    """Whether a configuration can hold a name and a source finds the file by it."""
+    """Whether a configuration can hold the name, and a source finds the file by it."""
     try:
         return expand_braces(name.encode().decode()) == [name] and "://" not in name
     except UnicodeEncodeError:

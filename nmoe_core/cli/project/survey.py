@@ -1,7 +1,7 @@
 """Surveys the sources of a new project in a few seconds per source.
 
-Reads up to 64 MB of text of a source and tokenizes up to 400 of its documents; the rest is
-estimated from the stored size. A figure that would be a guess is None.
+Reads up to 64 MB of a source's text and tokenizes up to 400 documents; the rest is estimated from
+the size of the files. A figure that cannot be estimated is None.
 """
 
 import importlib.util
@@ -35,7 +35,8 @@ _LANGUAGE_CHARS = 4000
 
 @dataclass
 class Survey:
-    """One source: `spec` names its text field. `is_whole`: every document was counted."""
+    """One surveyed source: `spec` names its text field; `is_whole` says that every document was
+    counted."""
 
     spec: SourceSpec
     fields: list[str] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Survey:
     size_bytes: int | None = None
     documents: int | None = None
     unreadable: int = 0
-    """Records read that contain no readable text; `first_unreadable` is an example."""
+    """Number of records without readable text; `first_unreadable` is an example."""
     first_unreadable: str | None = None
     tokens: int | None = None
     seconds: float | None = None
@@ -73,7 +74,7 @@ class Survey:
 
 def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
     """Survey the sources of `inputs`, and leave out the files that cannot be read. Relative paths
-    start at `base`; `workers`: processes of prep, for the estimate of time."""
+    start at `base`; `workers` is the number of prep processes, for the time estimate."""
     found: list[Survey] = []
     for spec in inputs.specs:
         ours = [file for file in inputs.files if file.source == spec.id]
@@ -89,7 +90,7 @@ def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
 
 
 def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
-    """Raise the first `problem`, or SourceError (E-SOURCE-NOTFOUND), if no source can be read."""
+    """If no source can be read, raise the first `problem`, or SourceError (E-SOURCE-NOTFOUND)."""
     problems = [one.problem for one in found if one.problem is not None]
     if problems and len(problems) == len(found):
         raise problems[0]
@@ -105,7 +106,7 @@ def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
 
 
 def _survey(spec: SourceSpec, inputs: Sequence[InputFile], base: Path, workers: int) -> Survey:
-    """Survey a source; an error of reading it becomes its `problem`."""
+    """Survey a source; a read error becomes its `problem`."""
     found = Survey(spec)
     ours = {f.path: f for f in inputs if f.source == spec.id and f.use == "train"}
     try:
@@ -166,7 +167,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
         reason = found.first_unreadable or next(reasons, None)
         raise SourceError("no documents", where=found.spec.id, found=reason, code="E-SOURCE-EMPTY")
     sample_chars = sum(map(len, sample))
-    sample = normalize_batch(sample)[0]  # which also leaves no lone surrogate
+    sample = normalize_batch(sample)[0]  # also removes lone surrogates
     tokens, seconds = _tokenised(sample)
     tokens_per_char = tokens / max(sample_chars, 1)
     found.languages = _languages(sample)
@@ -180,7 +181,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
 
 
 def _blocks(source: Source, ours: Mapping[Path, InputFile]) -> Iterator[Block]:
-    """The blocks of a source; files with a read error are left out."""
+    """Yield the blocks of a source; files with a read error are left out."""
     if not ours or not isinstance(source, FileSource) or isinstance(source, FilesSource):
         yield from source.blocks()
         return
@@ -199,14 +200,15 @@ def _leave_out(ours: Mapping[Path, InputFile], file: SourceFile, reason: str) ->
 def _tokenised(texts: list[str]) -> tuple[int, float]:
     """Number of tokens, and seconds on one core."""
     tokenizer = load_tokenizer()
-    tokenizer.encode_batch(texts[:1])  # initialise at the first use
+    tokenizer.encode_batch(texts[:1])  # the first call initialises; do not time it
     started = time.process_time()
     num_tokens = len(tokenizer.encode_batch(normalize_batch(texts)[0]).ids)
     return num_tokens, time.process_time() - started
 
 
 def _languages(texts: list[str]) -> dict[str, float]:
-    """Share of documents by language, largest first; empty if the extra is not installed."""
+    """Share of documents per language, largest first; empty if the language extra is not
+    installed."""
     if any(importlib.util.find_spec(name) is None for name in ("eldc", "numba", "pyarrow")):
         return {}
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""`nmoe init --update`: adds files beside the sources of a project to its configuration."""
+"""`nmoe init --update`: adds new files and sources to the configuration of a project."""
 
 import os
 import tempfile
@@ -27,8 +27,8 @@ _EXCLUDED = "excluded by the configuration"
 
 
 def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
-    """The inputs at a path, with the sources that the run lacks. Files that the configuration no
-    longer names, although an earlier survey took them, are left out."""
+    """The inputs at a path, limited to sources that the run lacks. Files that an earlier survey
+    took but the configuration no longer names are left out."""
     tables = read_toml(run.required("mixture_toml"))["mixtures"]
     rows = [table for mixture in tables.values() for table in mixture["sources"]]
     specs = {table["id"]: validate(SourceSpec, table, run.path) for table in rows}
@@ -53,12 +53,12 @@ def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
 
 
 def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
-    """The local files that a source's patterns match, each with its use."""
+    """Yield the local files that a source's patterns match, each with its use."""
     both: list[tuple[Use, tuple[str, ...]]] = [("train", spec.paths), ("valid", spec.valid_paths)]
     for use, patterns in both:
         patterns = [pattern for pattern in patterns if not is_url(pattern)]
         kept = None
-        with suppress(SourceError):  # a file is missing; the others still count
+        with suppress(SourceError):  # if a file is missing, keep the others
             files = find_files(patterns, base, spec.exclude)
             kept = {os.path.abspath(file.path) for file in files}
         for pattern in patterns:
@@ -73,8 +73,8 @@ def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
 
 def add_sources(run: Run, inputs: Inputs, workers: int) -> list[Survey]:
     """Survey the sources of `inputs` and append the readable ones to the file with the run's
-    mixture. Raises ConfigError (E-CONFIG) if that file does not belong to the project, or cannot
-    take them."""
+    mixture. Raises ConfigError (E-CONFIG) if that file does not belong to the project, or the
+    sources cannot be added."""
     found = survey_all(inputs, run.base, workers)
     path = Path(run.required("mixture_toml"))
     mixture = run_stages(run)[0].mixture

@@ -2,8 +2,8 @@
 
     python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
 
-Modules are read in an order seeded by their names until about 4 MB are written, so an environment
-always gives the same file. Each line has `id` (module and qualified name) and `text`.
+Modules are read in an order seeded by their names until about 4 MB are written, so the same
+environment always gives the same file. Each line has `id` (module and qualified name) and `text`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def module_files(packages: Path) -> list[Path]:
 
 
 def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[dict[str, str]]:
-    """Docstrings of one module of at least so many characters, in source order."""
+    """Yield the docstrings of one module with at least `min_chars` characters, in source order."""
     try:
         tree = _parsed(read_file(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, syntax of another Python version, or nested too deep for the parser
+        return  # a template, another Python version's syntax, or too deeply nested
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
@@ -49,10 +49,9 @@ def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[
 def _parsed(code: bytes) -> ast.Module:
     """The syntax tree of a module.
 
-    Python 3.11 counts the depth of all parses of a process in one place. The garbage collector may
-    run a finalizer in the middle of a parse, and if that parses too, or lets a thread do so, the
-    outer parse ends with "SystemError: AST constructor recursion depth mismatch". So the collector
-    is paused.
+    The garbage collector is paused. Python 3.11 counts the parse depth once per process; if the
+    collector runs a finalizer that parses too, or lets another thread parse, the outer parse fails
+    with "SystemError: AST constructor recursion depth mismatch".
     """
     with gc_paused(), warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in other packages

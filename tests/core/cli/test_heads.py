@@ -50,7 +50,7 @@ def test_the_runbooks_stages_run_from_flags_alone(
     graded += ["--batch-size", "64", "--input-docids"]
     test_docids, val_docids = (f"{tree.slices}/docids_{name}.jsonl" for name in ("test", "val"))
     assert run(*calibrated) == 1
-    assert "no scores to calibrate on" in capsys.readouterr().err
+    assert "calibration needs scores" in capsys.readouterr().err
     assert run(*graded, test_docids, "--out", f"{tmp_path}/q") == 1
     assert "E-HEAD-MISSING" in capsys.readouterr().err
     assert run("train", "probe", *trained, "--lr", "1e-3") == 0

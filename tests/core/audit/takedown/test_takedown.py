@@ -370,7 +370,7 @@ def test_labels_are_named_by_the_record_when_no_shard_holds_the_document_any_mor
         facts = said(capsys, *_command(run, by_hash, *flags))
         assert facts["labels"] == expected
         assert main(_command(run, by_hash, *flags)) == 0
-        line = f"labels: {len(files)} records with the beginning of a text in "
+        line = f"labels: {len(files)} records hold the beginning of a text, in "
         assert line in capsys.readouterr().out
     assert facts["labelled"] == 1
     assert facts["documents"] == []
