@@ -82,7 +82,7 @@ def find_plan(arguments: argparse.Namespace) -> RunPlan:
 
 def _show_plan(plan: RunPlan) -> None:
     if not plan.outputs:
-        print(f"all {plan.num_current} outputs are current: nmoe run would do no work")
+        print(f"all outputs are current: nmoe run would make none of the {plan.num_current}")
         return
     print_outputs(plan.outputs)
     print(f"\n{plan.num_current} other outputs are current")

@@ -645,7 +645,7 @@ def test_a_record_that_lost_or_changed_a_row_lets_no_document_come_back(
     said(capsys, *_command(run, _list(corpus, "id:doc-0001"), "--apply"))
     file = run.tree.takedown
     file.write_bytes(b"".join(change(file.read_bytes().splitlines(keepends=True))))
-    with refused("E-TAKEDOWN-RECORD", "seal"):
+    with refused("E-TAKEDOWN-RECORD", "checksum"):
         _curate(run)
 
 

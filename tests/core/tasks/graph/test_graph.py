@@ -151,7 +151,7 @@ HEAVY = "torch sklearn pandas numba matplotlib datasets dagster"
 
 
 def test_a_plan_loads_no_package_that_it_can_do_without(made: Project) -> None:
-    assert loaded_by_a_plan(made) == "all is current\n\n"
+    assert loaded_by_a_plan(made) == "all outputs are current\n\n"
 
 
 def loaded_by_a_plan(project: Project) -> str:
@@ -223,7 +223,7 @@ def made_by_heads(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.mark.slow
 def test_a_plan_of_heads_loads_no_package_that_it_can_do_without(made_by_heads: Project) -> None:
-    assert loaded_by_a_plan(made_by_heads) == "all is current\n\n"
+    assert loaded_by_a_plan(made_by_heads) == "all outputs are current\n\n"
 
 
 @pytest.mark.slow
