@@ -23,6 +23,7 @@ from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
 from nmoe_core.cli.project import commands as project
+from nmoe_core.config.renamed import with_current_verb
 
 # Verbs, grouped by what a user wants to do, in the order of a project.
 _GROUPS = {
@@ -95,7 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    arguments = build_parser().parse_args(argv)
+    words = with_current_verb(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args(words)
     apply_default_config(arguments)
     try:
         with graceful_shutdown(), progress_shown(), device_errors():

@@ -1,4 +1,4 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|agree|look|audit|status`: make and inspect
+"""`nmoe hydra slices|oracle-label|merge-labels|agree|review|audit|status`: make and inspect
 labels."""
 
 import argparse
@@ -59,21 +59,21 @@ def register(parts: Any) -> None:
         compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
 
     text = "show labelled documents; --correct changes a label"
-    looked = add_verb(parts, "look", look, text, _show_labels)
-    looked.add_argument(
+    reviewed = add_verb(parts, "review", review, text, _show_labels)
+    reviewed.add_argument(
         "--split", choices=("train", "val", "test"), default="val", help="default: val"
     )
     kinds = ("sample", "failures", "disagreements", "corrected")
-    looked.add_argument("--kind", choices=kinds, default="sample", help="default: sample")
-    looked.add_argument("--documents", type=number(1), default=5, metavar="N", help="default: 5")
-    looked.add_argument("--source", help="only this source")
-    looked.add_argument("--correct", metavar="DOC_ID", help="correct the label of this document")
-    looked.add_argument(
+    reviewed.add_argument("--kind", choices=kinds, default="sample", help="default: sample")
+    reviewed.add_argument("--documents", type=number(1), default=5, metavar="N", help="default: 5")
+    reviewed.add_argument("--source", help="only this source")
+    reviewed.add_argument("--correct", metavar="DOC_ID", help="correct the label of this document")
+    reviewed.add_argument(
         "--scores", nargs="+", metavar="NAME=GRADE", help="with --correct: new grades"
     )
-    looked.add_argument("--by", metavar="NAME", help="with --correct: name of the person")
-    looked.add_argument("--note", default="", help="with --correct: the reason")
-    add_run_flags(looked, roots={"labels": "labels"}, is_required=True)
+    reviewed.add_argument("--by", metavar="NAME", help="with --correct: name of the person")
+    reviewed.add_argument("--note", default="", help="with --correct: the reason")
+    add_run_flags(reviewed, roots={"labels": "labels"}, is_required=True)
 
     text = "check decisions: let the oracle score a sample of kept and dropped documents"
     asked = add_verb(parts, "audit", audit, text, _show_errors)
@@ -175,7 +175,7 @@ def _show_agreement(facts: dict[str, Any]) -> None:
     print(f"{', '.join(counts)}; kappa has quadratic weights; intervals cover 95 %")
 
 
-def look(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def review(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Show labelled documents, or correct a label and show it."""
     run = run_of(arguments)
     if arguments.correct is None:

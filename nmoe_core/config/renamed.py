@@ -1,7 +1,7 @@
 """Earlier names of keys, which this release still reads, each with a warning."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
@@ -19,6 +19,16 @@ RENAMED = {
     "oracle.salvage": "oracle.extract_embedded",
 }
 """Current names by earlier names; both are dotted keys of the same table."""
+
+
+def with_current_verb(words: Sequence[str]) -> list[str]:
+    """The words of a command line; `hydra look` is `hydra review` now, and warns as
+    `current_name`."""
+    if list(words[:2]) != ["hydra", "look"]:
+        return list(words)
+    text = "nmoe hydra look is now nmoe hydra review; this release still accepts it"
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    return ["hydra", "review", *words[2:]]
 
 
 def current_name(key: str) -> str:

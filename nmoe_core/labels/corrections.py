@@ -73,7 +73,7 @@ def find_label(tree: Tree, doc_id: str) -> Record:
         "this document has no label",
         where=tree.labels,
         found=doc_id,
-        do="name a document that `nmoe hydra look` shows",
+        do="name a document that `nmoe hydra review` shows",
         code="E-LABEL-MISSING",
     )
 

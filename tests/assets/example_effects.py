@@ -140,8 +140,10 @@ EFFECTS = {
         r"docs +kept +\d+ +\d+", ("out/labels/audit/docs/scores.jsonl",)
     ),
     "nmoe hydra agree out/labels/val/shard_0 mine.jsonl": Effect(r"\b%(judged)d documents in both"),
-    "nmoe hydra look --kind disagreements --documents 20": Effect("student: [\\s\\S]+20 documents"),
-    "nmoe hydra look --correct DOC_ID --scores density=1 correctness=3 --by mara --note quoted": (
+    "nmoe hydra review --kind disagreements --documents 20": Effect(
+        "student: [\\s\\S]+20 documents"
+    ),
+    "nmoe hydra review --correct DOC_ID --scores density=1 correctness=3 --by mara --note quoted": (
         Effect("by: mara\nnote: quoted", ("out/labels/corrections.jsonl",))
     ),
     "nmoe hydra calibrate --target-keep 0.3": Effect("tau_keep", (_CALIBRATION,)),

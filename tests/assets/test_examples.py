@@ -161,7 +161,7 @@ def find_names(example: str, capsys: Output) -> dict[str, str]:
         listed = facts_of(capsys, "nmoe versions list data/web/train")
         return {"version": next(one["version"] for one in listed if not one["current"])}
     if "DOC_ID" in example:
-        return {"doc_id": facts_of(capsys, "nmoe hydra look --documents 1")[0]["doc_id"]}
+        return {"doc_id": facts_of(capsys, "nmoe hydra review --documents 1")[0]["doc_id"]}
     if "best of times" not in example:
         return {}
     rows = facts_of(capsys, "nmoe explain --step 0")["rows"]

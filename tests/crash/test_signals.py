@@ -37,7 +37,7 @@ ELSEWHERE = {
     # It writes one file, once; a second call is refused.
     "init": "test_a_kill_at_any_step_leaves_the_old_file_whole",
     # Each call adds a line.
-    "hydra look": "test_torn_tail_is_cut_and_writing_goes_on",
+    "hydra review": "test_torn_tail_is_cut_and_writing_goes_on",
 }
 """Commands that no signal of these tests ends, and what tries them."""
 

@@ -55,9 +55,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe hydra merge-labels": ("nmoe hydra merge-labels",),
     "nmoe hydra audit": ("nmoe hydra audit --documents 200",),
     "nmoe hydra agree": ("nmoe hydra agree out/labels/val/shard_0 mine.jsonl",),
-    "nmoe hydra look": (
-        "nmoe hydra look --kind disagreements --documents 20",
-        "nmoe hydra look --correct DOC_ID --scores density=1 correctness=3 --by mara --note quoted",
+    "nmoe hydra review": (
+        "nmoe hydra review --kind disagreements --documents 20",
+        "nmoe hydra review --correct DOC_ID --scores density=1 correctness=3 --by mara"
+        " --note quoted",
     ),
     "nmoe hydra status": ("nmoe hydra status",),
     "nmoe hydra calibrate": ("nmoe hydra calibrate --target-keep 0.3",),

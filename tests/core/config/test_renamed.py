@@ -158,6 +158,18 @@ def test_an_earlier_flag_does_the_same_and_warns_unless_it_is_published_and_no_h
     assert not re.search(rf"{old}\b", text)
 
 
+def test_the_earlier_name_of_a_verb_is_the_verb_with_a_warning(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["hydra", "review", "--config", str(_run_file(tmp_path, data)), "--by", "mara"]
+    assert main(rest) == 1
+    refusal = capsys.readouterr().err
+    assert "--by without --correct" in refusal
+    with pytest.warns(FutureWarning, match="nmoe hydra look is now nmoe hydra review; "):
+        assert main(["hydra", "look", *rest[2:]]) == 1
+    assert capsys.readouterr().err.endswith(refusal)
+
+
 @pytest.mark.parametrize("flag", ["--debug", "--traceback", "-v"])
 def test_an_error_is_a_traceback_with_debug_or_an_earlier_name_which_warns(
     flag: str, tmp_path: Path

@@ -1,4 +1,4 @@
-"""`nmoe hydra look`: labelled documents are read, and a person corrects one."""
+"""`nmoe hydra review`: labelled documents are read, and a person corrects one."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_labels_are_shown_with_the_text_that_was_judged_and_the_worst_disagreements_first(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look = ("hydra", "look", "--config", project.config)
+    look = ("hydra", "review", "--config", project.config)
     shown = said(capsys, *look, "--documents", "4")
     labels = {row["doc_id"]: row for row in read_rows(project.run.tree.merged_labels("val"))}
     assert len(shown) == 4
@@ -43,7 +43,7 @@ def test_labels_are_shown_with_the_text_that_was_judged_and_the_worst_disagreeme
 def test_a_correction_is_merged_with_its_origin_for_every_document_of_the_text(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tree, look = project.run.tree, ("hydra", "look", "--config", project.config)
+    tree, look = project.run.tree, ("hydra", "review", "--config", project.config)
     path = tree.merged_labels("val")
     before = read_rows(path)
     doc_id, was = before[0]["doc_id"], before[0]["scores"]
@@ -85,7 +85,7 @@ def test_a_failed_label_gets_scores_and_labels_made_again_keep_them(tmp_path: Pa
     shard = next(iter(sorted((project.run.tree.labels / "train").glob("shard_*/scores.jsonl"))))
     doc_id = read_rows(shard)[0]["doc_id"]
     scores = [f"{name}=3" for name in project.run.rubric.dimensions]
-    nmoe(project, "hydra look", "--correct", doc_id, "--scores", *scores, "--by", "mara")
+    nmoe(project, "hydra review", "--correct", doc_id, "--scores", *scores, "--by", "mara")
     for words in ("hydra oracle-label", "hydra merge-labels"):
         nmoe(project, words)
     found = {row["doc_id"]: row for row in read_rows(project.run.tree.merged_labels("train"))}
@@ -110,7 +110,7 @@ def test_a_correction_that_is_none_is_refused_and_nothing_is_written(
     file = tree.labels / "corrections.jsonl"
     before = file.read_bytes() if file.is_file() else None
     doc_id = read_rows(tree.merged_labels("val"))[1]["doc_id"]
-    asked = ("hydra", "look", "--config", str(project.config), "--by", "jo", "--correct")
+    asked = ("hydra", "review", "--config", str(project.config), "--by", "jo", "--correct")
     assert code in refused_line(capsys, *asked, doc_id, *flags)
     line = refused_line(capsys, *asked, "web//x#s=0:e=2", "--scores", "density=1")
     assert "E-LABEL-MISSING" in line
