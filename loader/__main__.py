@@ -1,13 +1,13 @@
-"""`python -m loader`: look at a plan, check its data, compare streams between machines.
+"""`python -m loader`: show a plan, check its data, and compare streams between machines.
 
-`peek` prints how much each stage reads of each source, and the rows of a batch with their sources,
+`peek` prints how much of each source each stage reads, and the rows of a batch with their sources,
 as text if you give a vocabulary file; `fingerprint` prints a digest of the first batches, which is
 equal on machines that read the same stream; `verify` reads every file and compares checksums;
-`blocks` writes the checksums of each MiB, for reading from a store; `verify-remix` recomputes a
-certificate from its plans.
+`blocks` writes the checksum of each MiB, which streaming from a store needs; `verify-remix`
+recomputes a certificate from its plans.
 
-PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file.
-Exit status: 0 done, 1 refused with one line, 2 usage.
+PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file. Exit status: 0 success,
+1 error (one line), 2 wrong usage.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
-    """SHA-256 over the first batches in global order, and how many batches there were.
+    """SHA-256 over the first batches in global order, and the number of these batches.
 
     Each batch adds its inputs, then its targets, as little-endian int64. World size does not
     matter.
@@ -76,7 +76,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
             f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
         )
-    # The corpus that a source's windows are cut from; a twin's windows come from the other corpus.
+    # Stride and tokens of the corpus that defines a source's windows; for a twin, the other corpus.
     cut = {source.name: (plan.stride, source.num_tokens) for source in plan.sources}
     cut |= {twin.name: (twin.stride, twin.num_tokens) for twin in plan.twins}
     read_as = "tokens with padding" if plan.twins else "tokens"
@@ -88,7 +88,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             taken = source.num_sequences
             read = first[source.name]["sequences"]
             seen[source.name] += taken
-            # Over all stages so far: a source's cursor continues from stage to stage.
+            # Over all stages so far, since a source continues from stage to stage.
             stride, num_tokens = cut[source.name]
             epochs = f"{seen[source.name] * stride / num_tokens:.3f}"
             weight = f"{100 * source.weight / total:.4f}"
@@ -107,7 +107,7 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _batch(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
-    """Rows of the batch after `--steps`, their documents one below the other."""
+    """Rows of the batch after `--steps`, with one line per document."""
     vocabulary = None if arguments.vocab is None else read_vocabulary(arguments.vocab)
     with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
         if arguments.steps >= loader.num_steps:
@@ -163,8 +163,8 @@ def _verify_remix(certificate: Certificate, _: argparse.Namespace) -> Iterator[s
 
 
 def read_vocabulary(path: Path) -> dict[int, bytes]:
-    """Bytes of each token id, from lines of a token in base64, a space and its id. Raises
-    ConfigError."""
+    """Bytes of each token id, from a file whose lines have a token in base64, a space and its id.
+    Raises ConfigError."""
     found: dict[int, bytes] = {}
     try:
         lines = read_file(path).splitlines()
@@ -187,16 +187,16 @@ def read_vocabulary(path: Path) -> dict[int, bytes]:
 
 
 def decode(tokens: Iterable[int], vocabulary: Mapping[int, bytes]) -> str:
-    """Text of some tokens; an id that the vocabulary lacks is `<|id|>`."""
+    """Text of tokens; an id that is not in the vocabulary is shown as `<|id|>`."""
     parts = (vocabulary.get(token, b"<|%d|>" % token) for token in tokens)
     return b"".join(parts).decode("utf-8", "replace")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = PathParser(prog="python -m loader", description="Look at a loader plan.")
+    parser = PathParser(prog="python -m loader", description="Show and check a loader plan.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text, steps in (
-        ("peek", _peek, "show how much each stage reads of each source, and rows of a batch", 0),
+        ("peek", _peek, "show how much of each source each stage reads, and rows of a batch", 0),
         ("fingerprint", _fingerprint, "print a digest of the first batches", 10),
         ("verify", _verify, "read every file and compare checksums", None),
         ("blocks", _blocks, "write the block checksums that streaming from a store needs", None),

@@ -1,8 +1,9 @@
-"""Batches of one rank: their options, rows and memory, and the last, short batch.
+"""Batches of one rank: options, rows and memory, and the short last batch.
 
-If the last valid batch has fewer rows than there are ranks, ranks share rows: each gets one whole
-row as inputs and a part of its targets; the other targets are -100. So every target is on exactly
-one rank, every rank has a target, and batches start at the same sequences for any number of ranks.
+If the last valid batch has fewer rows than there are ranks, ranks share rows: each rank gets a
+complete row of inputs and a part of its targets; the other targets are -100. So every target is on
+exactly one rank, every rank has a target, and batches start at the same sequences for any number of
+ranks.
 """
 
 import math
@@ -36,12 +37,13 @@ class MemoryOptions(TypedDict, total=False):
         dtype: Type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets contain
             -100, so they cannot be `uint32`.
         prefetch: Batches that a thread reads ahead; 0 reads in `next`.
-        pin_memory: Page-locked tensors, from torch's own pool.
-        contiguous: Inputs and targets each in their own memory, so that `targets.view(-1)` works;
-            False gives two overlapping views of rows of `seq_len + 1`, for less work per batch.
-        form: `pair` gives (inputs, targets). `dict` gives the arguments of transformers' models:
-            input_ids, labels (which the model shifts itself, so they lack a row's last target) and
-            shift_labels (the targets).
+        pin_memory: Use page-locked tensors, from torch's pool.
+        contiguous: Put inputs and targets into separate arrays, so that `targets.view(-1)` works.
+            False returns two overlapping views of rows of `seq_len + 1` tokens, with less work per
+            batch.
+        form: `pair` returns (inputs, targets). `dict` returns the arguments of transformers'
+            models: input_ids, labels (which the model shifts, so the last target of a row is
+            missing) and shift_labels (the targets).
         extras: `position_ids` (from 0 in each document) and `cu_seqlens`, in a dict.
         device: Destination of torch tensors.
     """
@@ -104,8 +106,8 @@ class ReadOptions:
             check_pinning()
 
     def check_plan(self, plan: LoaderPlan) -> None:
-        """Refuse more ranks than rows, and integers that cannot hold the plan's tokens. Raises
-        ConfigError."""
+        """Raise ConfigError if there are more ranks than rows, or the integers are too small for
+        the plan's tokens."""
         found = self.world_size
         expected = f"1 to batch_size = {plan.batch_size}"
         if found > plan.batch_size:
@@ -125,13 +127,14 @@ class ReadOptions:
                 expected="int64",
             )
         if largest > np.iinfo(dtype).max:
-            expected = f"a type that holds {largest}"
+            expected = f"a type for integers up to {largest}"
             raise ConfigError(
                 "too small for the vocabulary", where="dtype", found=dtype, expected=expected
             )
 
     def rows(self, num_rows: int) -> RankRows:
-        """The rank's rows of a global batch; earlier ranks take the remainder."""
+        """The rank's rows of a global batch; if rows are left over, the first ranks get one
+        more."""
         share, rest = divmod(num_rows, self.world_size)
         first = self.rank * share + min(self.rank, rest)
         return RankRows(num_rows, first, first + share + (self.rank < rest))
@@ -164,7 +167,7 @@ class Batch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a batch: inputs and targets as the caller's kind of array, the first row's number in
+    """Rows of a batch: inputs and targets as numpy or torch arrays, the number of the first row in
     the batch, and the source and window of each row."""
 
     inputs: Any
@@ -175,9 +178,9 @@ class Rows(NamedTuple):
 
 
 class BatchReader:
-    """Reads one rank's rows of any batch of a stream, whose last one ends at sequence `end`. Raises
-    ConfigError if ranks would share rows of the last batch, but the type of its targets cannot hold
-    -100, or it has fewer targets than there are ranks."""
+    """Reads one rank's rows of any batch of a stream; the last batch ends at sequence `end`. Raises
+    ConfigError if ranks must share rows of the last batch, but targets cannot be -100 in this type,
+    or the batch has fewer targets than there are ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream = stream
@@ -188,7 +191,7 @@ class BatchReader:
         self._wrap = _wrapper(options.backend)
         self._dtype = np.dtype(options.dtype)
         if options.extras and not stream.index.is_known:
-            do = "make it with `nmoe regenerate-index`"
+            do = "build it with `nmoe regenerate-index`"
             raise ConfigError("a source has no document index", where="extras", do=do)
         self._own = options.rows(plan.batch_size)
         self._buffers = HeldBuffers(partial(np.empty, self._shape(self._own), self._dtype))
@@ -218,7 +221,7 @@ class BatchReader:
         return _rows(memory, 0, *self._stream.read(n, rows, array))
 
     def pair(self, rows: Rows) -> tuple[Any, Any]:
-        """Inputs and targets, on the device that the caller chose."""
+        """Inputs and targets, on the device of the options."""
         return self._placed(rows.inputs), self._placed(rows.targets)
 
     def form(self, rows: Rows) -> Any:
@@ -254,7 +257,7 @@ class BatchReader:
         return self._stream.shape(rows.last - rows.first, self._options.contiguous)
 
     def _fresh(self, shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
-        """A new array to fill, and the same memory as the caller's kind of array."""
+        """A new numpy array to fill, and a numpy or torch array over the same memory."""
         if self._options.pin_memory:
             pinned = pinned_tensor(shape, self._dtype)
             return pinned.numpy(), pinned
@@ -262,9 +265,9 @@ class BatchReader:
         return array, self._wrap(array)
 
     def _last_share(self, n: int, size: int) -> tuple[int, int, int]:
-        """For the batch at sequence `n`, whose `size` rows are fewer than the ranks: the row that
-        this rank reads, which part of the row's targets it keeps, and the number of parts. Ranks
-        are assigned one by one, each to the row that has the most targets per rank."""
+        """For the batch at sequence `n` with fewer rows (`size`) than ranks: the row that this rank
+        reads, the part of the row's targets that it keeps, and the number of parts. Ranks are
+        assigned one by one, each to the row with the most targets per rank."""
         world_size = self._options.world_size
         rank = self._options.rank
         if self._options.dtype == "uint32":
@@ -276,7 +279,7 @@ class BatchReader:
                 expected="int64 or int32",
             )
         counts = [self._seq_len] * size
-        if self._stream.is_packed:  # only these rows have fewer targets
+        if self._stream.is_packed:  # only packed rows have fewer targets
             row = np.empty((2, 1, self._seq_len), np.int64)
             for i in range(size):
                 self._stream.read(n, RankRows(size, i, i + 1), row)

@@ -1,8 +1,8 @@
-"""The proof that a plan continues another one from a step; anyone can recompute it.
+"""The proof that a plan continues another plan from a step; anyone can recompute it.
 
-It holds both plans, the digest of every source and window before the step, and which windows of
-each source are read before and after it. `verify_certificate` recomputes all of it from the two
-plans and their data. Format: docs/formats.md.
+It has both plans, the digest of all sources and windows before the step, and the windows of each
+source that are read before and after the step. `verify_certificate` recomputes all of it from the
+two plans and their data. Format: docs/formats.md.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ _MAX_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SourceWindows:
-    """Places `[start, edit)` and `[edit, stop)` of a source's reading order: the windows that the
-    run reads before and after the edit."""
+    """Positions `[start, edit)` and `[edit, stop)` in a source's reading order: the windows that
+    the run reads before and after the edit."""
 
     source: str
     content_hash: str
@@ -74,8 +74,8 @@ class Certificate:
 
 
 def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
-    """Prove that `after` reads what `before` reads up to a step. Raises PlanError if it does not
-    (E-REMIX-CERTIFICATE), and as opening the two plans' data does."""
+    """Prove that `after` reads the same sequences as `before` up to a step. Raises PlanError if it
+    does not (E-REMIX-CERTIFICATE), and as `Stream` for both plans."""
     n = step * before.batch_size
     with closing(Stream(before, "train")) as old, closing(Stream(after, "train")) as new:
         ends = f"{old.num_sequences} and {new.num_sequences} sequences"
@@ -116,7 +116,7 @@ def verify_certificate(path: str | Path) -> Certificate:
     ]
     made = certify(plans[0], plans[1], step)
     expected = json.loads(made.to_json(path.parent))
-    for key in expected:  # the seal covers all other keys
+    for key in expected:  # the checksum covers all other keys
         if value.get(key) != expected.get(key):
             found = repr(value.get(key))
             raise _refused(key, found[:200], repr(expected[key])[:200])
@@ -124,8 +124,8 @@ def verify_certificate(path: str | Path) -> Certificate:
 
 
 def _prefix_digest(stream: Stream, n: int) -> str:
-    """SHA-256 over the names of the sources that are read before sequence `n`, sorted, and over
-    source and window of each, as little-endian int64."""
+    """SHA-256 over the sorted names of the sources that are read before sequence `n`, and over
+    source and window of each sequence, as little-endian int64."""
     read = stream.schedule.counts_before(n)
     names = sorted(name for name, count in zip(stream.source_names, read) if count)
     ids = np.array([names.index(x) if x in names else -1 for x in stream.source_names], "<i8")
@@ -142,6 +142,6 @@ def _refused(where: object, found: str, expected: str) -> PlanError:
         where=where,
         found=found,
         expected=expected,
-        do="make the certificate again from the two plans, or restore its file",
+        do="create the certificate again from the two plans, or restore its file",
         code="E-REMIX-CERTIFICATE",
     )

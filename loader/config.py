@@ -1,9 +1,9 @@
-"""Opens a plan and its loader, given the plan, its file, its URL or a run's settings.
+"""Opens a plan and its loader, from the plan, its file, its URL or a run's settings.
 
-Keys: `loader.plan.settings.RunSettings`. Their effect: docs/loader/runs.md. Each key of a mapping
-or a file must be one of the loader's keys, or a table of another task or of the trainer; the table
-`data` belongs to the loader. From an object, only the attributes with the loader's names are read.
-None and "" count as not set.
+`loader.plan.settings.RunSettings` has the keys, and docs/loader/runs.md explains them. Each key of
+a mapping or a file must be one of the loader's keys, or a table of another task or of the trainer;
+the table `data` belongs to the loader. If the settings are an object, only attributes named like
+the loader's keys are read. None and "" mean not set.
 """
 
 import difflib
@@ -37,22 +37,22 @@ from loader.plan.streaming import streamed_plan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
-# Sections of a run's TOML that other files may hold as well, and the keys that name those files.
+# Sections of a run's TOML that can also be separate files, and the keys that name these files.
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
-# A trainer's flat settings of its loss and its evaluation, which the loader does not read.
+# Flat keys of a trainer, for its loss and evaluation, which the loader ignores.
 _TRAINER_KEYS = ("loss_mask_eos",)
 _TRAINER_PREFIX = "validation_"
-# A table whose name is at least this similar to a known key counts as a misspelling of it, such as
-# a short name with one wrong letter.
+# A table whose name is at least this similar to a known key counts as a misspelling of the key.
+# This includes a short name with one wrong letter.
 _SLIP = 0.85
 
 CACHE_KEYS = ("cache_dir", "cache_bytes")
 
 
 class LoaderOptions(MemoryOptions, total=False):
-    """Settings of a batch's memory, and cache_dir: the directory for files of a URL. cache_bytes:
-    read the tokens of a plan's URL in blocks and keep at most these bytes of them; if left out, all
-    tokens are copied first."""
+    """Settings of a batch's memory, and of plans behind URLs. cache_dir: the directory for copies
+    of their files. cache_bytes: read tokens in blocks and cache at most this many bytes; by default
+    all tokens are copied first."""
 
     cache_dir: str | Path | None
     cache_bytes: int | None
@@ -70,10 +70,10 @@ def build_loader(
     """Open a plan, or plan a run from its settings, and open its loader.
 
     Args:
-        cfg: A plan, a path to one (`.json`), its URL, a path to a TOML or YAML file, a mapping, or
-            an object with the settings as attributes.
+        cfg: A plan, its path (`.json`) or URL, a path to a TOML or YAML file, a mapping, or an
+            object with the settings as attributes.
         rank, world_size, split, backend: See `DeterministicLoader`.
-        print_fn: Called on rank 0 with one line that says what was opened.
+        print_fn: Called on rank 0 with one line about the plan.
         options: See `LoaderOptions`.
 
     Raises:
@@ -96,8 +96,8 @@ def build_loader(
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:
-    """The plan that `cfg` describes. Takes and raises what `build_loader` does; `cache_dir`
-    replaces the setting of that name."""
+    """The plan that `cfg` describes. Arguments and errors as `build_loader`; `cache_dir` replaces
+    the setting with this name."""
     if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
         found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
         raise ConfigError(
@@ -133,9 +133,9 @@ def resolve_plan(
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The loader's own keys of a run's TOML or YAML file; paths are made absolute.
+    """The loader's keys in a run's TOML or YAML file; paths are made absolute.
 
-    Relative paths start from the nearest directory above that holds `nmoe.toml`, `workspace.yaml`,
+    Relative paths start from the nearest parent directory with `nmoe.toml`, `workspace.yaml`,
     `pyproject.toml` or `.git`, else from the directory of the file. Raises ConfigError if the file
     is missing or not valid, or a key is unknown."""
     path = Path(path)
@@ -145,9 +145,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def settings_of_table(table: Mapping[str, Any], where: Path, base: Path) -> RunSettings:
-    """Settings from a file that has been read: its flat keys and its `data` table, without the
-    tables of other tasks. Relative paths start from `base`. Raises ConfigError if a key is unknown,
-    or a value is missing, of another type or out of range."""
+    """Settings from the content of a file: its flat keys and its `data` table, without the tables
+    of other tasks. Relative paths start from `base`. Raises ConfigError if a key is unknown, or a
+    value is missing, of another type or out of range."""
     return checked(_from_base(table, where, base), str(where))
 
 
@@ -160,14 +160,14 @@ def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for section, key in _SECTIONS.items():
         if section in table and key in named:
             found = f"{key} = {named[key]!r} and [{section}]"
-            do = "keep one of the two"
+            do = "remove one of them"
             raise ConfigError("a setting is given twice", where=path, found=found, do=do)
     own = {key: str(path.absolute()) for section, key in _SECTIONS.items() if section in table}
     return {key: value for key, value in table.items() if key not in _SECTIONS} | own
 
 
 def is_trainers(key: object) -> bool:
-    """Whether a flat key is a trainer's own, which no loader reads."""
+    """Whether a flat key belongs to the trainer, so that the loader ignores it."""
     return key in _TRAINER_KEYS or str(key).startswith(_TRAINER_PREFIX)
 
 
@@ -187,14 +187,14 @@ def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, A
             given["tokenizer"] = str(path)
     if "tokenizer_path" in given:
         path = base / tables.text(given["tokenizer_path"], f"{where}: tokenizer_path")
-        if path.exists():  # else it is a tokenizer's name
+        if path.exists():  # otherwise it is the name of a tokenizer
             given["tokenizer_path"] = str(path)
     return given
 
 
 def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The loader's keys of a mapping and of its `data` table, whose keys come first; and `base`,
-    which `read_config` sets."""
+    """The loader's keys of a mapping and of its `data` table, whose keys take precedence; and
+    `base`, which `read_config` sets."""
     inner = table.get("data")
     if not isinstance(inner, Mapping | None):
         raise ConfigError("not a table", where=f"{where}: data", found=type(inner).__name__)
@@ -204,7 +204,7 @@ def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
         missing = [known for known in (*KEYS, "data") if known not in table]
         is_slip = bool(difflib.get_close_matches(str(key), missing, 1, _SLIP))
         if is_slip or not _is_table(value):
-            raise _unknown(key, where, "; put the trainer's keys into their own table")
+            raise _unknown(key, where, "; put the trainer's keys into a separate table")
     return _chosen(table, ("base", *KEYS)) | _of_data(inner or {}, where)
 
 

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one tree, a stable code each, one line of text.
+"""Errors that a user can act on: each class has a stable code and a message of one line.
 
     NmoeError
     ├── ConfigError      E-CONFIG...       a setting is unknown, missing or out of range
@@ -7,32 +7,31 @@
     │                    E-STORE           a store does not return a requested file
     └── StateError       E-STATE..., E-SEEK  a saved position does not belong to this plan
 
-`nmoe_core.base.errors` continues the tree for the tasks that make data.
+`nmoe_core.base.errors` has more subclasses, for the data pipeline.
 """
 
 import re
 
-# These patterns read text from outside, so they must take linear time: each consumes the characters
+# These patterns read untrusted text, so they must take linear time: each consumes the characters
 # that it has examined, whether it matches or not.
 _AFTER_SCHEME = re.compile(r"://[^\s'\"]+")
 _LOGIN = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/]+(?=@|$))")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)(\?[^\s'\"?]*=[^\s'\";,]*)?")
-# Control characters except TAB and LF, and direction marks: a terminal obeys them or reorders
-# lines.
+# Control characters except TAB and LF, and direction marks, which a terminal obeys.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """A text from outside. Characters that a terminal obeys or cannot show are written as
-    `\\u001b`, which means the same in JSON. TAB and LF stay."""
+    """Untrusted text for a terminal. Control characters and characters that it cannot show are
+    escaped like `\\u001b`, as in JSON. TAB and LF stay."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another package's error as one line, cut to 300 characters after its
-    credentials are hidden, since half a login would not be recognised."""
+    """The message of another package's error as one line of at most 300 characters. Credentials are
+    hidden before it is cut, since a cut login would not be recognised."""
     return " ".join(without_credentials(str(error)).split())[:300] or type(error).__name__
 
 
@@ -60,7 +59,7 @@ class NmoeError(Exception):
 
     Args:
         what: One clause that names the failure.
-        where: File, key or document concerned.
+        where: The file, key or document.
         do: The next step for the user.
         code: Stable code of this failure; by default the code of the class.
     """
@@ -83,10 +82,10 @@ class NmoeError(Exception):
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))
         parts.append(do or "")
         text = without_credentials("; ".join(part for part in parts if part))
-        super().__init__(printable(text))  # so that a log can hold it
+        super().__init__(printable(text))  # so that it can be logged
 
     def line(self) -> str:
-        """The one line a command prints before it exits with status 1."""
+        """The line that a command prints before it exits with status 1."""
         return f"ERROR [{self.code}]: {' '.join(str(self).split())}"
 
 
@@ -103,12 +102,12 @@ class FormatError(NmoeError, ValueError):
 
 
 class PlanError(NmoeError, ValueError):
-    """A loader plan cannot be built, or does not match the data it names."""
+    """A loader plan cannot be built, or does not match its data."""
 
     code = "E-PLAN"
 
 
 class StateError(NmoeError, ValueError):
-    """A saved loader position does not belong to this plan or cannot be reached."""
+    """A saved loader position belongs to another plan or is out of range."""
 
     code = "E-STATE"

@@ -1,10 +1,10 @@
 """`DeterministicLoader`: this rank's rows of the global stream, batch by batch.
 
-The stream is a pure function of the plan; a batch is `batch_size` consecutive sequences and a rank
-owns a contiguous run of them, so any world size reads the same stream and the position is one
-number: the position of the last batch returned, even if a thread reads ahead. Train stops before an
-incomplete batch, and an iteration continues from the position. Valid gives its last rows as a short
-batch, since every row must be seen once, and each iteration is a pass from the first batch.
+The stream is a pure function of the plan. A batch is `batch_size` consecutive sequences, of which
+each rank reads a contiguous part, so any world size reads the same stream. The position is one
+number: the position after the last returned batch, even if a thread reads ahead. Train stops before
+an incomplete batch, and an iteration continues from the position. Valid returns its last rows as a
+short batch, since every row must be read once, and each iteration is a pass from the first batch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from loader.state import make_state, resume
 
 
 class DeterministicLoader:  # in short `loader.Loader`
-    """Reads this rank's part of a plan's stream. Has the state shape of torchdata's `Stateful`.
+    """Reads this rank's part of a plan's stream. Implements torchdata's `Stateful`.
 
-    A batch's memory is reused only when the caller has released the batch and its views. Only one
-    thread at a time may read a loader.
+    The memory of a batch is reused only after the caller has released the batch and its views. Only
+    one thread at a time may read a loader.
 
     Args:
         plan: A checked plan.
@@ -39,7 +39,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         memory: See `loader.batches.MemoryOptions`.
 
     Raises:
-        ConfigError: An argument is out of range; on valid, as `loader.batches.BatchReader`.
+        ConfigError: An argument is out of range; for valid, also as `loader.batches.BatchReader`.
         PlanError, FormatError: The plan's data cannot be read; see `loader.rows.stream.Stream`.
     """
 
@@ -52,7 +52,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
-        self._is_rank_found = rank is None  # and not yet compared with torch.distributed
+        self._is_rank_found = rank is None  # detected, and not yet compared with torch.distributed
         rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
         self._options.check_plan(plan)
@@ -74,22 +74,22 @@ class DeterministicLoader:  # in short `loader.Loader`
         )
 
     def __len__(self) -> int:
-        """Batches of the whole stream, as `num_steps`; the position does not matter."""
+        """Number of batches of the whole stream, at any position; equals `num_steps`."""
         return self.num_steps
 
     @property
     def num_steps(self) -> int:
-        """Batches from the start of the stream to its end."""
+        """Number of batches of the whole stream."""
         return -(-self._end // self.plan.batch_size)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences from the start of the stream to its end, over all ranks."""
+        """Number of sequences of the whole stream, over all ranks."""
         return self._end
 
     @property
     def step(self) -> int:
-        """Batches before the next one."""
+        """Number of batches before the next batch."""
         return -(-self._next // self.plan.batch_size)
 
     def next(self) -> Any:
@@ -97,18 +97,18 @@ class DeterministicLoader:  # in short `loader.Loader`
         "dict"` the mapping that `loader.batches.MemoryOptions` describes. Raises StopIteration at
         the plan's end.
 
-        Targets are inputs shifted by one token; -100 marks positions without a target: under
-        best-fit packing, and if ranks share the rows of the last valid batch. With
-        `contiguous=False` both are views of one array: copy one before writing to it in place, and
-        flatten with `reshape(-1)`.
+        Targets are inputs shifted by one token. Positions without a target have -100: with best-fit
+        packing, and if ranks share the rows of the last valid batch. With `contiguous=False` both
+        are views of one array: copy one before writing to it in place, and flatten with
+        `reshape(-1)`.
         """
         rows = self._reader.form(self._read())
         self.skip()
         return rows
 
     def next_with_meta(self) -> Batch:
-        """The next batch and its origin. Raises as `next` does, and FormatError if an index is
-        missing or does not match its file (E-INDEX-...); the loader keeps its position."""
+        """The next batch and its origin. Raises as `next`, and FormatError if an index is missing
+        or does not match its file (E-INDEX-...); then the position does not change."""
         rows = self._read()
         stream = self._open_stream()
         first = self._next
@@ -127,9 +127,9 @@ class DeterministicLoader:  # in short `loader.Loader`
         return batch
 
     def read_rows(self, first: int, stop: int) -> Any:
-        """Rows `[first, stop)` of the global stream, over all ranks, as `next` gives a batch; the
-        position stays. Raises IndexError outside of whole batches, and ConfigError if a thread
-        reads ahead."""
+        """Rows `[first, stop)` of the global stream, over all ranks, in the form of `next`; the
+        position does not change. Raises IndexError for rows outside complete batches, and
+        ConfigError if a thread reads ahead."""
         if self._prefetch is not None:
             raise ConfigError(
                 "read_rows cannot be used with prefetch", where="prefetch", expected="0"
@@ -140,8 +140,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._reader.form(self._reader.read_rows(first, stop - first))
 
     def __iter__(self) -> Iterator[Any]:
-        """Train: batches from the current position to the end. Valid: one pass from its first batch
-        on, or from a position that was set and not read from yet, unless it is the end."""
+        """Train: batches from the current position to the end. Valid: one pass from the first batch
+        on; after `seek` or `load_state_dict` from this position, unless it is the end."""
         if self.split == "train":
             return self
         if not self._is_set or self._next >= self._end:
@@ -152,16 +152,16 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self.next()
 
     def seek(self, n: int) -> None:
-        """Make sequence `n`, counted over all ranks, the first of the next batch. Raises StateError
-        if `n` is neither a multiple of `batch_size` nor the end, or is outside the stream
-        (E-SEEK)."""
+        """Make sequence `n`, counted over all ranks, the first sequence of the next batch. Raises
+        StateError if `n` is neither a multiple of `batch_size` nor the end, or is outside the
+        stream (E-SEEK)."""
         self._check_place(n, self._end, self.plan.batch_size)
         self._next = int(n)
         self._is_set = True
 
     def skip(self) -> None:
-        """Pass over the next batch without reading it. Raises StopIteration at the end; and
-        ConfigError if the rank was detected before the ranks were up."""
+        """Skip the next batch without reading it. Raises StopIteration at the end, and ConfigError
+        if the rank was detected before torch.distributed was initialised."""
         if self._is_rank_found:
             check_found((self.rank, self.world_size))
             self._is_rank_found = False
@@ -175,18 +175,18 @@ class DeterministicLoader:  # in short `loader.Loader`
         self.seek(step * self.plan.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch returned: JSON values, equal on all ranks."""
+        """The position after the last returned batch: JSON values, equal on all ranks."""
         return make_state(self.plan, self.split, self._next, self._counts())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was saved, on any rank of any world size.
 
-        If the state only counts what another run read of each source (`loader.plan.continuation`),
-        the loader makes a new plan that continues there at step 0, and `plan` becomes this plan.
+        If the state has only counts per source from another run (`loader.plan.continuation`), the
+        loader makes a new plan that continues there at step 0, and `plan` becomes this plan.
 
         Raises:
-            StateError: The state is malformed, of another plan or split, or its position does not
-                exist; the loader keeps its position.
+            StateError: The state is malformed, belongs to another plan or split, or its position
+                does not exist; the position of the loader does not change.
             PlanError: A source has too few tokens for the rest of the plan (E-PLAN-SHORT).
         """
         stream = self._open_stream()
@@ -202,7 +202,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Counts so far over all ranks, by source: sequences, tokens (without padding), epochs;
-        and, if the plan masks documents, masked: the number of targets left out."""
+        and, if the plan masks documents, `masked`: the number of masked targets."""
         found = self._counts()
         masked = self._open_stream().masked_before(self._next)
         for name, count in zip(self.source_names, masked or ()):
@@ -221,13 +221,13 @@ class DeterministicLoader:  # in short `loader.Loader`
         }
 
     def lr_scale(self, step: int | None = None) -> float:
-        """The learning rate's factor at a step; without one, at the next step to be read."""
+        """Factor of the learning rate at a step, by default at the next step."""
         n = self._next if step is None else step * self.plan.batch_size
         return self._open_stream().schedule.lr_scale(n)
 
     def per_source(self) -> dict[str, DeterministicLoader]:
-        """One loader per valid source: unmixed, finite, from its first window to its last. Raises
-        ConfigError on train."""
+        """One loader per valid source, which reads it from its first to its last window. Raises
+        ConfigError for train."""
         if self.split != "valid":
             raise ConfigError("per_source needs the valid split", where="split", found=self.split)
         chosen: dict[str, Any] = asdict(replace(self._options, prefetch=0))
@@ -252,7 +252,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         self.close()
 
     def _read_from(self, plan: LoaderPlan, stream: Stream, n: int = 0) -> None:
-        """Take a plan's stream at sequence `n`; if this raises, the loader is unchanged."""
+        """Switch to a plan's stream at sequence `n`; if this raises, the loader is unchanged."""
         batch_size = plan.batch_size
         end = stream.num_sequences
         if self.split == "train":
@@ -272,7 +272,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         self._stream: Stream | None = stream
         self._end = end
         self._next = n
-        self._is_set = False  # whether the position was set and no row was read since
+        self._is_set = False  # whether the position was set and no row was read after it
 
     @staticmethod
     def _check_place(n: int, end: int, batch_size: int) -> None:
@@ -300,6 +300,6 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._fill(step) if self._prefetch is None else self._prefetch.get(step)
 
     def _fill(self, step: int) -> Rows:
-        """Read a step's rows. With prefetch on, only its thread calls this."""
+        """Read a step's rows. With prefetch, only the prefetch thread calls this."""
         self._open_stream()
         return self._reader.read(step)

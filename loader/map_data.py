@@ -1,4 +1,4 @@
-"""The stream as torch's map-style data sets: an index is a step of the run, or a row of it."""
+"""The stream as map-style data sets of torch: an index is a step or a row of the run."""
 
 import inspect
 import weakref
@@ -16,13 +16,13 @@ from loader.plan.records import LoaderPlan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
-# A sequential sampler begins few passes: one at the start, and one after a resume. A random sampler
-# looks as if it began a new pass at every second row.
+# A sequential sampler starts few passes: one at the start, and one after a resume. With a random
+# sampler about every second row looks like the start of a pass.
 _MOST_STARTS = 4
 
 
 class PlanDataset(Dataset[Any]):
-    """A plan; each process opens its own loader when it first reads."""
+    """A plan as a data set; each process opens a loader on its first read."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class PlanDataset(Dataset[Any]):
         given = {**options}
         data_rank(rank, world_size)  # refuses an ambiguous rank
         self._ranks = rank, world_size
-        self._starter: tuple[int, int] | None = None  # the rank of the process that pickled this
+        # Rank and number of ranks of the process that pickled this object.
+        self._starter: tuple[int, int] | None = None
         self.plan = resolve_plan(cfg, *(given.pop(key, None) for key in CACHE_KEYS))
         self._options = {"backend": "torch", "split": split, **given}
         self._loader: DeterministicLoader | None = None
@@ -46,14 +47,14 @@ class PlanDataset(Dataset[Any]):
         return self.__dict__ | {"_loader": None, "_starter": self.own_rank()}
 
     def own_rank(self) -> tuple[int, int]:
-        """The rank and number of ranks of this process, as `data_rank`. A spawned worker cannot
-        detect them, and has the rank of its trainer."""
+        """Rank and number of ranks of this process, as `data_rank`. A spawned worker cannot detect
+        them, so it has those values from its trainer."""
         found = data_rank(*self._ranks)
         is_alone = found[1] == 1 and get_worker_info() is not None
         return self._starter if is_alone and self._starter else found
 
     def read_plan(self, plan: LoaderPlan) -> None:
-        """Read another plan from now on."""
+        """Switch to another plan."""
         self.plan = plan
         self._loader = None
 
@@ -67,11 +68,11 @@ class PlanDataset(Dataset[Any]):
 
 
 class BatchDataset(PlanDataset):
-    """Whole batches of one rank."""
+    """Complete batches of one rank."""
 
     def set_epoch(self, _: int) -> None:
-        """Called by accelerate's loaders, and so by transformers' Trainer; both deal batches to
-        ranks themselves. Raises ConfigError if there are several ranks."""
+        """Called by the loaders of accelerate, and so by transformers' Trainer, which distribute
+        batches over ranks. Raises ConfigError if there are several ranks."""
         if (found := data_rank()[1]) > 1:
             raise ConfigError(
                 "accelerate would split the batches of this rank among all ranks again",
@@ -84,7 +85,7 @@ class BatchDataset(PlanDataset):
 class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
     the number of its next step needs no other state. A `DataLoader` must request the steps in
-    order; `dataset[step]` takes any. Arguments as for `TokenDataset`; options:
+    order; `dataset[step]` works for any step. Arguments as for `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
 
     def __init__(
@@ -96,11 +97,11 @@ class StepDataset(BatchDataset):
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(cfg, split, options, rank, world_size)
-        self._last = -1  # the last step that the pass below requested
+        self._last = -1  # the last step that the current pass has requested
         self._pass: weakref.ref[_MapDatasetFetcher] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """See `PlanDataset`; another process begins its own passes."""
+        """See `PlanDataset`; another process starts new passes."""
         return super().__getstate__() | {"_pass": None}
 
     def __len__(self) -> int:
@@ -108,8 +109,8 @@ class StepDataset(BatchDataset):
         return len(self._opened())
 
     def __getitem__(self, step: int) -> Any:
-        """The batch of a step. Raises IndexError, and ConfigError if a sampler leaves out steps or
-        changes their order: a shuffled one, or one that deals steps to ranks."""
+        """The batch of a step. Raises IndexError, and ConfigError if a sampler skips steps or
+        changes their order, because it shuffles or distributes steps over ranks."""
         loader = self._opened()
         if not 0 <= step < len(loader):
             raise IndexError(f"step {step} of {len(loader)}")
@@ -134,17 +135,17 @@ class StepDataset(BatchDataset):
         self._last = step
 
     def __getitems__(self, _: Sequence[int]) -> list[Any]:
-        """Called by a `DataLoader` that makes batches. Raises ConfigError."""
+        """Called by a `DataLoader` that collects batches. Raises ConfigError."""
         do = "set batch_size = None"
-        raise ConfigError("a plan makes whole batches", where="DataLoader", do=do)
+        raise ConfigError("the data set returns complete batches", where="DataLoader", do=do)
 
 
 class RowDataset(PlanDataset):
-    """Rows by their number in the global stream, for trainers that make batches and share them
-    among ranks themselves. A random sampler drops the plan's order: set a sequential one. `form` is
-    `dict` if left out. rank and world_size, detected as by `loader.ranks.data_rank`, decide whether
-    this process may read the first row: pass the data-parallel values, or 0 and 1 if it reads all
-    rows on purpose."""
+    """Rows by their number in the global stream, for trainers that collect batches and distribute
+    them over ranks. Set a sequential sampler: a random sampler would ignore the plan's order. The
+    default of `form` is `dict`. rank and world_size, by default detected by
+    `loader.ranks.data_rank`, decide whether this process may read the first row: pass the
+    data-parallel values, or 0 and 1 if it reads all rows on purpose."""
 
     def __init__(
         self,
@@ -159,12 +160,12 @@ class RowDataset(PlanDataset):
             do = "use StepDataset or open_loader"
             raise ConfigError("cu_seqlens describe a batch, not a row", where="extras", do=do)
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
-        # The last row of the batch before, and the rows at which passes began.
+        # The last row of the previous batch, and the rows at which passes started.
         self._last = -1
         self._starts = {0}
 
     def __len__(self) -> int:
-        """Rows of all whole batches."""
+        """Number of rows of all complete batches."""
         return self._opened().num_sequences
 
     def __getitem__(self, row: int) -> Any:
@@ -173,7 +174,8 @@ class RowDataset(PlanDataset):
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """The rows of a batch. Raises IndexError, and ConfigError if a sampler draws them at
-        random, or a trainer gives ranks the same rows: to fill up a batch, or all of them."""
+        random, or a trainer gives the same rows to several ranks, to fill up a batch or because it
+        does not distribute them."""
         if len(rows) and rows[0] <= self._last:
             self._starts.add(rows[0])
         if any(a >= b for a, b in pairwise(rows)) or len(self._starts) > _MOST_STARTS:
@@ -183,10 +185,10 @@ class RowDataset(PlanDataset):
                 found=f"a batch of rows {', '.join(map(str, rows[:6]))}",
                 expected="a sequential sampler, and no row twice to fill up a batch",
                 do='set train_sampling_strategy = "sequential" or shuffle = False; open_loader'
-                " reads a last batch of valid that is not whole",
+                " reads an incomplete last batch of valid",
             )
-        # Trainers fill up batches, or add whole ones, with the first rows. Row 0 belongs to rank 0,
-        # so another rank that gets it reads a row twice.
+        # Trainers fill up batches, or add complete ones, with the first rows. Row 0 belongs to rank
+        # 0, so if another rank gets it, the row is read twice.
         if len(rows) and rows[0] == 0 and self.own_rank()[0]:
             raise ConfigError(
                 "the first row is read by two ranks",
@@ -204,7 +206,7 @@ class RowDataset(PlanDataset):
         return 0, 1
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
-        """Some rows; consecutive rows are read in one call."""
+        """Rows by number; consecutive rows are read in one call."""
         found: list[Any] = []
         cuts = [i for i, (a, b) in enumerate(pairwise(rows), 1) if b != a + 1]
         for first, stop in pairwise([0, *cuts, len(rows)]):
@@ -217,9 +219,9 @@ class RowDataset(PlanDataset):
 
 
 def _asking() -> _MapDatasetFetcher | None:
-    """The pass of a `DataLoader` that requests an item, also through a `Subset`; None if the caller
-    indexes the data set directly. Torch gives a data set only the index, so the stack is
-    searched."""
+    """The fetcher of the `DataLoader` that requests an item, also through a `Subset`; None if the
+    caller indexes the data set directly. Torch passes only the index, so the fetcher is found on
+    the call stack."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _MapDatasetFetcher.fetch.__code__:

@@ -1,4 +1,4 @@
-"""Masks documents so that training no longer learns their text, for example after a takedown."""
+"""Masks documents, so that training no longer learns their text, for example after a takedown."""
 
 import os
 from collections.abc import Iterable
@@ -16,13 +16,14 @@ from loader.rows.stream import Stream
 def mask(
     plan: LoaderPlan, tokens: Iterable[tuple[str, str | Path, int, int]], replace_text: bool = False
 ) -> LoaderPlan:
-    """The same plan with more masked tokens, which are never targets. `tokens`: source, token file,
-    start and end of each document, as from `loader.rows.origins`. The file is a path, or its name
-    in the manifest.
+    """The plan with additional masked tokens, which are never targets. `tokens`: source, token
+    file, start and end of each document, as from `loader.rows.origins`. The file is a path, or its
+    name in the manifest.
 
-    Order and windows stay, so states of either plan load under the other; targets are -100, and
-    with `replace_text` inputs are EOS, so that the text is not context either. Raises ConfigError
-    if the plan has no such source, PlanError if it has no such tokens (E-PLAN-FORMAT).
+    Order and windows stay the same, so states of either plan load under the other. Masked targets
+    are -100, and with `replace_text` the inputs are EOS, so that the text is not context either.
+    Raises ConfigError if a source is not in the plan, and PlanError if the tokens do not exist
+    (E-PLAN-FORMAT).
     """
     places = {s.name: resolve_inside(plan.base, s.manifest) for s in plan.sources}
     masked = {*plan.masked}

@@ -1,8 +1,8 @@
-"""Per-source losses from per-row or per-token losses, token-weighted and summed over ranks.
+"""Losses per source from losses per row or per token, weighted by tokens and summed over ranks.
 
-A source's loss is the sum of its tokens' losses divided by the number of its predicted tokens, on
-all ranks together: neither a mean of means nor one rank's share. Takes numpy arrays and torch
-tensors; uses torch only if the caller has imported it.
+The loss of a source is the sum of its token losses over all ranks, divided by the number of its
+predicted tokens, and not a mean of means. Accepts numpy arrays and torch tensors; uses torch only
+if the caller has imported it.
 """
 
 import sys
@@ -15,22 +15,22 @@ from loader.errors import ConfigError
 
 
 class SourceLosses:
-    """Sums of losses and of predicted tokens by source, since the last reading. source_names: the
-    loader's names; `source_index` holds indexes into them."""
+    """Sums of losses and of predicted tokens by source, since the last `read`. source_names: the
+    names from the loader, which `source_index` indexes."""
 
     def __init__(self, source_names: Sequence[str]) -> None:
         self.source_names = tuple(source_names)
         self._sums = np.zeros((2, len(self.source_names)))
 
     def add(self, source_index: Any, row_losses: Any, row_tokens: Any = None) -> None:
-        """Add rows. Raises ConfigError if shapes do not agree, or a source is not known.
+        """Add rows. Raises ConfigError if shapes do not match, or a source index is out of range.
 
         Args:
             source_index: `[num_rows]`, source of each row.
             row_losses: `[num_rows]`, mean loss over the row's predicted tokens; or
                 `[num_rows, seq_len]`, loss of each token, 0 for positions without a target.
-            row_tokens: `[num_rows]`, predicted tokens of each row. Left out: `seq_len`, or 1 for
-                mean losses, which is right if all rows predict the same number.
+            row_tokens: `[num_rows]`, predicted tokens of each row. The default is `seq_len`, or 1
+                for mean losses, which is correct if all rows predict the same number.
         """
         index = _array(source_index, np.int64)
         losses = _array(row_losses, np.float64)
@@ -49,9 +49,9 @@ class SourceLosses:
         np.add.at(self._sums[1], index, counts)
 
     def read(self, reset: bool = True) -> dict[str, float]:
-        """`loss/NAME` of each source that had tokens, and `loss/total`; `reset` starts again from
-        zero. If torch.distributed is initialised, this is a collective call: every rank makes it
-        and gets the sum over ranks."""
+        """`loss/NAME` of each source with tokens, and `loss/total`; `reset` sets the sums to zero.
+        If torch.distributed is initialised, this is a collective call: every rank must call it, and
+        gets the sum over ranks."""
         losses, tokens = all_reduce(self._sums)
         if reset:
             self._sums = np.zeros_like(self._sums)
@@ -83,7 +83,7 @@ def count_metrics(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float
 
 
 def all_reduce(values: np.ndarray) -> np.ndarray:
-    """Sum over ranks if the process has initialised torch.distributed, else `values`."""
+    """Sum over ranks if torch.distributed is initialised, else `values`."""
     ranks = sys.modules.get("torch.distributed")
     if ranks is None or not ranks.is_available() or not ranks.is_initialized():
         return values

@@ -19,5 +19,5 @@ def open_loader(
     backend: str = "auto",
     **options: Unpack[LoaderOptions],
 ) -> DeterministicLoader:
-    """The loader of this process's rows. Takes and raises what `loader.build_loader` does."""
+    """The loader of this process's rows. Arguments and errors as `loader.build_loader`."""
     return build_loader(cfg, rank, world_size, split, backend=backend, **options)[0]

@@ -1,4 +1,4 @@
-"""Detects the rank of a process; refuses to guess it if it is not clear."""
+"""Detects the rank of a process; raises an error instead of guessing."""
 
 import os
 import sys
@@ -7,19 +7,19 @@ from typing import Any
 
 from loader.errors import ConfigError
 
-# The number of processes, from launchers that do not set RANK and WORLD_SIZE.
+# Variables with the number of processes, of launchers that do not set RANK and WORLD_SIZE.
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
 
 
 def data_rank(
     rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[int, int]:
-    """This process's rank, and how many there are.
+    """The rank of this process, and the number of ranks.
 
-    They come from the first of: the arguments; torch.distributed, if it is initialised; RANK and
-    WORLD_SIZE. Otherwise one process reads all. Under tensor or pipeline parallelism, pass the
-    data-parallel rank and size. Raises ConfigError if only one of the two is known, or a launcher
-    started several processes and none of these gives their ranks.
+    They are taken from the first of these that is given: the arguments; torch.distributed, if it is
+    initialised; RANK and WORLD_SIZE. Otherwise this is the only rank. With tensor or pipeline
+    parallelism, pass the data-parallel rank and size. Raises ConfigError if only one of the two is
+    known, or a launcher started several processes but their ranks are unknown.
     """
     if rank is not None and world_size is not None:
         return rank, world_size
@@ -39,20 +39,20 @@ def data_rank(
 
 
 def check_found(found: tuple[int, int]) -> None:
-    """Refuse a rank that was detected before the ranks were up. Raises ConfigError."""
+    """Raise ConfigError if a rank was detected before torch.distributed was initialised."""
     if (own := data_rank()) != found:
         raise ConfigError(
-            "the loader was opened before the ranks were up",
+            "the loader was opened before torch.distributed was initialised",
             where="rank",
             found=f"rank {found[0]} of {found[1]}",
             expected=f"rank {own[0]} of {own[1]}",
-            do="open it when torch.distributed is initialised, or pass rank and world_size",
+            do="open it after torch.distributed is initialised, or pass rank and world_size",
         )
 
 
 def _unclear(where: str, found: str) -> ConfigError:
     return ConfigError(
-        "the rank of this process is not clear",
+        "the rank of this process is unknown",
         where=where,
         found=found,
         expected="both or neither; world_size at least 1, and rank below it",

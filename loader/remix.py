@@ -1,10 +1,10 @@
-"""Changes the shares of a live run: from a step, its plan has other weights, new sources, other
+"""Changes the mixture of a live run: from a step on, the plan has other weights, new sources, other
 phases or another length.
 
-The stages that were read stay as they are; the stage that holds the step is cut there. Every source
-continues from its last window, even if it had been removed in between. A source that has given less
-than its share is owed the missing fraction of a sequence, and the next stage begins with that debt.
-So many small edits give the same shares as one.
+The stages that were read do not change; the stage with the step ends there. Every source continues
+after its last window, even if it was removed in between. If a source has had less than its share,
+the next stage starts with a debt of the missing fraction of a sequence. So many small edits give
+the same shares as a single edit.
 """
 
 import os
@@ -42,27 +42,27 @@ def remix(
     phases: Sequence[Mapping[str, Any]] = (),
     steps: int | None = None,
 ) -> tuple[LoaderPlan, Certificate]:
-    """The plan that equals `plan` up to a step and has other weights from there, with a
-    certificate. Writes nothing. An edit without effect gives the plan itself.
+    """The plan that equals `plan` up to a step and has other weights after it, with a certificate.
+    Writes no file. An edit without effect returns `plan`.
 
-    A state of the old plan loads under the new one up to the step, at any number of ranks. The
-    factor of the learning rate stays as it was before the step. Validation stays as it is.
+    A state of the old plan up to the step loads under the new plan, at any number of ranks. The
+    factor of the learning rate keeps its value before the step. Validation does not change.
 
     Args:
         plan: The plan of the run.
         step: First step of the new shares; 0 to the last step of the plan.
-        weights: Weight of every source that is read from there; no temperature is applied.
+        weights: Weight of every source that is read after the step; no temperature is applied.
         sources: Directory or manifest of each source that the plan does not have.
         phases: Tables as in `[[data.phases]]`, from the step on. The plan's own phases after the
             step are dropped.
-        steps: Length of the run; by default as planned.
+        steps: Length of the run; by default the length of `plan`.
 
     Raises:
-        ConfigError: A weight, phase or number of steps is out of range, or a source is not known.
-        PlanError: The plan does not have the step, or no steps are left after it (E-REMIX-STEP); a
-            source has too few windows left (E-PLAN-SHORT), a new one gets no sequence
-            (E-PLAN-ZERO), or its data differ from the plan's source of that name (E-PLAN-DATA); new
-            sources are given for a twin (E-PLAN-TWIN); as `build_plan` for new sources.
+        ConfigError: A weight, phase or number of steps is out of range, or a source is unknown.
+        PlanError: The step is out of range (E-REMIX-STEP); a source has too few windows left
+            (E-PLAN-SHORT); a new source gets no sequence (E-PLAN-ZERO), or has other data than the
+            plan's source of this name (E-PLAN-DATA); new sources are given for a twin
+            (E-PLAN-TWIN). Also as `build_plan` for new sources.
     """
     where = f"remix of {plan.plan_id}"
     batch_size = plan.batch_size
@@ -70,10 +70,10 @@ def remix(
         tables.number(steps, f"{where}: steps", positive=True, whole=True)
     if plan.twins and sources:
         raise PlanError(
-            "a twin plan takes no new sources",
+            "a twin plan cannot have new sources",
             where=where,
             found=f"new sources {', '.join(sources)}",
-            do="remix the plan that the twin was made from, and make the twin again",
+            do="remix the plan of which this is the twin, and make the twin again",
             code="E-PLAN-TWIN",
         )
     weighted, phased = _read(weights, sources or {}, phases, step, where)
@@ -122,7 +122,7 @@ def _read(
     used |= {name for phase in phased for name, weight in phase.weights.items() if weight}
     for name in [*weighted, *sources]:
         if name not in used:
-            do = "give it a weight, in weights or in a phase, or leave it out"
+            do = "give it a weight, in weights or in a phase, or remove it"
             raise ConfigError(f"source {name!r} is never used", where=where, do=do)
     if not any(weighted.values()):
         raise ConfigError("all weights are zero", where=where, expected="one above 0")
@@ -130,7 +130,7 @@ def _read(
 
 
 def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
-    """Number of the sequence at which the edit begins."""
+    """Number of the first sequence of the edit."""
     last = min(reached, num_steps - 1)
     if type(step) is not int or not 0 <= step <= last:
         raise PlanError(
@@ -145,7 +145,7 @@ def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
 
 
 def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
-    """The stages that begin before sequence `n`; the last one is cut at `n`."""
+    """The stages that start before sequence `n`; the last one is cut at `n`."""
     kept = []
     start = 0
     for stage in plan.stages:
@@ -168,8 +168,8 @@ def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
 def _with_sources(
     plan: LoaderPlan, given: Mapping[str, str | Path], stream: Stream
 ) -> tuple[LoaderPlan, dict[str, SourceData], dict[str, int]]:
-    """The plan with paths from a directory that holds all data; then the data and the number of
-    windows of each source, of the plan's sources and the given ones."""
+    """The plan with paths from a directory that contains all data; and the data and the number of
+    windows of each source of the plan and of each given source."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     trains = {name: split_dirs(Path(os.path.abspath(path)))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
@@ -207,11 +207,11 @@ def _rest(
     segments: Sequence[Segment],
     known: dict[str, SourceData],
 ) -> list[PlanStage]:
-    """The stages after the edit; each one begins with the debts to its sources."""
+    """The stages after the edit; each starts with the debts to its sources."""
     stages: list[PlanStage] = []
     for segment in segments:
         before = [*kept, *stages][-1:]
-        # `weighted_random` draws without replacement, so it keeps no debts.
+        # `weighted_random` draws without replacement, so it has no debts.
         has_owed = before and plan.policy != "weighted_random"
         due = _owed_after(before[0]) if has_owed else {}
         listed = [source for source in segment.stage.sources if source.weight]
@@ -235,9 +235,9 @@ def _rest(
 
 
 def _owed_after(stage: PlanStage) -> dict[str, int]:
-    """Millionths of a sequence that a stage owes its sources at its end: their share plus their
-    earlier debt, minus the sequences read, at most one sequence. A source that had its quota before
-    the end is owed nothing."""
+    """The debt to each source at the end of a stage, in millionths of a sequence: its share plus
+    its earlier debt, minus the sequences read; at most one sequence. If a source reached its quota
+    before the end, its debt is zero."""
     total = sum(source.weight for source in stage.sources)
     length = stage.num_sequences
     found = {}
@@ -250,8 +250,8 @@ def _owed_after(stage: PlanStage) -> dict[str, int]:
 
 
 def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], float]]:
-    """Start, end, weights and learning-rate scale of each stretch of whole steps from sequence `n`
-    on."""
+    """Start, end, weights and learning-rate scale of each part of the plan from sequence `n` on, in
+    complete steps."""
     found = []
     start = 0
     last = plan.num_sequences // plan.batch_size * plan.batch_size
@@ -265,7 +265,7 @@ def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], fl
 
 
 def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int]) -> None:
-    """Refuse a run whose rest needs more windows of a source than it has left."""
+    """Raise PlanError if the rest of the run needs more windows of a source than are left."""
     asked = replace(after, stages=after.stages[num_kept:]).taken()
     read = replace(after, stages=after.stages[:num_kept]).taken()
     read.update({c.source: c.sequences for c in after.consumed})
@@ -289,6 +289,6 @@ def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int])
                 f"source {source.name!r} gets no sequence",
                 where="remix",
                 found=f"{asked.total()} sequences left in the run",
-                do="raise its weight, make the run longer, or leave it out",
+                do="raise its weight, make the run longer, or remove it",
                 code="E-PLAN-ZERO",
             )

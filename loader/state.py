@@ -1,10 +1,10 @@
-"""A saved loader position: small, equal on all ranks, bound to its plan and sealed.
+"""A saved loader position: small, equal on all ranks, tied to its plan, with a checksum.
 
-The position is one number, the global sequence index. A state also holds the plan's identity, so
-that a refusal can name what differs, and counts per source. It loads at another batch size, since
-the sequences are the same, and under a plan that is equal up to its position, such as a remix.
-Counts per source without a position are a state too (`loader.plan.continuation`). States of
-versions 1 and 2 carry no seal: their other values must agree with their index.
+The position is one number, the global sequence index. A state also has the plan's identity, so that
+an error can name the difference, and counts per source. It can be loaded at another batch size,
+since the sequences are the same, and under a plan that is equal up to this position, such as a
+remix. Counts per source without a position can be loaded too (`loader.plan.continuation`). States
+of versions 1 and 2 have no checksum: their other values must match their index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,18 +39,18 @@ def make_state(
 
 
 def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple[LoaderPlan, int]:
-    """The plan to continue with and the global sequence index in it.
+    """The plan to continue with, and the global sequence index in it.
 
-    This is `plan` itself, unless the state only counts what another run read; then it is a plan
-    that continues there, whose index starts at 0. Raises StateError if the state is malformed or
-    edited (E-STATE-FORMAT), of another split (E-STATE-SPLIT) or plan (E-STATE-PLAN, with the
-    difference), or if its counts name a source twice (E-STATE-SPEC), are of other data
+    This is `plan`, unless the state has only counts of another run; then it is a new plan that
+    continues from them, at index 0. Raises StateError if the state is malformed or edited
+    (E-STATE-FORMAT), belongs to another split (E-STATE-SPLIT) or plan (E-STATE-PLAN, with the
+    difference), or if its counts name a source twice (E-STATE-SPEC), belong to other data
     (E-STATE-DATA) or leave no data to read (E-STATE-END).
     """
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
             raise StateError(
-                "the state counts training sequences, so it has no position in this split",
+                "the state has counts of training sequences, so it has no position in this split",
                 found="'train'",
                 expected=repr(split),
                 code="E-STATE-SPLIT",
@@ -70,7 +70,7 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple
 
 
 def _position(state: object) -> tuple[Mapping[str, Any], int]:
-    """A state of a known version, as it was saved, and its global sequence index."""
+    """Check the version and the checksum of a state; returns it with its global sequence index."""
     if not isinstance(state, Mapping):
         raise malformed(type(state).__name__, "a mapping")
     version = state.get("version")
@@ -79,7 +79,7 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
         raise malformed(f"version {version!r}", f"1 to {STATE_VERSION}")
     if version == STATE_VERSION:
         error = StateError
-        do = "load the state as it was saved"
+        do = "load the unchanged state"
         try:
             check_seal(state, "state", required=True, code="E-STATE-FORMAT", error=error, do=do)
         except StateError:
@@ -92,7 +92,7 @@ def _position(state: object) -> tuple[Mapping[str, Any], int]:
 
 
 def _with_consumed(plan: LoaderPlan, value: Any, capacities: Sequence[int]) -> LoaderPlan:
-    """The plan that continues from a state's own `consumed`, if `plan` does not continue another
+    """The plan that continues from the `consumed` of a state, unless `plan` already continues a
     run."""
     if not value or plan.consumed:
         return plan
@@ -132,7 +132,7 @@ def _refuse_other_plan(state: Mapping[str, Any], plan: LoaderPlan, split: str) -
 
 def _other_plan(where: str, found: object, expected: object, do: str) -> StateError:
     return StateError(
-        f"state of another plan: {where} differs",
+        f"the state belongs to another plan: {where} differs",
         found=found,
         expected=expected,
         do=do,
@@ -141,7 +141,7 @@ def _other_plan(where: str, found: object, expected: object, do: str) -> StateEr
 
 
 def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
-    """Whether the state's plan is `plan` at another batch size, with phases at the same
+    """Whether the state's plan equals `plan` except for the batch size, with phases at the same
     sequences."""
     batch_size = state["plan"].get("batch_size")
     if type(batch_size) is not int or batch_size < 1:
@@ -159,9 +159,9 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
 
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
-    """Whether the state's plan is `plan` up to the state's position. For train, stages after the
-    position may differ, and so may the place at which a remix cut the stage that holds it; for
-    valid, all stages may differ. Masks may differ too, since they move no position."""
+    """Whether the state's plan equals `plan` up to the state's position. For train, stages after
+    the position may differ, and so may the point at which a remix cut the current stage; for valid,
+    all stages may differ. Masks may differ too, since they do not change positions."""
     n = state["global_sequence_index"]
     old = dict(state["plan"])
     new = plan.identity()
@@ -188,7 +188,7 @@ def _length(stage: Mapping[str, Any]) -> int:
 
 
 def _as_planned(stage: Mapping[str, Any]) -> list[Any]:
-    """A stage as it was planned, without the sequences that a remix left unread."""
+    """A stage without the changes of a later remix."""
     rows = [{**source, "unread_sequences": 0} for source in stage["sources"]]
     return [rows, {key: value for key, value in stage.items() if key != "sources"}]
 
@@ -225,7 +225,7 @@ def _names(rows: list[Any]) -> list[str]:
 def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> None:
     """Refuse a state of version 2 whose counts per source disagree with its index."""
     if n > stream.num_sequences:
-        return  # a position that `seek` refuses
+        return  # `seek` refuses this position
     rows = state.get("sources")
     for name, count in zip(stream.source_names, stream.schedule.counts_before(n).tolist()):
         row = rows.get(name) if isinstance(rows, Mapping) else None
@@ -236,7 +236,7 @@ def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> No
                 where=f"sources[{name}].sequences",
                 found=found,
                 expected=f"{count} at global_sequence_index = {n}",
-                do="load the state as it was saved",
+                do="load the unchanged state",
                 code="E-STATE-FORMAT",
             )
 
@@ -244,10 +244,11 @@ def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> No
 def _refuse_other_stream(
     state: Mapping[str, Any], n: int, plan: LoaderPlan, stream: Stream
 ) -> None:
-    """Refuse a state of version 1 whose parts say that its stream was another than the plan's.
+    """Raise StateError if a state of version 1 has values of another stream than the plan's.
 
-    Other loaders of this layout wrote version 1. They drew by smooth round-robin, took windows
-    every seq_len + 1 tokens and counted the sequences of each source in the current stage.
+    Version 1 was written by other loaders with this layout. They used smooth weighted round-robin
+    and windows every seq_len + 1 tokens, and counted the sequences of each source in the current
+    stage.
     """
     for part, key, own in (
         ("accumulators", "policy", "swrr"),
@@ -262,18 +263,18 @@ def _refuse_other_stream(
         raise malformed(f"stage_index {stage!r}, emitted_sequences {emitted!r}"[:120], "counts")
     first = sum(earlier.num_sequences for earlier in plan.stages[:stage])
     if not emitted or not first <= n <= stream.num_sequences:
-        return  # no counts, or a position that `seek` refuses
+        return  # no counts, or `seek` refuses this position
     counts = stream.schedule.counts_before(n) - stream.schedule.counts_before(first)
     own_counts = dict(zip(stream.source_names, counts.tolist()))
     for name, count in emitted.items():
         if count != own_counts.get(name, 0):
             where = f"emitted_sequences[{name}]"
-            do = "make the plan of the mixture and budgets that the state was saved under"
+            do = "build the plan with the mixture and budgets of the saved state"
             raise _other_plan(where, count, own_counts.get(name, 0), do)
 
 
 def _values(part: Any) -> list[Any]:
-    """The numbers in a part of a state, however it nests them."""
+    """The numbers in a part of a state, at any depth."""
     if not isinstance(part, Mapping | list):
         return [part]
     found = []

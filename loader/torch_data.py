@@ -1,9 +1,9 @@
-"""The stream as torch's data classes: an `IterableDataset`, and a loader with worker processes.
+"""The stream as data classes of torch: an `IterableDataset`, and a loader with worker processes.
 
-Batches come whole (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th batch
-and `DataLoader` takes them in turn, so the order is the same as in one process. `WorkerLoader`
-keeps the position of the last batch it returned, however far workers have read ahead; its state is
-a plain loader's and moves between any numbers of workers and ranks.
+Items are complete batches (`DataLoader(dataset, batch_size=None)`). Worker i of W makes every W-th
+batch, and `DataLoader` takes batches from the workers in turn, so the order is the same as in one
+process. The position of `WorkerLoader` is after the last returned batch, even if workers have read
+ahead; its state is a state of `DeterministicLoader`, for any number of workers and ranks.
 """
 
 from collections.abc import Iterator
@@ -39,15 +39,15 @@ class _Options(TypedDict, total=False):
 
 
 class DataOptions(_Options, total=False):
-    """with_meta: give `Batch` records instead of `(inputs, targets)`."""
+    """with_meta: return `Batch` records instead of `(inputs, targets)`."""
 
     with_meta: bool
 
 
 class WorkerOptions(_Options, total=False):
-    """pin_memory: page-locked tensors, copied by torch's own thread. prefetch_factor: batches that
-    a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn" or
-    "forkserver"; by default they are spawned if tokens come from a store in blocks, since its
+    """pin_memory: page-locked tensors, copied by a thread of torch. prefetch_factor: number of
+    batches that a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn"
+    or "forkserver"; by default they are spawned if tokens come from a store in blocks, since its
     client does not survive a fork, and otherwise started as torch does."""
 
     pin_memory: bool
@@ -58,11 +58,11 @@ class WorkerOptions(_Options, total=False):
 class TokenDataset(BatchDataset, IterableDataset[Any]):
     """Batches of a plan, for `DataLoader(dataset, batch_size=None, num_workers=W)`.
 
-    Has torchdata's `Stateful` shape: a state taken in a worker continues that worker, and one of
-    `DeterministicLoader` starts all workers from its position. Each process opens the data once.
+    Implements torchdata's `Stateful`: a state from a worker continues this worker, and a state of
+    `DeterministicLoader` sets the position of all workers. Each process opens the data once.
 
     Args:
-        cfg: What `build_loader` takes.
+        cfg: As for `build_loader`.
         rank, world_size, split: See `DeterministicLoader`.
         options: See `DataOptions`.
     """
@@ -79,19 +79,19 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         super().__init__(cfg, split, options, rank, world_size)
         self._is_valid = split == "valid"
         self._start = 0
-        self._is_set = False  # whether `_start` was set, and no pass begun since
+        self._is_set = False  # whether `_start` was set, and no pass has started after it
         self._is_loaded_here = False  # by `load_state_dict`, in the main process
-        self._worker: tuple[int, int] | None = None  # whose position `_start` is
+        self._worker: tuple[int, int] | None = None  # the worker whose position `_start` is
 
     def __len__(self) -> int:
         """Batches of the whole stream, over all workers."""
         return len(self._opened())
 
     def __iter__(self) -> Iterator[Any]:
-        """This worker's share of the batches: of train, from the current position on; of valid, as
-        `DeterministicLoader` iterates. Raises StateError (E-STATE-WORKER) if the position is
-        another worker's, or belongs to a pass which workers began and the caller left; or, on
-        valid, was loaded in the main process, which cannot tell a first pass of workers from a
+        """This worker's batches: for train, from the current position on; for valid, as in
+        `DeterministicLoader.__iter__`. Raises StateError (E-STATE-WORKER) if the position belongs
+        to another worker, or to a pass of workers that the caller did not finish; or, for valid, if
+        it was loaded in the main process, which cannot distinguish the first pass of workers from a
         second."""
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
@@ -101,7 +101,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             self._worker = None
         if worker is not None and self._worker is not None and not self._is_set:
             raise StateError(
-                "workers have read ahead of a pass that the caller left",
+                "workers have read ahead in a pass that the caller did not finish",
                 where="persistent_workers",
                 do="use WorkerLoader, or set persistent_workers = False and load the position",
                 code="E-STATE-WORKER",
@@ -131,27 +131,27 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             )
         if self._is_valid and self._is_set and self._is_loaded_here and is_worker:
             raise StateError(
-                "a position in valid was loaded in the main process, but workers read the batches",
+                "a position of valid was loaded in the main process, but workers read the batches",
                 do="use WorkerLoader, or num_workers = 0",
                 code="E-STATE-WORKER",
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this worker, after the last batch it made."""
+        """The position of this worker after the last batch that it made."""
         loader = self._opened()
         loader.seek(min(self._start * self.plan.batch_size, loader.num_sequences))
         return {"step": self._start, "worker": self._worker, "loader": loader.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of this class, or from one of `DeterministicLoader`. Raises
-        StateError if it is of another plan, or malformed."""
+        """Continue from a state of this class or of `DeterministicLoader`. Raises StateError if the
+        state is malformed or belongs to another plan."""
         own = state if "worker" in state else {"worker": None, "loader": state}
         worker = own["worker"]
         loader = self._opened()
         loader.load_state_dict(own["loader"])
         plan = loader.plan
         if worker is not None and own["loader"]["plan"]["batch_size"] != plan.batch_size:
-            self._loader = None  # it holds the state's plan now, which is refused
+            self._loader = None  # it now has the plan of the state, which is refused
             raise StateError(
                 "the state of one worker has another batch size",
                 found=own["loader"]["plan"]["batch_size"],
@@ -166,7 +166,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         self._is_loaded_here = get_worker_info() is None
 
     def start_at(self, step: int) -> None:
-        """Make `step` the first of the next iteration, over all workers."""
+        """Make `step` the first step of the next iteration, over all workers."""
         self._start = step
         self._worker = None
         self._is_set = True
@@ -174,11 +174,11 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
 
 
 class WorkerLoader(DeterministicLoader):
-    """`DeterministicLoader` whose batches are made in worker processes; it reads no data itself.
+    """A `DeterministicLoader` whose worker processes read the data and make the batches.
 
     Args:
         cfg, rank, world_size, split: As for `TokenDataset`.
-        num_workers: Processes; 0 makes batches in this one.
+        num_workers: Number of processes; 0 makes batches in this process.
         options: See `WorkerOptions`.
     """
 
@@ -204,7 +204,7 @@ class WorkerLoader(DeterministicLoader):
             by_store = "spawn" if self._data.plan.store else None
             self._workers["multiprocessing_context"] = context or by_store
         self._batches: Iterator[Any] | None = None
-        self._ahead = 0  # the step of the batch that workers give next
+        self._ahead = 0  # the step of the next batch from the workers
         dtype = options.get("dtype", "int64")
         super().__init__(self._data.plan, rank, world_size, split, backend="numpy", dtype=dtype)
 
@@ -214,8 +214,8 @@ class WorkerLoader(DeterministicLoader):
         return batch.inputs, batch.targets
 
     def next_with_meta(self) -> Batch:
-        """The next batch and its origin. Raises StopIteration at the end. Workers start again after
-        an error, which loses the batches they read ahead."""
+        """The next batch and its origin. Raises StopIteration at the end. After an error the
+        workers are restarted, and batches that they had read ahead are read again."""
         self._open_stream()
         if self.step >= self.num_steps:
             raise StopIteration
@@ -224,20 +224,20 @@ class WorkerLoader(DeterministicLoader):
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
             with safe_children():
                 self._batches = iter(loader)
-        self._ahead = -1  # if an error or an interrupt ends this
+        self._ahead = -1  # remains if an error or an interrupt ends this call
         batch = next(self._batches)
         self._ahead = self.step + 1
         self.skip()
         return batch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Iterates as `DeterministicLoader` does; workers start again for each pass over valid."""
+        """See `DeterministicLoader.__iter__`; workers are restarted for each pass over valid."""
         if self.split == "valid":
             self._batches = None
         return super().__iter__()
 
     def seek(self, n: int) -> None:
-        """See `DeterministicLoader.seek`; workers start again."""
+        """See `DeterministicLoader.seek`; workers are restarted."""
         super().seek(n)
         self._batches = None
 
@@ -254,14 +254,14 @@ class WorkerLoader(DeterministicLoader):
 
 
 def _same(batch: Any) -> Any:
-    """A batch as it is; numpy arrays stay numpy arrays. Defined in the module, so that it
-    pickles."""
+    """The unchanged batch, so that numpy arrays are not converted. It is a module-level function,
+    so that it can be pickled."""
     return batch
 
 
 def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The number by which a rank divides the sum of its losses. Then the mean of gradients over
-    ranks, as data parallelism computes it, is the mean over all targets, even if ranks have
+    """The number by which a rank must divide the sum of its losses. Then the mean of gradients over
+    ranks, which data parallelism computes, is the mean over all targets, even if ranks have
     different numbers of targets.
 
     A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
@@ -277,8 +277,8 @@ def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 
 def attention_mask(document_ids: np.ndarray) -> torch.Tensor:
-    """Which tokens may attend to which: bool `[num_rows, 1, seq_len, seq_len]`, causal and inside
-    one document. From `loader.files.spans.document_ids`; padding attends only to itself."""
+    """The attention mask of rows, causal and inside each document: bool `[num_rows, 1, seq_len,
+    seq_len]`. From `loader.files.spans.document_ids`; padding attends only to itself."""
     ids = torch.from_numpy(document_ids)
     same = ids[:, None, :, None] == ids[:, None, None, :]
     seq_len = ids.shape[1]

@@ -1,4 +1,4 @@
-"""Twin plans: one corpus in two tokenizers, read in the same order by two runs, step by step."""
+"""Twin plans: two runs read one corpus in two tokenizers, in the same order at each step."""
 
 import json
 import os
@@ -19,20 +19,21 @@ from loader.rows.stream import Stream
 
 
 def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> LoaderPlan:
-    """The plan that reads the text of `plan` in another tokenizer: each row holds the text of the
-    same row of `plan`, cut inside a document in proportion to its tokens, and then padding.
+    """The plan that reads the text of `plan` in another tokenizer: each row has the text of the
+    same row of `plan`, followed by padding. Inside a document the text is cut in proportion to
+    tokens.
 
-    So weights, order, shuffles, steps and ranks equal those in `plan`, and both runs have read the
-    same documents after any number of sequences, to within one window. sources: for each source of
-    the plan its directory or manifest in the other tokenizer: the same documents in the same order.
-    seq_len: tokens of a row, enough for the longest text of a window. A source's valid split is the
-    split beside it. Writes nothing.
+    Weights, order, shuffles, steps and ranks are the same as in `plan`, so after any number of
+    sequences both runs have read the same documents, to within one window. sources: for each source
+    of the plan the directory or manifest in the other tokenizer, with the same documents in the
+    same order. seq_len: tokens of a row, enough for the longest text of a window. A source's valid
+    split is the split beside it. Writes no file.
 
     Raises:
         ConfigError: Sources differ from the plan's sources, or the plan packs, masks, follows
             another run, or wraps in the middle of a window.
-        PlanError: The documents differ (E-PLAN-DATA): in number, or, if both manifests name files
-            of ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
+        PlanError: The documents differ (E-PLAN-DATA) in number or, if both manifests name files of
+            ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
         FormatError: A source has no index, or a file of ids is damaged.
     """
     where = f"twin of {plan.plan_id}"
@@ -40,7 +41,7 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     if set(names) != set(sources):
         found = ", ".join(sorted(sources))
         raise ConfigError(
-            "the sources are not the plan's", where=where, found=found, expected=str(names)
+            "the sources differ from the plan's", where=where, found=found, expected=str(names)
         )
     if plan.packing != "concat" or plan.masked or plan.consumed or plan.wraps_tokens:
         raise ConfigError(
@@ -95,21 +96,19 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
 
 
 def uncompared(plan: LoaderPlan) -> list[str]:
-    """Sources of a twin plan for which only the number of documents was compared, because on one
-    side the manifest names no files of ids, or they are missing. Raises as `open_data`."""
+    """Sources of a twin plan for which only the number of documents was compared, because one of
+    the manifests names no files of ids, or they are missing. Raises as `open_data`."""
     return [name for name, *both in _pairs(plan) if None in map(_ids_files, both)]
 
 
 def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
-    """Each source of a twin plan, its manifest, and the manifest of the corpus that it is a twin
-    of."""
+    """Each source of a twin plan, with its manifest and the manifest of its twin."""
     for source, (other, _, _) in zip(plan.sources, preflight.open_twins(plan)):
         yield source.name, preflight.open_data(plan, source), other
 
 
 def _ids_files(manifest: Manifest) -> list[tuple[Path, object]] | None:
-    """The files of ids with their digests, in the order in which a run reads; None if one is
-    missing."""
+    """The files of ids with their digests, in reading order; None if a file is missing."""
     root = manifest.path.parent
     found = []
     for entry in manifest.shards:
@@ -142,7 +141,7 @@ def _compare(name: str, own: list[tuple[Path, object]], theirs: list[tuple[Path,
 
 
 def _document(line: bytes) -> tuple[object, object]:
-    """Id and text SHA-256 that a line names; the line itself if it names none."""
+    """Id and text SHA-256 in a line, or the line itself if it has none."""
     try:
         row = json.loads(line)
         return row["id"], row["text_sha256"]

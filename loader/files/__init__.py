@@ -1,1 +1,1 @@
-"""Bytes on disk: formats, their integrity, tokens and document spans, text files."""
+"""Files: formats, checksums, tokens, document spans, and stores."""

@@ -1,7 +1,7 @@
-"""Addresses: paths of this machine and URLs of stores.
+"""Addresses: local paths and URLs of stores.
 
-Every address of a plan, data or a cache passes through here, because `pathlib` turns `s3://b` into
-`s3:/b`.
+Every address of a plan, of data or of a cache is handled here, because `pathlib` turns `s3://b`
+into `s3:/b`.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from typing import Any
 
 from loader.errors import ConfigError
 
-# A scheme has at least two letters, because a single one is a drive; `simplecache::s3` is two
+# A scheme has at least two letters, because a single letter is a drive; `simplecache::s3` has two
 # schemes.
 _MANGLED = re.compile(r"((?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]+):/(?!/)")
 
 
 def address(value: str | os.PathLike[str]) -> str:
-    """An address as text; a URL that went through `pathlib` has its slashes again."""
+    """An address as text; restores the slashes of a URL that `pathlib` has changed."""
     text = os.fspath(value)
     mangled = _MANGLED.match(text)
     if mangled is None:
@@ -40,7 +40,7 @@ def join(base: str, part: str) -> str:
 
 
 def parent(url: str) -> str:
-    """The URL of the directory that holds a file."""
+    """The URL of the directory of a file."""
     head, path = _split(url)
     return head + posixpath.dirname(path)
 
@@ -59,8 +59,8 @@ def local_path(
     where: object = None,
     do: str = "use a local or mounted directory; `nmoe publish` copies shards and plans to a store",
 ) -> Path:
-    """The path, which must be on this machine; `where` names its key or file. Raises ConfigError if
-    it is a URL (E-PATH-URL) or contains a NUL character."""
+    """A path that must be local; `where` is the key or file that names it. Raises ConfigError if it
+    is a URL (E-PATH-URL) or contains a NUL character."""
     if "\0" in os.fspath(path):
         raise ConfigError(
             "a path cannot contain a NUL character", where=where, found=repr(os.fspath(path))
@@ -78,7 +78,7 @@ def local_path(
 
 
 class PathParser(argparse.ArgumentParser):
-    """A parser that refuses URLs for every argument of type Path; so do its subparsers."""
+    """An argument parser that refuses URLs for arguments of type Path, also in subparsers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,7 +86,7 @@ class PathParser(argparse.ArgumentParser):
 
 
 def path_argument(text: str) -> Path:
-    """The path that an argument names. Raises ArgumentTypeError if it is a URL."""
+    """The path in an argument. Raises ArgumentTypeError if it is a URL."""
     try:
         return local_path(text)
     except ConfigError as error:

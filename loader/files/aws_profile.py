@@ -1,4 +1,4 @@
-"""The settings of AWS profiles for S3, if botocore is installed."""
+"""Settings of AWS profiles for S3, if botocore is installed."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def profile_options() -> dict[str, Any]:
-    """Region and credentials of an AWS profile, which obstore does not read; none if the
+    """Region and credentials of an AWS profile, which obstore does not read; empty if the
     environment has a key."""
     if "AWS_ACCESS_KEY_ID" in os.environ and "AWS_PROFILE" not in os.environ:
         return {}
@@ -19,12 +19,12 @@ def profile_options() -> dict[str, Any]:
     region = session.get_config_variable("region")
     options = {"region": region} if region else {}
     if found is None or found.method in ("env", "iam-role", "container-role"):
-        return options  # obstore finds these itself, and renews them in time
+        return options  # obstore reads and renews these
     return options | {"credential_provider": _Credentials(found)}
 
 
 class _Credentials:
-    """Credentials of botocore, fetched every ten minutes."""
+    """Credentials of botocore, refreshed every ten minutes."""
 
     def __init__(self, found: Any) -> None:
         self._found = found

@@ -1,10 +1,9 @@
-"""A cache of blocks on this machine: a directory with a size limit, which several processes share.
+"""A local cache of blocks: a directory with a size limit, which several processes share.
 
-A block's name is its SHA-256. It is checked before it gets its name, and again when a process maps
-a block that it has not fetched itself. Before a block is written, the least recently used blocks
-are deleted until it fits, under a lock of the directory. A block may be deleted while other
-processes map it. A process that is killed leaves no lock, and at most one `.part`, which the next
-writer deletes.
+A block is named by its SHA-256. Its content is checked before it gets this name, and again when
+another process maps it. Before a block is written, the least recently used blocks are deleted until
+it fits, under a lock of the directory. A block may be deleted while other processes map it. A
+process that is killed leaves no lock, and at most one `.part`, which the next writer deletes.
 """
 
 import hashlib
@@ -16,12 +15,12 @@ from pathlib import Path
 from loader.files.locks import locked
 from loader.files.regular import open_file, read_file
 
-_CLAIMS = 256  # locks by which one process fetches a block and the others wait
-_KEEP = 0.9  # deleting stops at this share of the limit, so that it is rare
+_CLAIMS = 256  # number of locks with which one process fetches a block and the others wait
+_KEEP = 0.9  # blocks are deleted down to this share of the limit, so that this is rare
 
 
 class BlockCache:
-    """Blocks in `directory`, which together have at most `limit_bytes`."""
+    """A cache in `directory` of at most `limit_bytes`."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self._directory = directory
@@ -33,8 +32,8 @@ class BlockCache:
         return self._directory / digest
 
     def get(self, digest: str, fetch: Callable[[], bytes]) -> bool:
-        """Fetch a block unless it is here; if several processes want it, only one fetches it.
-        Returns whether this one did. Raises what `fetch` raises."""
+        """Fetch a block unless it is cached; if several processes need it, only one fetches it.
+        Returns whether this process did. Raises the errors of `fetch`."""
         if self.path(digest).exists():
             return False
         try:
@@ -42,19 +41,19 @@ class BlockCache:
                 if self.path(digest).exists():
                     return False
                 self._put(digest, fetch())
-        except FileNotFoundError:  # the directory was deleted meanwhile
+        except FileNotFoundError:  # the directory was deleted in the meantime
             return False
         return True
 
     def touch(self, digest: str) -> None:
-        """Count a block as used now."""
+        """Mark a block as just used."""
         try:
             os.utime(self.path(digest))
         except FileNotFoundError:
             return  # another process deleted it to make room
 
     def is_whole(self, digest: str) -> bool:
-        """Whether a block's content matches its name; a block that does not match is deleted."""
+        """Whether a block's content matches its name; deletes the block if it does not."""
         try:
             with open_file(self.path(digest)) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == digest:
@@ -71,14 +70,15 @@ class BlockCache:
             used = int(said) if said.isdigit() else self._limit_bytes
             if used + len(content) > self._limit_bytes:
                 used = self._make_room(len(content))
-            # Recorded before it is written: after a crash the record is too high, never too low.
+            # Recorded before the block is written, so after a crash the recorded size is never too
+            # low.
             record.write_text(str(used + len(content)))
             part = self._directory / ".part"
             part.write_bytes(content)
             part.replace(self.path(digest))
 
     def _make_room(self, num_bytes: int) -> int:
-        """Delete blocks until `num_bytes` fit; returns the bytes that are left."""
+        """Delete blocks until `num_bytes` fit; returns the bytes of the remaining blocks."""
         (self._directory / ".part").unlink(missing_ok=True)
         with os.scandir(self._directory) as found:
             files = [(entry.stat(), entry.path) for entry in found if entry.is_file()]
@@ -96,7 +96,7 @@ class BlockCache:
         return locked(self._locks() / name)
 
     def _locks(self) -> Path:
-        """The directory of the locks, made again if the cache was deleted."""
+        """The directory of the locks, created again if the cache was deleted."""
         directory = self._directory / "locks"
         directory.mkdir(parents=True, exist_ok=True)
         return directory

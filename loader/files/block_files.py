@@ -1,8 +1,8 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
 The plan determines the next blocks, so they are fetched ahead: at most 64, and at most half of the
-cache for all readers of a machine together. Of these, 16 are requested at a time, or more if the
-store's latency is long for its bandwidth. A block is one file of the axis.
+cache for all readers of a machine together. 16 of them are requested concurrently, or more if the
+store has a high latency for its bandwidth. On the axis, each block is a file.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ from loader.files.tokens import TokenFiles, max_mapped
 _REQUESTS = 16
 _AHEAD = 64
 _LEAST_BLOCKS = 8
-_TRIES = 8  # to fetch a block that other processes delete before it is mapped
+_TRIES = 8  # attempts to fetch a block, which other processes may delete before it is mapped
 
 
 @dataclass(frozen=True, slots=True)
 class StoreData:
-    """Where a plan's data are. root: the URL of its root. cache_dir, cache_bytes: directory and
-    limit of the cache. readers: number of processes that share the cache."""
+    """Location of a plan's data. root: the URL of the plan's root. cache_dir, cache_bytes:
+    directory and size limit of the cache. readers: number of processes that share the cache."""
 
     root: str
     cache_dir: Path
@@ -54,8 +54,9 @@ class _Block(NamedTuple):
 
 class BlockFiles(TokenFiles):
     """Blocks of several sources on one axis; see `TokenFiles`. `urls`: the URLs of the manifests.
-    Raises FormatError if a manifest's blocks are missing or not its own (E-BLOCKS), ConfigError if
-    the cache is too small, or the process was forked from one that used a store."""
+    Raises FormatError if the blocks of a manifest are missing or belong to another manifest
+    (E-BLOCKS), and ConfigError if the cache is too small, or this process was forked from a process
+    that used a store."""
 
     def __init__(
         self, manifests: Sequence[Manifest], urls: Sequence[str], store: StoreData, wraps: bool
@@ -86,22 +87,22 @@ class BlockFiles(TokenFiles):
         self._requests = _Requests()
 
     def paths(self) -> list[Path]:
-        """The path of every file beside its manifest's copy, by its number in the index."""
+        """The path of every token file beside the copy of its manifest, by its number in the
+        index."""
         return self._paths
 
     def read_ahead(self, blocks: Iterable[int]) -> None:
-        """Fetch these blocks, in this order, ahead of their use; blocks requested earlier are
-        dropped. Raises ConfigError as the class does: in a forked process, threads would wait for
-        ever and hold locks of the cache."""
+        """Fetch these blocks ahead, in this order; earlier requests are dropped. Raises ConfigError
+        in a forked process, in which threads would wait for ever and hold locks of the cache."""
         check_not_forked()
         self._forget()
         self._needs = iter(blocks)
         self._fill()
 
     def tokens(self, file: int) -> np.ndarray:
-        """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError if the store has no
-        such file (E-SHARD-MISSING) or other content (E-BLOCK-CHECKSUM), PlanError if it does not
-        answer (E-STORE)."""
+        """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError if the file is missing
+        in the store (E-SHARD-MISSING) or has other content (E-BLOCK-CHECKSUM), and PlanError if the
+        store does not answer (E-STORE)."""
         is_new = file not in self._mapped
         found = super().tokens(file)
         if is_new:
@@ -114,7 +115,7 @@ class BlockFiles(TokenFiles):
         return found
 
     def close(self) -> None:
-        """Unmap all blocks and drop the requests that are under way."""
+        """Unmap all blocks and drop pending requests."""
         super().close()
         self._forget()
 
@@ -128,7 +129,7 @@ class BlockFiles(TokenFiles):
         self._needs = iter(())
 
     def _fill(self) -> None:
-        """Request the next blocks, up to the number that may be fetched ahead."""
+        """Request the next blocks, up to the limit of blocks fetched ahead."""
         while len(self._ahead) < self._max_ahead:
             block = next(self._needs, None)
             if block is None:
@@ -162,9 +163,9 @@ class BlockFiles(TokenFiles):
 class _Requests:
     """Limits concurrent requests of a store: 16, or more while more requests fetch more blocks.
 
-    The limit is 1.5 times the bandwidth-delay product: the blocks per second of the last two
-    rounds, times the shortest time of a request. If requests only share the bandwidth, each takes
-    longer as their number grows, so the limit stays.
+    The limit is 1.5 times the bandwidth-delay product: the blocks per second in the last two
+    rounds, times the shortest time of a request. Once the bandwidth is used up, more requests take
+    longer but fetch no more blocks, so the limit stays.
     """
 
     def __init__(self) -> None:
@@ -172,12 +173,12 @@ class _Requests:
         self._num = _REQUESTS
         self._lock = threading.Lock()
         self._least_s = float("inf")
-        self._ends: deque[float] = deque()  # when the requests of the last two rounds ended
+        self._ends: deque[float] = deque()  # end times of the requests of the last two rounds
 
     def fetch(self, block: _Block, is_forgotten: threading.Event | None = None) -> bytes:
         """The content of a block. Raises as `BlockFiles.tokens`, and CancelledError if the block
-        was dropped before its turn came; otherwise a program would end only after fetching all
-        blocks."""
+        was dropped before its request started: without this, a program could only end after
+        fetching all blocks."""
         with self._free:
             if is_forgotten is not None and is_forgotten.is_set():
                 raise CancelledError
@@ -216,7 +217,7 @@ def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:
 def _fetch(block: _Block) -> bytes:
     content = read_bytes(block.url, (block.start, block.start + block.num_bytes))
     if content is None:
-        raise FormatError("the store has no such file", where=block.url, code="E-SHARD-MISSING")
+        raise FormatError("file is missing", where=block.url, code="E-SHARD-MISSING")
     found = hashlib.sha256(content).hexdigest()
     if found != block.digest:
         raise FormatError(

@@ -1,7 +1,7 @@
 """`blocks.json`: the SHA-256 of each MiB of a manifest's tokens, to check parts of files.
 
-The file is beside its manifest, is sealed, and names the manifest's digest. A file's first block
-starts at its first token; its last block may be shorter.
+The file is beside its manifest and has a checksum and the manifest's digest. A token file's first
+block starts at its first token; its last block may be shorter.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _HEX = 64  # digits of a SHA-256
 
 
 class FileBlocks(NamedTuple):
-    """Blocks of a token file. offset_bytes: place of the file's first token. integers: type of its
+    """Blocks of a token file. offset_bytes: offset of the file's first token. integers: type of its
     tokens. digests: SHA-256 of each block."""
 
     block_bytes: int
@@ -67,7 +67,7 @@ def read_blocks(
 ) -> tuple[FileBlocks, ...]:
     """The blocks of each file of a manifest, in its order; a file that did not change is parsed
     once per process. Raises FormatError if `path` is not valid or belongs to another manifest
-    (E-BLOCKS). where: the name of the file in errors."""
+    (E-BLOCKS). where: the name of `path` in errors."""
     status = path.stat() if path.exists() else None
     version = status and (status.st_ino, status.st_size, status.st_mtime_ns)
     files = tuple(entry.path for entry in manifest.shards)
@@ -102,7 +102,7 @@ def _parsed(
 
 
 def check_count(blocks: FileBlocks, num_tokens: int, where: object) -> None:
-    """Refuse blocks that do not hold a file's tokens. Raises FormatError (E-BLOCKS)."""
+    """Raise FormatError if blocks do not cover a file's tokens exactly (E-BLOCKS)."""
     expected = -(-num_tokens * blocks.integers.itemsize // blocks.block_bytes)
     if len(blocks.digests) != expected:
         raise _invalid(where, f"{len(blocks.digests)} blocks", str(expected))
@@ -114,6 +114,6 @@ def _invalid(where: object, found: str, expected: str) -> FormatError:
         where=where,
         found=found,
         expected=expected,
-        do="make it again with `python -m loader blocks`, and publish",
+        do="write it again with `python -m loader blocks`, and publish",
         code="E-BLOCKS",
     )

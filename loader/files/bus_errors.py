@@ -1,9 +1,9 @@
-"""If a mapped file becomes shorter while it is read, the process ends with a line that names the
-file.
+"""Ends the process with a message that names the file, if a mapped file becomes shorter while it is
+read.
 
-Linux sends SIGBUS to a thread that reads a page which is gone. The default action ends the process
-without a message. Here the process says which file it was and exits with status 1. A handler that
-is already installed, such as the handler of `faulthandler` or of a trainer, stays.
+Linux sends SIGBUS to a thread that reads a missing page of a file. The default action ends the
+process without a message. This handler prints the name of the file and exits with status 1. A
+handler that is already installed, such as the handler of `faulthandler` or of a trainer, stays.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import sys
 from loader.errors import FormatError
 
 _SA_SIGINFO = 4
-_ADDRESS = 16  # of the page in `siginfo_t`: its offset in bytes
+_ADDRESS = 16  # offset in bytes of the page's address in `siginfo_t`
 
 
 class _Action(ctypes.Structure):
@@ -32,7 +32,7 @@ class _Action(ctypes.Structure):
 
 @functools.cache
 def report_bus_errors() -> None:
-    """Report bus errors from now on in this process and in its forks; one call is enough."""
+    """Install the handler in this process and in its forks; one call is enough."""
     if sys.platform != "linux" or sys.maxsize < 2**32 or faulthandler.is_enabled():
         return
     sigaction = ctypes.CDLL(None).sigaction
@@ -46,13 +46,14 @@ def report_bus_errors() -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def _report(number: int, info: int, context: int) -> None:
-    """Runs in the thread that reads, in the middle of a copy: it holds no lock that this needs."""
+    """Handler of SIGBUS. It runs in the thread that reads, during a copy, which holds no lock that
+    this function needs."""
     try:
         address = ctypes.c_void_p.from_address(info + _ADDRESS).value or 0
         error = FormatError(
             "a mapped file became shorter while it was read, or its disk failed",
             where=_file_at(address),
-            do="restore the file, or start again from data that does not change",
+            do="restore the file, or start again with data that does not change",
             code="E-SHARD-CHANGED",
         )
         os.write(2, f"{error.line()}\n".encode(errors="replace"))

@@ -1,7 +1,8 @@
-"""JSON objects that carry the SHA-256 of their own content under `content_hash`.
+"""JSON objects with the SHA-256 of their content under `content_hash`.
 
-Every JSON file that a later task relies on is sealed, so that an edited or damaged one is refused.
-`content_hash` leaves out `created_at`; an object with that key has a `file_hash` too.
+Every JSON file that a later task reads has this hash, so that edited or damaged files are refused.
+`content_hash` does not cover `created_at`; an object with this key also has a `file_hash`, which
+does.
 """
 
 import hashlib
@@ -11,12 +12,12 @@ from typing import Any
 
 from loader.errors import FormatError, NmoeError
 
-RESTORE = "the file was edited or damaged: restore it, or make it again"
+RESTORE = "the file was edited or damaged: restore it, or write it again"
 _HASHES = ("content_hash", "file_hash")
 
 
 def content_hash(value: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of `value`, without `created_at` and the two hashes."""
+    """SHA-256 of the canonical JSON of `value` without `created_at` and the two hashes."""
     return _hash(value, "created_at", *_HASHES)
 
 
@@ -44,8 +45,8 @@ def check_seal(
     error: type[NmoeError] = FormatError,
     do: str = RESTORE,
 ) -> None:
-    """Refuse `value` if its hashes differ from its content, or, with `required`, if it has no hash.
-    Raises `error` with `code`."""
+    """Raise `error` with `code` if the hashes of `value` do not match its content or, with
+    `required`, if it has no hash."""
     recorded = value.get("content_hash")
     if recorded is None and not required:
         return

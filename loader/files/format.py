@@ -1,8 +1,8 @@
-"""`manifest.json`, read strictly: the shards of a directory, and the digests of their bytes.
+"""Reads `manifest.json` strictly: the shards of a directory, and the digests of their bytes.
 
-A path in a manifest cannot leave the manifest's directory. Data of other tools can be read: only
-the fields of the published format are required, unknown fields are ignored, and our own additions
-are checked if present. Format: docs/formats.md.
+A path in a manifest cannot leave the manifest's directory. Manifests of other tools can be read:
+only the fields of the published format are required, unknown fields are ignored, and the fields
+that this project adds are checked if present. Format: docs/formats.md.
 """
 
 import hashlib
@@ -39,7 +39,8 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A committed set of shards. `extra` holds every field the published format does not name."""
+    """A committed set of shards. `extra` has all fields that are not part of the published
+    format."""
 
     path: Path
     dataset: str
@@ -63,7 +64,8 @@ class Manifest:
         return resolve_inside(self.path.parent, entry.index_path)
 
     def content_digest(self) -> str:
-        """The manifest's checked `content_hash`; without one, a digest of sizes and checksums."""
+        """The manifest's verified `content_hash`, or, if it has none, a digest of sizes and
+        checksums."""
         recorded = self.extra.get("content_hash")
         if isinstance(recorded, str):
             return recorded
@@ -73,7 +75,7 @@ class Manifest:
 
 def resolve_inside(root: Path, relative: str) -> Path:
     """Join a manifest's relative POSIX path to its directory. Raises FormatError if the path is
-    absolute, holds `..` or NUL, or a link leads out (E-PATH-ESCAPE)."""
+    absolute, contains `..` or NUL, or a link leads out (E-PATH-ESCAPE)."""
     pure = PurePosixPath(relative)
     is_plain = not any(c in relative for c in "\0\\") and ".." not in pure.parts
     if relative and is_plain and not pure.is_absolute() and _stays_inside(root, pure):
@@ -88,7 +90,8 @@ def resolve_inside(root: Path, relative: str) -> Path:
 
 
 def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
-    """Whether no link leads out. Looking for links is cheaper than resolving every path."""
+    """Whether no link leads out of `root`. Searching for links is cheaper than resolving every
+    path."""
     at = os.fspath(root)
     try:
         for part in pure.parts:
@@ -96,20 +99,20 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
             if stat.S_ISLNK(os.lstat(at).st_mode):
                 return Path(os.path.realpath(root / pure)).is_relative_to(os.path.realpath(root))
     except (FileNotFoundError, NotADirectoryError):
-        return True  # opening it reports the missing file
-    except (OSError, UnicodeEncodeError):  # a name that no file can have
+        return True  # a later open reports the missing file
+    except (OSError, UnicodeEncodeError):  # the name is not a possible file name
         return False
     return True
 
 
 def load_manifest(path: str | Path) -> Manifest:
     """Read a committed manifest. Raises FormatError if it is missing (E-MANIFEST-MISSING); if its
-    JSON is bad, a field is missing or of the wrong type, or a total is not the sum
-    (E-MANIFEST-FORMAT); if its `content_hash` is missing or does not match (E-MANIFEST-HASH); and
-    if a path leaves the directory (E-PATH-ESCAPE)."""
+    JSON is invalid, a field is missing or of the wrong type, or a total is not the sum of the
+    shards (E-MANIFEST-FORMAT); if its `content_hash` is missing or does not match
+    (E-MANIFEST-HASH); and if a path leaves the directory (E-PATH-ESCAPE)."""
     path = Path(path)
     value = read_json_object(path)
-    # Our prep seals every manifest, other tools seal none.
+    # Our prep writes a hash into every manifest; other tools write none.
     is_ours = "pipeline_version" in value or "fingerprints" in value
     check_seal(value, path, required=is_ours, code="E-MANIFEST-HASH")
     entries = value.pop("shards", None)
@@ -139,7 +142,7 @@ def load_manifest(path: str | Path) -> Manifest:
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
-    """Parse a bounded JSON file that holds one object; numbers must be finite, keys unique."""
+    """Parse a JSON file of limited size with one object; numbers must be finite and keys unique."""
     try:
         if path.stat().st_size > max_bytes:
             raise _manifest_error(path, f"{path.stat().st_size} bytes", f"at most {max_bytes}")
@@ -196,7 +199,7 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
 def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
     """Compare a shard and its index with the manifest. Raises FormatError if the shard differs
     (E-SHARD-CHECKSUM), or its index is missing or belongs to another shard (E-INDEX-...)."""
-    if entry.checksum:  # blank in a directory without a manifest
+    if entry.checksum:  # empty in a directory without a manifest
         check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
     if not entry.index_path:
         return
@@ -229,7 +232,7 @@ def check_digest(path: Path, expected: str, code: str, name: object = None) -> N
 
 
 def check_index(index: IndexReader, entry: ShardEntry) -> None:
-    """Refuse an index that does not match its file. Raises FormatError (E-INDEX-FORMAT)."""
+    """Raise FormatError if an index does not match its file (E-INDEX-FORMAT)."""
     end = index.get_document(index.num_docs - 1)[1] if index.num_docs else 0
     if (index.num_docs, end) != (entry.num_documents, entry.num_tokens):
         raise FormatError(
@@ -237,6 +240,6 @@ def check_index(index: IndexReader, entry: ShardEntry) -> None:
             where=index.path,
             found=f"{index.num_docs} documents, {end} tokens",
             expected=f"{entry.num_documents} documents, {entry.num_tokens} tokens",
-            do="rebuild it from the shard with `nmoe regenerate-index`",
+            do="rebuild the index with `nmoe regenerate-index`",
             code="E-INDEX-FORMAT",
         )

@@ -1,4 +1,4 @@
-"""Locks between processes of a machine, which end with the process that holds them."""
+"""Locks between processes of a machine; the kernel frees them when their process ends."""
 
 import fcntl
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, or wait for it; a missing file is created."""
+    """Hold the lock of a file in the block; waits for it, and creates a missing file."""
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
-        finally:  # closing would leave it to a process that was forked meanwhile
+        finally:  # closing alone would leave the lock to a process that was forked in the meantime
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,7 +1,7 @@
-"""Parses JSON and TOML whose lists and tables are nested up to a limit.
+"""Parses JSON and TOML with a limit on the depth of lists and tables.
 
-Python's own limit depends on the release and on the caller, and a value that passes it may still be
-too deep for the code that reads it next.
+Python's recursion limit depends on the release and on the caller, and a value within it may still
+be too deep for later code.
 """
 
 import json
@@ -18,8 +18,8 @@ _TOML_TEXTS = re.compile(
 
 
 def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> Any:
-    """The value of a JSON text; `hooks`: arguments of `json.loads`. Raises ValueError if it is not
-    JSON, or is nested too deep."""
+    """The value of a JSON text; `hooks` are arguments of `json.loads`. Raises ValueError if the
+    text is not JSON or nested too deep."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     _check_brackets(text, _TEXTS, max_depth)
@@ -27,11 +27,11 @@ def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> A
 
 
 def toml_table(text: str) -> dict[str, Any]:
-    """The table of a TOML text. Raises ValueError if it is not TOML, or nested too deep."""
+    """The table of a TOML text. Raises ValueError if the text is not TOML or nested too deep."""
     _check_brackets(text, _TOML_TEXTS, MAX_DEPTH)
     table = tomllib.loads(text)
     level: list[Any] = [table]
-    for _ in range(MAX_DEPTH):  # dotted keys nest without a bracket
+    for _ in range(MAX_DEPTH):  # dotted keys nest without brackets
         below = []
         for value in level:
             items = value.values() if isinstance(value, dict) else value

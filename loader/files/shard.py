@@ -1,6 +1,6 @@
-"""The two files of a shard: tokens in `.npy`, document boundaries in `.idx`, read strictly.
+"""Reads the two files of a shard strictly: tokens in `.npy`, document boundaries in `.idx`.
 
-The files are not trusted: headers are parsed without pickle, and sizes are checked before a byte is
+The files are not trusted: headers are parsed without pickle, and sizes are checked before a file is
 mapped. Formats: docs/formats.md.
 """
 
@@ -102,23 +102,23 @@ def _shard_format(path: Path, found: str, expected: str) -> FormatError:
 
 
 def unreadable(path: Path, error: OSError, code: str) -> FormatError:
-    do = "correct the path, or make the file again"
+    do = "correct the path, or restore the file"
     if code == "E-INDEX-MISSING":
-        do = "rebuild it from the shard with `nmoe regenerate-index`"
+        do = "rebuild the index with `nmoe regenerate-index`"
     what = "no such file" if isinstance(error, FileNotFoundError) else "file cannot be read"
     reason = None if isinstance(error, FileNotFoundError) else error.strerror
     return FormatError(what, where=path, found=reason, do=do, code=code)
 
 
 def open_shard(path: str | Path, dtype: str | None = None) -> np.ndarray:
-    """Map a shard read-only: uint32 or uint16 `[num_tokens]`. Raises as `read_npy_header` does."""
+    """Map a shard read-only: uint32 or uint16 `[num_tokens]`. Raises as `read_npy_header`."""
     path = Path(path)
     num_tokens, offset, integers = read_npy_header(path, dtype)
     if num_tokens == 0:
         return np.empty(0, integers)
     report_bus_errors()
     mapped = np.memmap(regular(path), integers, "r", offset, (num_tokens,))
-    # A plain view: slicing np.memmap builds a subclass object each time, which costs as much as
+    # A plain array: each slice of an np.memmap creates a subclass object, which costs as much as
     # copying a window of 2,048 tokens.
     return np.asarray(mapped)
 
@@ -188,6 +188,6 @@ class IndexReader:
             where=self.path,
             found=found,
             expected=expected,
-            do="rebuild it from the shard with `nmoe regenerate-index`",
+            do="rebuild the index with `nmoe regenerate-index`",
             code="E-INDEX-FORMAT",
         )

@@ -1,7 +1,7 @@
-"""The documents in rows: spans from the `.idx` files, and the numbers that attention masks need.
+"""The documents in rows: spans from the `.idx` files, and the arrays that attention masks need.
 
 A document's end comes from its index, never from token values. An index is checked against its
-token file on first use; then it is mapped, not held in memory.
+token file on first use, and is mapped, not loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class DocumentIndex:
                 fetch(*entries[file])
             return _map_ends(*entries[file])
 
-        self._ends = lru_cache(max_mapped())(mapped)  # lru_cache is safe between threads
+        self._ends = lru_cache(max_mapped())(mapped)  # lru_cache is thread-safe
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
@@ -51,7 +51,8 @@ class DocumentIndex:
 
     def documents(self, position: int, length: int) -> Iterator[tuple[int, int, int, int]]:
         """Every document with a token among the `length` tokens from `position` on: its file, and
-        its number, start and end in that file. Parts count as whole documents."""
+        its number, start and end in the file. A document that is only partly in this range has its
+        full span."""
         stop = position + length
         file = self._file_at(position)
         while (base := int(self.file_starts[file])) < stop:
@@ -76,7 +77,7 @@ class DocumentIndex:
             first = int(np.searchsorted(ends, np.uint64(max(0, position - start)), "right"))
             last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))
             edges += [int(end) + start - position for end in ends[first:last]]
-            # The document that continues past the row; files end with a document.
+            # The document that continues beyond the row; files end with a document.
             if last < len(ends):
                 edges.append(length)
             file += 1
@@ -84,11 +85,10 @@ class DocumentIndex:
 
 
 def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A test of ranges of tokens, two int64 `[n]` (starts and ends) to bool `[n]`: whether any of
-    the spans, int64 `[num_spans, 2]`, shares a token with them."""
+    """A function from ranges of tokens, as two int64 `[n]` (starts and ends), to bool `[n]`:
+    whether a range overlaps any of the spans, int64 `[num_spans, 2]`."""
     starts, stops = spans[np.argsort(spans[:, 0])].T
-    # The furthest end of the spans that begin before a place; before the first span, the smallest
-    # integer.
+    # The furthest end of all spans up to each one; before the first span, the smallest integer.
     furthest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(stops)])
 
     def overlap(first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -98,17 +98,17 @@ def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray
 
 
 def cu_seqlens(spans: Spans, seq_len: int) -> np.ndarray:
-    """Cumulative document lengths over all rows laid end to end: int32 `[num_documents + 1]`.
+    """Cumulative document lengths over all concatenated rows: int32 `[num_documents + 1]`.
 
-    Variable-length attention kernels take this form. The last value is `num_rows * seq_len`, since
-    padding at the end of a row counts as a document.
+    Variable-length attention kernels expect this form. The last value is `num_rows * seq_len`,
+    since padding at the end of a row counts as a document.
     """
     edges = [np.append(row[:, 1] + i * seq_len, (i + 1) * seq_len) for i, row in enumerate(spans)]
     return np.unique(np.concatenate([[0], *edges])).astype(np.int32)
 
 
 def position_ids(spans: Spans, seq_len: int) -> np.ndarray:
-    """Position of each token in its document, or in its part of it: int64 `[num_rows, seq_len]`.
+    """Position of each token in its document or part of a document: int64 `[num_rows, seq_len]`.
 
     Padding counts from 0 like a document.
     """
@@ -134,7 +134,7 @@ def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
         raise FormatError(
             "the file has no index, so its document boundaries are unknown",
             where=manifest.shard_path(entry),
-            do="make an index with `nmoe regenerate-index`, and name it in a manifest",
+            do="build an index with `nmoe regenerate-index`, and name it in a manifest",
             code="E-INDEX-MISSING",
         )
     path = manifest.index_path(entry)

@@ -1,10 +1,10 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises its own errors. All of them become one error with a message of one line,
-so that a caller can tell a store that is down (E-STORE) from a missing file. Credentials come from
-the environment; for S3 also from AWS profiles if botocore is installed; for HTTP from the URL. A
-written file is complete or absent. A request fails when no byte has come for `NMOE_STORE_TIMEOUT_S`
-seconds (30), and is repeated for six times as long: a store that hangs counts as down.
+Each store's client raises different errors. They become one error with a message of one line, so
+that a caller can distinguish a store that is down (E-STORE) from a missing file. Credentials come
+from the environment; for S3 also from AWS profiles if botocore is installed; for HTTP from the URL.
+A written file is complete or absent. A request fails if no byte arrives for `NMOE_STORE_TIMEOUT_S`
+seconds (30), and is retried for six times as long; then the store counts as down.
 """
 
 import base64
@@ -28,20 +28,20 @@ STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
 _LOCAL_FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
-MAX_BYTES = 512 * 2**20  # of a file that is read into memory
+MAX_BYTES = 512 * 2**20  # limit for a file that is read into memory
 _TIMEOUT = "NMOE_STORE_TIMEOUT_S"
 _TIMEOUTS = 6
 
 
 class Found(NamedTuple):
-    """A file of a store: its size, and a mark that changes with its content."""
+    """A file of a store: its size, and its ETag or time, which changes with its content."""
 
     size_bytes: int
     mark: str
 
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
-    """A whole file, or its bytes `[start, stop)` up to its end; None if there is no such file.
+    """A complete file, or its bytes `[start, stop)` up to its end; None if the file is missing.
     Raises PlanError if the store does not answer, refuses, does not support ranges, or sends more
     than `MAX_BYTES` (E-STORE), and ConfigError if its client is not installed."""
     with _asking(url):
@@ -58,8 +58,8 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
 
 
 def _parts(found: Any) -> Iterator[bytes]:
-    """A whole file, in parts as they arrive. obstore's `bytes()` reserves memory for the length
-    that the server states, and ends the process if there is not enough; for a range it reserves the
+    """The parts of a file as they arrive. obstore's `bytes()` allocates the length that the server
+    states, and ends the process if memory does not suffice; for a range it allocates only the
     length of the range."""
     size = 0
     for part in found.stream(min_chunk_size=_PART_BYTES):
@@ -70,7 +70,7 @@ def _parts(found: Any) -> Iterator[bytes]:
 
 
 def copy(url: str, local: Path) -> bool:
-    """Copy a file to `local` and sync it; False if there is none. Raises as `read_bytes`."""
+    """Copy a file to `local` and sync it; False if the file is missing. Raises as `read_bytes`."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -91,8 +91,8 @@ def copy(url: str, local: Path) -> bool:
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:
-    """Copy only the first bytes of a file, otherwise as `copy`. The local file has the full size;
-    its rest is a hole that takes no disk space. A server without ranges sends the whole file."""
+    """`copy`, but only the first bytes of a file. The local file has the full size; its rest is a
+    hole that takes no disk space. A server without ranges sends the complete file."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -111,7 +111,7 @@ def copy_start(url: str, local: Path, num_bytes: int) -> bool:
 
 
 def find(url: str) -> Found | None:
-    """Size and mark of a file, or None if there is none. Raises as `read_bytes`."""
+    """Size and ETag of a file, or None if it is missing. Raises as `read_bytes`."""
     with _asking(url):
         store, key = _writable(url)
         try:
@@ -122,8 +122,8 @@ def find(url: str) -> Found | None:
 
 
 def write(url: str, content: bytes | Iterable[bytes]) -> Found:
-    """Write a file, in parts if it is large. Raises PlanError if the store does not take it
-    (E-STORE), ConfigError if no client can write there."""
+    """Write a file, in parts if it is large. Raises PlanError if the store refuses it (E-STORE),
+    and ConfigError if no client can write to this store."""
     with _asking(url, "write"):
         store, key = _writable(url)
         in_parts = False if url.startswith("http") else None
@@ -145,18 +145,18 @@ def remove(url: str) -> None:
 
 
 def check_not_forked() -> None:
-    """Refuse a process that was forked from one that used a store, since the store's client would
-    hang there. Raises ConfigError."""
+    """Raise ConfigError if this process was forked from a process that used a store, since the
+    store's client would hang."""
     if _first_process() != os.getpid():
         raise ConfigError(
-            "a store's client does not survive a fork",
+            "a store's client does not work after a fork",
             do='start worker processes with multiprocessing_context="spawn"',
         )
 
 
 @cache
 def _first_process() -> int:
-    """The process that first used a store: this one, or the one that it was forked from."""
+    """The id of the process that first used a store: this process or a parent."""
     return os.getpid()
 
 
@@ -173,7 +173,7 @@ def _writable(url: str) -> tuple[Any, str]:
     store, key = _store_of(url)
     if store is None:
         raise ConfigError(
-            "cannot write to this kind of store",
+            "no client can write to this store",
             where=url,
             expected="s3://, gs://, az://, http(s):// or file://",
         )
@@ -181,7 +181,8 @@ def _writable(url: str) -> tuple[Any, str]:
 
 
 def _store_of(url: str) -> tuple[Any, str]:
-    """The store of a URL and the key in it; no store if obstore does not know its scheme."""
+    """The store of a URL, and the key in it; the store is None if obstore does not know the
+    scheme."""
     parts = urlsplit(url)
     if parts.scheme not in _OBSTORE:
         return None, url
@@ -191,7 +192,7 @@ def _store_of(url: str) -> tuple[Any, str]:
     host = parts.netloc.rpartition("@")[2]
     login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
     root = f"{parts.scheme}://{host}"
-    if parts.query:  # a signature of this file alone
+    if parts.query:  # a signature, which is valid only for this file
         return _opened(f"{root}{parts.path}?{parts.query}", login), ""
     return _opened(root, login), unquote(path)
 
@@ -208,7 +209,7 @@ def _opened_in(_environment: tuple[tuple[str, str], ...], root: str, login: str)
     _obstore()
     from obstore.store import from_url
 
-    # Stores on premises and in tests may have no certificate. https URLs still use https.
+    # Stores on premises and in tests may lack a certificate. https URLs still use https.
     client = {"allow_http": True, "read_timeout": _timeout(), "timeout": timedelta(days=1)}
     retries: dict[str, Any] = {"retry_timeout": _TIMEOUTS * _timeout()}
     options: dict[str, Any] = {"client_options": client, "retry_config": retries}
@@ -264,14 +265,14 @@ def _refused(url: str, verb: str, error: Exception) -> PlanError:
         f"cannot {verb} a file in the store",
         where=url,
         found=_cause(error),
-        do=f"check that the store is reachable, has this bucket, and lets this machine {verb}",
+        do=f"check that the store is reachable, has this bucket, and allows this machine to {verb}",
         code=STORE_CODE,
     )
 
 
 def _cause(error: BaseException) -> str:
-    """The message of another package's error, cut to one line. obstore gives a page of debugging;
-    only the store's own code and status are kept, or the cause of a failed connection."""
+    """The message of another package's error in one line. obstore's messages are a page long; only
+    the code and status of the store are kept, or the cause of a failed connection."""
     text, _, details = str(error).partition("\n\nDebug source:")
     status = re.search(r"status code: (\d+(?: [A-Za-z]+)*)", text)
     if status is None:

@@ -1,8 +1,8 @@
-"""The token files of all sources as one axis of positions; each file is mapped on first use.
+"""The token files of all sources on one axis of positions; each file is mapped on first use.
 
-The files of a source follow each other in manifest order, and so do the sources, so that one
-`searchsorted` places any number of rows. A map costs a file descriptor, so at most a quarter of the
-process's limit is mapped at once; the least recently used file is unmapped first.
+The files of a source are consecutive, in manifest order, and so are the sources, so that one
+`searchsorted` finds the files of any number of rows. A map costs a file descriptor, so at most a
+quarter of the process's limit is used; the least recently used file is unmapped first.
 """
 
 import mmap
@@ -32,12 +32,12 @@ class _File(NamedTuple):
 
 
 class TokenFiles:
-    """Files of several sources on one axis. If it `wraps`, a row that reaches the end of its source
-    continues at the source's start.
+    """Files of several sources on one axis. With `wraps`, a row that reaches the end of its source
+    continues at the start of the source.
 
     file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
     source_starts: int64 `[num_sources + 1]`, the same for sources. Raises FormatError if a file is
-    missing, malformed or not as long as its manifest says.
+    missing, malformed or has another length than its manifest says.
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
@@ -62,7 +62,7 @@ class TokenFiles:
             found = self._map(file)
             while len(self._mapped) >= self._max_mapped:
                 del self._mapped[next(iter(self._mapped))]
-        self._mapped[file] = found  # now last; the first one is the least recently used
+        self._mapped[file] = found  # moves it to the end: the first file is the least recently used
         return found
 
     def _map(self, file: int) -> np.ndarray:
@@ -74,7 +74,7 @@ class TokenFiles:
 
     def copy(self, position: int, out: np.ndarray) -> None:
         """Copy `len(out)` tokens from `position`, across file ends. Raises PlanError if they go
-        past the end of the position's source (E-PLAN-SHORT)."""
+        beyond the end of the source (E-PLAN-SHORT)."""
         done = 0
         for start, length in self.pieces(position, len(out)):
             file = int(np.searchsorted(self.file_starts, start, "right")) - 1
@@ -88,8 +88,8 @@ class TokenFiles:
                 file = file + 1
 
     def pieces(self, position: int, length: int) -> list[tuple[int, int]]:
-        """Start and length of each piece of a row: one piece, or more if the row wraps. Raises as
-        `copy`."""
+        """Start and length of each contiguous piece of a row: one piece, or more if the row wraps.
+        Raises as `copy`."""
         source = int(np.searchsorted(self.source_starts, position, "right")) - 1
         if not 0 <= source < len(self.source_starts) - 1:
             raise past_end(position, length)
@@ -108,8 +108,8 @@ class TokenFiles:
 
 
 def starts_of(sizes: Sequence[int]) -> np.ndarray:
-    """Position of the first token of each of several runs, one after another, and the end of the
-    last: int64 `[len(sizes) + 1]`."""
+    """Start of each of several consecutive ranges with these sizes, and the end of the last: int64
+    `[len(sizes) + 1]`."""
     return np.array([0, *accumulate(sizes)], np.int64)
 
 
@@ -120,20 +120,21 @@ def max_mapped() -> int:
 
 
 def past_end(position: int, width: int) -> PlanError:
-    """The error for a window that is not inside its source."""
+    """The error for a window that goes beyond its source."""
     return PlanError(
-        "read past the end of a source",
+        "read beyond the end of a source",
         found=f"{width} tokens from position {position}",
         code="E-PLAN-SHORT",
     )
 
 
 def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
-    path = manifest.path.parent / entry.path  # checked to be inside when the manifest was read
+    # Reading the manifest has checked that the path is inside.
+    path = manifest.path.parent / entry.path
     num_tokens, offset_bytes, integers = read_npy_header(path, manifest.dtype)
     if num_tokens != entry.num_tokens:
         raise FormatError(
-            "shard is not as long as its manifest says",
+            "shard has another length than its manifest says",
             where=path,
             found=f"{num_tokens} tokens",
             expected=entry.num_tokens,
@@ -158,8 +159,8 @@ def _mapped(file: _File) -> np.ndarray:
             mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise _changed(file, "no file") from None
-    # A plain array over the map: slicing np.memmap builds a subclass object each time, which costs
-    # as much as copying a window of 2,048 tokens.
+    # A plain array: each slice of an np.memmap creates a subclass object, which costs as much as
+    # copying a window of 2,048 tokens.
     return np.frombuffer(mapped, file.integers, file.num_tokens, file.offset_bytes)
 
 
@@ -169,6 +170,6 @@ def _changed(file: _File, found: str) -> FormatError:
         where=file.path,
         found=found,
         expected=f"{file.size_bytes} bytes, modified at {file.modified_ns} ns",
-        do="restore the file, or start again from data that does not change",
+        do="restore the file, or start again with data that does not change",
         code="E-SHARD-CHANGED",
     )

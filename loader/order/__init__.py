@@ -1,1 +1,1 @@
-"""The policies that choose the source of each sequence, and shuffling inside a source."""
+"""Order of sequences: the policies that choose sources, shuffling and packing."""

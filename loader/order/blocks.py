@@ -1,7 +1,7 @@
 """Interleaving by blocks: exact shares at the end of a block, random order inside it.
 
-At a block's end, after n sequences, source i has had floor(n x share + owed + phase) of them; its
-phase is a fraction that is drawn once. The heaviest source has the rest. So at a block's end a
+At a block's end, after n sequences, floor(n x share + owed + phase) of them are from source i; the
+phase is a fraction that is drawn once. The heaviest source gets the rest. So at a block's end a
 source is never more than one sequence from its share, for any share and any length of the run, and
 every position costs the same. The policy `block` has blocks of 2,048 sequences, `epoch_weighted`
 has blocks of one pass over the data, and `weighted_random` has a single block, which is drawing
@@ -28,17 +28,17 @@ BLOCK_SIZE = 2048
 LEAF_SIZE = 16_384
 _EXACT = 32
 _FIELDS = 16
-# Sum of 16 uniform 16-bit numbers: its mean, and its standard deviation.
+# Mean and standard deviation of the sum of 16 uniform 16-bit numbers.
 _SUM_MEAN = _FIELDS * (2**16 - 1) / 2
 _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 
 
 class Pace:
-    """An endless stream with fixed shares: after `sum(shares)` sequences a source has had exactly
-    its share. A block is longer than `block_size` sequences if the heaviest source would otherwise
-    leave too little room for the others. `key` seeds phases and orders. owed: the amount that each
-    source gets besides its share, in 1 / OWED_UNIT sequences; with `in_shares` the shares already
-    include it.
+    """An endless stream with fixed shares: `sum(shares)` sequences contain exactly the share of
+    each source. A block is longer than `block_size` sequences if the heaviest source would
+    otherwise leave too little room for the others. `key` seeds phases and orders. owed: the amount
+    that each source gets besides its share, in 1 / OWED_UNIT sequences; with `in_shares` the shares
+    already include it.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Pace:
         self._total = sum(shares) * unit
         self._filler = max(range(count), key=self._rates.__getitem__)
         left = self._total - sum(self._rates) + self._rates[self._filler]
-        # The amount above its rate that each of the others can get in a block.
+        # Most sequences above its rate that each of the other sources can get in a block.
         most = (count - 1) * (2 if any(owed) else 1)
         least = -(-most * self._total // left) if left > 0 else self._period
         self._size = max(1, block_size, least)
         self._phases = [
             (key_of(key, i) * self._total >> 64) + own * self._period for i, own in enumerate(given)
         ]
-        # Replaced in one step, since a thread that reads ahead and its consumer both use it.
+        # Replaced in one assignment, since a thread that reads ahead and its consumer both use it.
         self._opened = -1, [0] * count, Arrangement([0] * count, 0)
 
     def counts_at(self, n: int) -> list[int]:
@@ -95,7 +95,8 @@ class Pace:
         return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
     def first_exhaustion(self, quotas: Sequence[int]) -> int:
-        """Number of sequences after which the first source has had its quota; all are above 0."""
+        """Number of sequences after which the first source has reached its quota; all quotas are
+        above 0."""
         met = min(
             -(-(quota * self._total - phase) // rate)
             for quota, rate, phase in zip(quotas, self._rates, self._phases)
@@ -124,7 +125,7 @@ class Pace:
         return period * self._period + inside * self._size
 
     def _open(self, n: int) -> tuple[int, int, list[int], "Arrangement"]:
-        """Open the block that holds sequence `n`. Returns its start and end, the number of
+        """Open the block that contains sequence `n`. Returns its start and end, the number of
         sequences of each source before it, and its order."""
         number = self._number_of(n)
         start = self._end(number - 1)
@@ -141,9 +142,9 @@ class Pace:
 def paced_until_met(
     weights: Sequence[int], quotas: Sequence[int], block_size: int, key: int, owed: Sequence[int]
 ) -> tuple[Pace, int]:
-    """The stream of some sources, and its length in sequences: until the first source has had its
-    quota. If the quotas are the weights' shares plus the debt, only rounded, the stream follows the
-    quotas themselves, so that all of them are met together at the end.
+    """The stream of sources, and its length: the number of sequences after which the first source
+    has reached its quota. If the quotas are the rounded shares of the weights plus debts, the
+    stream follows the quotas, so that all sources reach them together at the end.
     """
     total = sum(weights)
     num_sequences = sum(quotas)
@@ -171,7 +172,7 @@ class _Node:
 
 
 class Arrangement:
-    """One arrangement of `counts[i]` elements of each source i, which `key` selects."""
+    """A random arrangement of `counts[i]` elements of each source i; `key` is the seed."""
 
     def __init__(self, counts: Sequence[int], key: int) -> None:
         self.size = sum(counts)
@@ -213,7 +214,7 @@ class Arrangement:
 
 
 def _half(node: _Node, n: int) -> _Node:
-    """The half of a node that holds element `n`."""
+    """The half of a node that contains element `n`."""
     size = node.stop - node.start
     middle = node.start + size // 2
     left = _left_counts(node.counts, size, size // 2, node.key)
@@ -225,8 +226,8 @@ def _half(node: _Node, n: int) -> _Node:
 
 
 def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list[int]:
-    """Share of each source when `left_size` of `size` elements are drawn: multivariate
-    hypergeometric, source by source, each conditioned on the earlier ones."""
+    """Number of elements of each source among `left_size` drawn of `size`: multivariate
+    hypergeometric, source by source, each conditioned on the earlier sources."""
     fields = hashes(key, np.arange(4 * len(counts))).astype("<u8").view("<u2")
     normals = (fields.reshape(-1, _FIELDS).sum(axis=1) - _SUM_MEAN) / _SUM_SD
     left = []

@@ -1,11 +1,11 @@
-"""Least-consumed interleave: always the source with the fewest tokens read for its weight.
+"""Least-consumed interleave: always draws from the source with the fewest tokens per weight so far.
 
 Every source has a clock, tokens / weight, which advances with each of its sequences. The next
-sequence comes from the source whose clock is lowest; a hash of the source and of its draw decides
-between equal clocks. Clocks are integers, exact if the weights have a common multiple below 2^48,
-else rounded at the 40th binary place. The clock readings at which a source is drawn form an
-arithmetic progression. So a binary search, O(sources x log n), finds the state after n sequences:
-the clock below which n readings lie.
+sequence is from the source with the lowest clock; a hash of the source and its draw breaks ties.
+Clocks are integers, exact if the weights have a common multiple below 2^48, else rounded at the
+40th binary place. The clock readings at which a source is drawn form an arithmetic progression. So
+a binary search, O(sources x log n), finds the state after n sequences: the clock below which n
+readings lie.
 """
 
 import math
@@ -23,8 +23,8 @@ _MAX_UNIT = 2**48
 
 class LeastConsumed:
     """An endless stream of sequences of `seq_len` tokens that keeps tokens / weight equal.
-    `tokens`: tokens of each source that count as read at the start, below 0 if the source is owed
-    some; `key` breaks ties."""
+    `tokens`: tokens of each source that count as read at the start, below 0 for a debt to the
+    source; `key` is the seed for ties."""
 
     def __init__(
         self, weights: Sequence[int], tokens: Sequence[int | Fraction], seq_len: int, key: int
@@ -48,7 +48,8 @@ class LeastConsumed:
         return np.concatenate([np.empty(0, np.intp), *chunks])
 
     def first_exhaustion(self, quotas: Sequence[int]) -> int:
-        """Number of sequences after which the first source has had its quota; all are above 0."""
+        """Number of sequences after which the first source has reached its quota; all quotas are
+        above 0."""
         readings = zip(self._clocks, self._prices, quotas)
         last = [own + (quota - 1) * price for own, price, quota in readings]
         clock = min(last)
@@ -74,7 +75,7 @@ class LeastConsumed:
         return low
 
     def _tied(self, clock: int, counts: Sequence[int]) -> list[int]:
-        """Sources that are at this clock, in the order in which they are drawn."""
+        """Sources with this clock, in the order in which they are drawn."""
         readings = zip(self._clocks, self._prices, counts)
         tied = [i for i, (own, price, n) in enumerate(readings) if own + n * price == clock]
         if len(tied) < 2:
@@ -91,8 +92,8 @@ class LeastConsumed:
         lengths = np.array([ends[i] - counts[i] for i in active], np.int64)
         columns = np.repeat(np.arange(len(active)), lengths)
         offsets = np.arange(len(columns)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        # Within a chunk clocks are close together; if light sources spread them further than 63
-        # bits, exact integers of Python take over.
+        # Within a chunk clocks are close together; if light sources spread them over more than 63
+        # bits, Python's exact integers are used.
         kind = np.int64 if last - first < 2**62 else object
         own = [self._clocks[i] + counts[i] * self._prices[i] - first for i in active]
         price = [self._prices[i] if ends[i] - counts[i] > 1 else 0 for i in active]
@@ -111,8 +112,8 @@ def _round_div(numerator: int | Fraction, denominator: int) -> int:
 
 
 def _unit(weights: Sequence[int], seq_len: int) -> int:
-    """The distance that one token moves the clock of a source of weight 1. It is chosen so that a
-    sequence of the heaviest source moves its clock by 2^40 to 2^48."""
+    """The step of the clock per token for a source of weight 1, chosen so that a sequence of the
+    heaviest source advances its clock by 2^40 to 2^48."""
     heaviest = max(weights)
     divisor = math.gcd(*weights)
     common = 1

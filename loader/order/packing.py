@@ -1,11 +1,11 @@
-"""Best-fit packing: whole documents into rows of `seq_len` tokens, from the index alone.
+"""Best-fit packing of complete documents into rows of `seq_len` tokens; reads only the index.
 
 Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Truncations Improve
 Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory
-holds one block, and documents change their order only within a block. A document of at most
-`seq_len` tokens (its EOS counted) is never cut; a longer one fills whole rows and its rest is
-packed. The bins of a block are in the order of their first documents. Costs about a microsecond per
-document: once when the data are opened, to count rows, and again when the run reaches each block.
+has one block, and documents change their order only within a block. A document of at most `seq_len`
+tokens (its EOS counted) is never cut; a longer one fills complete rows and its rest is packed. The
+bins of a block are in the order of their first documents. Costs about a microsecond per document:
+once when the data are opened, to count rows, and again when the run reaches each block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ from loader.errors import FormatError
 from loader.files.format import Manifest
 from loader.files.spans import DocumentIndex, overlaps
 
-# Packed blocks that are kept: some 18 bytes per document.
+# Number of packed blocks in the cache: about 18 bytes per document.
 MAX_KEPT_BLOCKS = 512
 BLOCK_DOCUMENTS = 1 << 14
-# Pieces in order: their positions, their lengths, and whether each ends its document.
+# Pieces of a row in order: positions, lengths, and whether a piece ends its document.
 Row = tuple[list[int], list[int], list[bool]]
 
 
@@ -71,15 +71,15 @@ def pack(spans: np.ndarray, seq_len: int) -> Bins:
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """The bin of each item: int64, numbered in the order of opening.
+    """The bin of each item: int64, numbered in the order in which bins are opened.
 
-    Items are taken from the longest to the shortest (ties: the earlier one); each goes to the
-    fullest bin that has room for it (ties: the one that came to that room last), or opens one.
+    Items are placed from the longest to the shortest (ties: the earlier item), each into the
+    fullest bin with room for it (ties: the bin that reached this room last), else into a new bin.
     Lengths are positive and at most `capacity`.
     """
     found = [0] * len(lengths)
     order = np.argsort(-lengths, kind="stable")
-    # with_room[r] holds the bins with room for r; bit r of `occupied` says whether it holds any, so
+    # with_room[r] has the bins with room for r; bit r of `occupied` says whether there is any, so
     # that the smallest sufficient room is the lowest set bit of a shifted integer.
     with_room: dict[int, list[int]] = {}
     occupied = num_bins = 0
@@ -106,7 +106,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 class PackedRows:
-    """Assigns documents to the rows of a best-fit packed stream; packs all of them when it is made.
+    """Assigns documents to the rows of a best-fit packed stream; the constructor packs all
+    documents.
 
     capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
     documents in each row. Raises FormatError if a source has no index, or an index does not match
@@ -124,7 +125,8 @@ class PackedRows:
         counts = [entry.num_documents for manifest in manifests for entry in manifest.shards]
         first_document = np.array([0, *accumulate(counts)], np.int64)
         totals = [0, *accumulate(manifest.total_documents for manifest in manifests)]
-        # Documents of each block, and, on one axis of rows, the start of each block and source.
+        # First and last document of each block, and the start of each block and source on one axis
+        # of rows.
         documents: list[tuple[int, int]] = []
         first_block = [0]
         for start, stop in pairwise(totals):
@@ -135,8 +137,7 @@ class PackedRows:
         def bins(block: int) -> Bins:
             return pack(_document_spans(index, first_document, *documents[block]), seq_len)
 
-        # lru_cache is safe between threads; a lock of our own could be held while the process
-        # forks.
+        # lru_cache is thread-safe; another lock could be held while the process forks.
         self._bins = lru_cache(MAX_KEPT_BLOCKS)(bins)
         blocks = (self._bins(i) for i in range(len(documents)))
         tokens = [np.add.reduceat(b.lengths, b.rows[:-1]).astype(np.uint32) for b in blocks]

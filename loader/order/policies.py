@@ -1,8 +1,8 @@
-"""Which source each sequence of a stage comes from, as a pure function of its number.
+"""The source of each sequence of a stage, as a pure function of the sequence's number.
 
-Every policy is an endless stream. A stage reads it until a source has met its quota, then drops
-that source and reads a new stream of the others, so that each quota is met and no source starves.
-Stretches before a position are opened once, at most one per source.
+Every policy is an endless stream. A stage reads it until a source has reached its quota, then drops
+this source and reads a new stream of the others (the next stretch), so that every source reaches
+its quota. Stretches before a position are opened once, at most one per source.
 """
 
 from bisect import bisect_right
@@ -55,14 +55,15 @@ class Shares(NamedTuple):
     owed: Sequence[int] = ()
 
 
-# Opens a stretch. Takes the shares of the sources that have not met their quota, the sequences
-# drawn of each before it, and a seed. Returns the stream of these sources, and the number of
+# Opens a stretch, from the shares of the sources that have not reached their quota, the sequences
+# already drawn from each, and a seed. Returns the stream of these sources, and the number of
 # sequences for which it is valid.
 OpenStretch = Callable[[Shares, list[int], int], tuple[Picks, int]]
 
 
 class Sequential:
-    """Each source's whole quota, one source after the other. `quotas`: sequences per source."""
+    """Reads each source up to its quota, one source after the other. `quotas`: sequences per
+    source."""
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self._quotas = np.array(quotas, np.int64)
@@ -78,7 +79,7 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Sequences `[start, stop)` of a longer order, picked from some of its sources.
+    """Sequences `[start, stop)` of a longer order, drawn from a part of its sources.
 
     base: int64 [num_sources], sequences of each source before `start`. columns: intp [k], the
     sources that `picks` counts. lr_scale: the learning rate's factor.
@@ -103,9 +104,9 @@ class Stretch:
 
 
 class UntilMet:
-    """A policy's streams until quotas are met. `open_stretch` makes the stream of some sources and
-    returns for how many sequences it is valid: until a source has had its quota, or longer if no
-    source gets more than its quota."""
+    """A policy's streams until all sources have reached their quotas. `open_stretch` makes the
+    stream of the remaining sources and returns the number of sequences for which it is valid: until
+    a source has reached its quota, or longer if no source exceeds its quota."""
 
     def __init__(self, open_stretch: OpenStretch, shares: Shares, key: int) -> None:
         for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
@@ -136,10 +137,11 @@ class UntilMet:
         return np.concatenate(parts)
 
     def _stretch_at(self, n: int) -> Stretch:
-        """The stretch that holds sequence `n`; earlier ones are made on the way."""
+        """The stretch that contains sequence `n`; earlier stretches are opened first."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        found = self._stretches  # replaced, not changed: a thread that reads ahead uses it too
+        # Replaced, not changed, since a thread that reads ahead uses it too.
+        found = self._stretches
         while not found or found[-1].stop <= n:
             start = found[-1].stop if found else 0
             base = found[-1].counts_before(start) if found else np.zeros_like(self._quotas)
@@ -175,7 +177,7 @@ def make_schedule(
             stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
             return stream, stream.first_exhaustion(quotas)
         if any(drawn):
-            owed = [0] * len(quotas)  # an earlier stretch has paid the debt
+            owed = [0] * len(quotas)  # the first stretch pays all debts
         if policy == "swrr":
             return swrr_until_met(weights, quotas, owed)
         return paced_until_met(weights, quotas, block_size, key, owed)

@@ -1,9 +1,9 @@
 """Counter-based randomness: hashes of a key and a counter, and permutations that store nothing.
 
-`Permutation` is a Feistel network over the smallest even number of bits that holds the size, walked
-until it lands inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"), so any
-element of any epoch is found without the others, in a few hundred nanoseconds. Integers only: equal
-on every machine and under every numpy.
+`Permutation` is a Feistel network over the smallest sufficient even number of bits, applied again
+until the result is in range (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
+domains"). So any element of any epoch is computed alone, in a few hundred nanoseconds. Only
+integers are used, so results are equal on every machine and with every numpy.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def mix64_array(x: np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key for a seed and its purpose; the order of the parts matters."""
+    """A 64-bit key from a seed and its purpose; the order of the parts matters."""
     key = 0
     for part in parts:
         key = mix64((key + GOLDEN + part) & _MASK)
@@ -36,14 +36,14 @@ def key_of(*parts: int) -> int:
 
 
 def hashes(key: int, counters: np.ndarray) -> np.ndarray:
-    """A uniform hash of each counter under a key: uint64, shaped as `counters` (int64)."""
+    """A uniform hash of each counter with a key: uint64, in the shape of `counters` (int64)."""
     return mix64_array(
         np.uint64(key) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     )
 
 
 class Permutation:
-    """A pseudo-random permutation of `range(size)`, 1 to 2^62 elements, which `key` selects."""
+    """A pseudo-random permutation of `range(size)`, with 1 to 2^62 elements; `key` is the seed."""
 
     def __init__(self, size: int, key: int) -> None:
         self._size = size
@@ -69,9 +69,8 @@ class Permutation:
 
 
 class BlockPermutation:
-    """A pseudo-random permutation of `range(size)` whose neighbours stay near: blocks of `block`
-    elements come in a random order, and so do the elements of each block. A short last block stays
-    last.
+    """A pseudo-random permutation of `range(size)` in blocks: it shuffles the blocks of `block`
+    elements, and the elements within each block. A short last block stays last.
     """
 
     def __init__(self, size: int, block: int, key: int) -> None:

@@ -1,10 +1,10 @@
 """Smooth weighted round-robin as a table of one period.
 
-Every pick adds each weight to its source's accumulator, takes the largest (ties: the earlier
-source) and charges it the sum of weights. The accumulators are back at zero after a period, the sum
-of weights over their gcd, so any position is a lookup. If accumulators begin at the debts to
-sources instead of zero, picks become periodic after a lead, most often of one period. A table of
-10^6 picks takes about half a second, once per set of weights.
+Every pick adds each weight to its source's accumulator, picks the source with the largest (ties:
+the earlier source) and subtracts the sum of weights from it. After a period, the sum of weights
+over their gcd, the accumulators are zero again, so any position is a table lookup. If accumulators
+start at the debts to sources instead of zero, picks become periodic after a lead, usually of one
+period. A table of 10^6 picks takes about half a second, once per set of weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OWED_UNIT = 10**6  # parts of a sequence, in which debts to sources are counted
 def swrr_until_met(
     weights: Sequence[int], quotas: Sequence[int], owed: Sequence[int]
 ) -> tuple[PeriodTable, int]:
-    """Picks whose accumulators begin at the debts to sources, in 1 / OWED_UNIT sequences, and the
-    number of picks after which the first source has had its quota."""
+    """Picks with accumulators that start at the debts to sources, in 1 / OWED_UNIT sequences, and
+    the number of picks after which the first source has reached its quota."""
     divisor = math.gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
     period = sum(reduced)
@@ -72,7 +72,7 @@ class PeriodTable:
 
     def nth_pick(self, source: int, n: int) -> float:
         """Number of the pick that takes `source` for the n-th time (from 0); infinity if the table
-        is a part of the period that does not reach that pick."""
+        is too short for this pick."""
         inside = np.flatnonzero(self.picks == source)
         if n < len(inside):
             return int(inside[n])
@@ -85,8 +85,8 @@ class PeriodTable:
 
 @lru_cache(maxsize=32)
 def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] = ()) -> PeriodTable:
-    """Make a table of at most `length` picks from accumulators at `start`, or at zero. Cached, so
-    that ranks in one process and equal stages share a table."""
+    """A table of at most `length` picks from accumulators at `start`, or at zero. Cached, so that
+    ranks in one process and equal stages share a table."""
     period = sum(weights)
     num_sources = len(weights)
     charged = np.array(weights, np.int64)
@@ -112,11 +112,11 @@ def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] =
 
 
 def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> array[int]:
-    """The next picks. `charged` holds the accumulators with the next weights added, and is changed
-    in place by each pick."""
+    """The next picks. `charged` has the accumulators with the next weights added; each pick changes
+    it in place."""
     num_sources = len(weights)
     period = sum(weights)
-    # Row k is the gain of the accumulators after k was picked: one addition per pick.
+    # Row k is added to the accumulators after source k was picked: one addition per pick.
     gains = np.tile(np.array(weights, np.int64), (num_sources, 1))
     gains[np.diag_indices(num_sources)] -= period
     rows = list(gains)

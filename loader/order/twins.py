@@ -1,8 +1,9 @@
 """Windows of a corpus that are cut where another tokenizer's windows of the same text are cut.
 
-Both corpora hold the same documents in the same order. A position inside a document is carried over
-in proportion to the document's tokens, so a window reads the same documents as its twin, and a
-document starts and ends in the same window numbers in both. Costs 16 bytes per window.
+The twin is the same corpus in another tokenizer: the same documents in the same order. A position
+inside a document is mapped in proportion to the document's tokens, so a window reads the same
+documents as its twin, and a document starts and ends in windows with the same numbers in both.
+Costs 16 bytes per window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np
 
 
 class TwinRows:
-    """The tokens of each row: the tokens of one window of the twin, and then padding.
+    """The tokens of each row: the text of one window of the twin, followed by padding.
 
     twins: the other corpus's manifest of each source, its `seq_len` and its `stride`. capacities:
     rows of each source. row_tokens: uint32 `[num_rows]` of each source. Raises PlanError if the
@@ -83,9 +84,9 @@ class TwinRows:
         return lambda windows: held[windows]
 
     def rows(self, sources: np.ndarray, windows: np.ndarray) -> Iterator[Row]:
-        """The pieces of documents in each row; sources, windows: int64 `[num_rows]`. No piece
-        counts as the end of its document, since the target of a document's last token is the next
-        document's first token."""
+        """The pieces of documents in each row; sources, windows: int64 `[num_rows]`. No piece is
+        marked as the end of its document, because as in `concat` the target of a document's last
+        token is the next document's first token."""
         for source, window in zip(sources.tolist(), windows.tolist()):
             start = self._starts[source][window]
             stop = self._stops[source][window]

@@ -1,1 +1,1 @@
-"""Which sequences a run reads, in which shares: settings, mixture, phases, the plan file."""
+"""The plan of a run: settings, mixture, phases, schedule and the plan's file."""

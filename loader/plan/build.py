@@ -1,7 +1,7 @@
-"""Makes a loader plan: turns stages, phases and manifests into weights, quotas and digests.
+"""Builds a loader plan: turns stages, phases and manifests into weights, quotas and digests.
 
-Reads each manifest once and writes nothing. Refuses a plan whose data would not last to its end, a
-source that has a weight but would get no sequence, and sources of two tokenizers.
+Reads each manifest once and writes no file. Refuses a plan with too little data, a source with a
+weight that would get no sequence, and sources with different tokenizers.
 """
 
 import os
@@ -31,21 +31,22 @@ def build_plan(
     plan_id: str,
     valid: Mapping[str, Path] | None = None,
 ) -> LoaderPlan:
-    """Make a plan and check that its data last to its end. Writes nothing.
+    """Build a plan and check that its data suffice. Writes no file.
 
     Args:
-        stages: From `loader.plan.mixture.resolve_stages`. A source of weight zero is left out.
+        stages: From `loader.plan.mixture.resolve_stages`. Sources of weight zero are left out.
         manifests: Path of each source's train manifest, or of a directory without one.
         settings: Batch shape, policy and phases.
-        root: Directory that holds all manifests; the plan's paths are relative to it.
+        root: Directory of all manifests; the plan's paths are relative to it.
         plan_id: Name of the plan for people; not part of its hash.
         valid: The manifests of the valid split, in the order of reading.
 
     Raises:
-        ConfigError: A phase weighs a source that no stage has, or leaves a stage without weight.
-        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT), or
-            another tokenizer (E-PLAN-TOKENIZER), or would get no sequence although the stage has at
-            least one per source (E-PLAN-ZERO); a setting is out of range (E-PLAN-FORMAT).
+        ConfigError: A phase names a source that no stage has, or sets all weights of a stage to
+            zero.
+        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT) or
+            another tokenizer (E-PLAN-TOKENIZER), or would get no sequence, although the stage has
+            enough for all sources (E-PLAN-ZERO); or a setting is out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
     given = settings.vocabulary
@@ -113,7 +114,8 @@ def _plan_stages(
     first = 0
     passes = settings.max_epochs or 1
     for stage in stages:
-        whole: dict[str, int] = {}  # sequences left of each source, if it is read to its end
+        # Remaining sequences of each source, if sources are read to their end.
+        whole: dict[str, int] = {}
         if not stage.num_tokens:
             read = [source.name for source in stage.sources if source.name in manifests]
             whole = {name: passes * num_windows(manifests[name], settings) for name in read}
@@ -126,8 +128,7 @@ def _plan_stages(
                 code="E-PLAN-ZERO",
             )
         segments = cut_stage(stage, first, num_sequences, settings.phases, settings.batch_size)
-        # `epoch_weighted` repeats data instead of ending with them, so its shares come from the
-        # weights only.
+        # `epoch_weighted` repeats data, so its shares depend only on the weights.
         to_end = bool(whole) and settings.policy != "epoch_weighted"
         for segment in segments:
             sources = [source for source in segment.stage.sources if source.weight]
@@ -150,7 +151,7 @@ def _plan_stages(
 
 
 def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
-    """Sequences in one pass over a source. Raises PlanError if there is none (E-PLAN-SHORT)."""
+    """Number of sequences in one pass over a source. Raises PlanError if it is 0 (E-PLAN-SHORT)."""
     if settings.packing == "best_fit":
         index = DocumentIndex([manifest])
         return PackedRows([manifest], index, settings.seq_len).capacities[0]
@@ -170,7 +171,7 @@ def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
 def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
     weights = [source.weight for source in sources]
     shares = quotas(segment.num_sequences, weights)
-    # If there are fewer sequences than sources, some sources get none. Otherwise a source without a
+    # With fewer sequences than sources, some sources must get none. Otherwise a source without a
     # sequence is a mistake in the mixture or the budget.
     if 0 in shares and segment.num_sequences >= len(sources):
         i = shares.index(0)
@@ -178,7 +179,7 @@ def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
             "source gets no sequence",
             where=f"stage {segment.stage.name!r}, source {sources[i].name!r}",
             found=f"weight {weights[i]} of {sum(weights)}, {segment.num_sequences} sequences",
-            do="give the stage more tokens, or leave the source out of the mixture",
+            do="give the stage more tokens, or remove the source from the mixture",
             code="E-PLAN-ZERO",
         )
     return shares

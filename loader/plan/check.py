@@ -1,8 +1,8 @@
-"""Checks a plan before the first step: ranges, agreement of its sources, and enough data.
+"""Checks a plan before the first step: ranges of values, equal tokenizers, and enough data.
 
-Costs one read of each manifest; shard headers are checked when the stream is opened. Refuses what
-would otherwise surface in training: a changed or shorter manifest, another tokenizer, a source that
-would run dry. Directories without a manifest are read only if a plan names them as such.
+Reads each manifest once; shard headers are checked when the stream is opened. It refuses errors
+that would otherwise appear during training: a changed manifest, another tokenizer, a source with
+too few tokens. Directories without a manifest are read only if the plan allows it.
 """
 
 import math
@@ -28,18 +28,18 @@ from loader.plan.settings import (
 
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
-_Range = tuple[str, str, bool]  # found, expected, whether it holds
+_Range = tuple[str, str, bool]  # found, expected, whether the value is valid
 
 
 def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
-    """Whole windows of `seq_len + 1` tokens that start `stride` tokens apart."""
+    """Number of complete windows of `seq_len + 1` tokens that start `stride` tokens apart."""
     return max(0, (num_tokens - seq_len - 1) // stride + 1)
 
 
 def read_data(path: Path, vocabulary: Vocabulary) -> Manifest:
-    """The manifest at `path`, or one made from a directory's shards in sorted order. Raises
-    FormatError if it or a shard's header is not valid, PlanError if the directory holds no `.npy`
-    file (E-PLAN-SOURCE)."""
+    """The manifest at `path`, or, for a directory, a manifest of its shards in sorted order. Raises
+    FormatError if the manifest or a shard's header is not valid, and PlanError if the directory has
+    no `.npy` file (E-PLAN-SOURCE)."""
     return _scan(path, vocabulary) if path.is_dir() else load_manifest(path)
 
 
@@ -65,14 +65,14 @@ def _check_data(source: SourceData, manifest: Manifest) -> None:
                 where=manifest.path,
                 found=found,
                 expected=expected,
-                do="build the plan again, or restore the data it was built from",
+                do="build the plan again, or restore the data from which it was built",
                 code="E-PLAN-DATA",
             )
 
 
 def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
-    """The manifest of each twin, in the order of the plan's sources, and how its windows are cut.
-    Raises as `open_data`, except for another tokenizer."""
+    """The manifest, `seq_len` and stride of each twin, in the order of the plan's sources. Raises
+    as `open_data`, but accepts another tokenizer."""
     found = []
     for twin in plan.twins:
         manifest = read_data(resolve_inside(plan.base, twin.manifest), Vocabulary())
@@ -103,9 +103,9 @@ def agreed_vocabulary(sources: Iterable[tuple[str, Manifest]], given: Vocabulary
 
 
 def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
-    """Refuse a plan that no loader could run to its end. Raises PlanError if a value is out of
-    range (E-PLAN-FORMAT), or a source has fewer tokens than the stages take of it and may neither
-    wrap nor end the run (E-PLAN-SHORT)."""
+    """Refuse a plan that a loader could not read to its end. Raises PlanError if a value is out of
+    range (E-PLAN-FORMAT), or a source has fewer tokens than the stages need and may neither wrap
+    nor end the run (E-PLAN-SHORT)."""
     for found, expected, is_good in _ranges(plan):
         if not is_good:
             raise PlanError(
@@ -119,7 +119,7 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 
 
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
-    """Raises PlanError if the run has more steps than the flow, and the flow's sources may not wrap
+    """Raise PlanError if the run has more steps than the flow and sources may not wrap
     (E-PLAN-STEPS)."""
     if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
         return
@@ -146,7 +146,7 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
             yield f"{name} = {value}", f"{low} to {high}", low <= value <= high
     yield (
         "policy = 'least_consumed' with packing = 'best_fit'",
-        "packing = 'concat' or another policy: rows of best_fit hold different numbers of tokens",
+        "packing = 'concat' or another policy: rows of best_fit have different numbers of tokens",
         (plan.policy, plan.packing) != ("least_consumed", "best_fit"),
     )
     yield "no stage", "at least one", len(plan.stages) > 0
@@ -180,8 +180,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
             first = known.setdefault(source.name, data)
             found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
             yield found, str(first), data == first
-        # A phase begins exactly at its step, except in a plan that continues from another run's
-        # counts: its quotas are what that run left, and its steps count from the end of that run.
+        # A phase starts exactly at its step, except in a plan that continues from another run's
+        # counts: its quotas are the rest of that run, and its steps count from the end of that run.
         begins = not stage.start_step or stage.start_step * plan.batch_size == before
         found = f"stage {stage.name!r} does not begin at its phase's step {stage.start_step}"
         expected = f"{before} sequences of {plan.batch_size} before it"
@@ -195,7 +195,7 @@ def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
     limit = _MAX_STAGE_SOURCES
     yield f"{num_sources} sources", f"at most {limit}", num_sources <= limit
     total = sum(source.weight for source in stage.sources)
-    # A table of swrr holds one entry per part; rounding up tiny weights may add a little.
+    # A table of swrr has one entry per unit of weight; rounding tiny weights up may add a few.
     most = 2 * weight_unit(policy)
     yield f"weights that sum to {total}", f"at most {most}", total <= most
     scale = stage.lr_scale
@@ -211,7 +211,7 @@ def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
         owed = source.owed_millionths
         yield f"{found} with {unread} sequences unread", f"0 to {quota}", 0 <= unread <= quota
         yield f"{found} owed {owed} millionths", "at most one sequence", abs(owed) <= OWED_UNIT
-    yield "no sequence", "at least one", stage.num_sequences > 0
+    yield "no sequences", "at least one", stage.num_sequences > 0
 
 
 def _are_unique(rows: Iterable[PlanStage | SourceData]) -> bool:
@@ -231,7 +231,7 @@ def _check_need(plan: LoaderPlan) -> None:
         for source in stage.sources:
             taken[source.name] += source.num_sequences
             if plan.on_exhaust == "first_exhausted":
-                taken[source.name] = min(1, taken[source.name])  # the run ends with its data
+                taken[source.name] = min(1, taken[source.name])  # the run ends when the source ends
             need = _need(plan, taken[source.name], source.num_tokens)
             have = source.num_tokens * max(1, limit)
             if taken[source.name] and need > have:
@@ -239,11 +239,11 @@ def _check_need(plan: LoaderPlan) -> None:
 
 
 def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
-    """Number of tokens that a source must have for `taken` windows to be read."""
+    """Number of tokens that a source must have so that `taken` windows can be read."""
     if plan.wraps and not plan.wraps_tokens:
         capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
         passes = -(-taken // capacity) if capacity else 1
-        # Whole windows are read again, so the number of windows per pass counts.
+        # Complete windows are read again, so the number of windows per pass matters.
         return max(plan.seq_len + 1, (passes if plan.epoch_limit else 1) * num_tokens)
     return (taken - 1) * plan.stride + plan.seq_len + 1
 
@@ -264,13 +264,13 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
     dtype = None
     for path in sorted(directory.rglob("*.npy")):
         relative = path.relative_to(directory)
-        # A hidden file may be half written.
+        # A hidden file may be incomplete.
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
             header = read_npy_header(resolve_inside(directory, relative.as_posix()), dtype)
-            dtype = header.integers.name  # the other files must have the integers of the first
+            dtype = header.integers.name  # all files must have the integer type of the first
             entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
     if dtype is None:
-        raise PlanError("no .npy file in the directory", where=directory, code="E-PLAN-SOURCE")
+        raise PlanError("the directory has no .npy file", where=directory, code="E-PLAN-SOURCE")
     tokenizer, vocab_size, eos_token_id = vocabulary
     return Manifest(
         path=directory / MANIFEST_NAME,

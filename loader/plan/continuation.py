@@ -1,10 +1,10 @@
-"""Counts per source, in the token-balance document's form, and plans that continue after them.
+"""Counts per source, in the form of the token-balance document, and plans that continue from them.
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
-`content_hash` and `order` beside them are ours, so that counts of other data or of another order
-are refused. Counts become part of a new plan: each source continues after the windows that were
-read, and the weights share only the remaining steps. Stages and phases stay at their global step.
-Counts of a source that the plan does not have are kept as they are.
+`content_hash` and `order` are additions of this project: they allow the loader to refuse counts of
+other data or of another order. Counts become part of a new plan: each source continues after the
+windows that were read, and the weights apply only to the remaining steps. Stages and phases stay at
+their global step. Counts of sources that the plan does not have are kept unchanged.
 """
 
 from collections import Counter
@@ -18,8 +18,7 @@ from loader.plan.mixture import quotas
 from loader.plan.records import Consumed, LoaderPlan, SourceData
 from loader.plan.schedule import PlanSchedule
 
-# The keys of a row of `datasets`, each with its value if a row leaves it out; None if the key is
-# required.
+# The keys of a row of `datasets` with their defaults; None if the key is required.
 _ROW = {"spec": None, "row_offset": None, "token_offset": 0, "content_hash": "", "order": ""}
 
 
@@ -28,8 +27,8 @@ def malformed(found: str, expected: str) -> StateError:
 
 
 def reading_order(plan: LoaderPlan) -> str:
-    """The order in which the windows of a source are read. Blank for unshuffled windows that follow
-    one another without overlap: there a count of tokens is a position at any `seq_len`."""
+    """A description of the order in which the windows of a source are read. Empty for unshuffled
+    windows without overlap, for which a count of tokens is a position at any `seq_len`."""
     how = "shuffled in blocks" if plan.shuffle_blocks else "shuffled"
     seed = f", {how} with seed {plan.seed}" if plan.shuffles else ""
     if not seed and (plan.packing, plan.window_stride) == ("concat", "seq_len"):
@@ -62,16 +61,16 @@ def resume_counts(
     plan: LoaderPlan, value: object, schedule: PlanSchedule, capacities: Sequence[int]
 ) -> tuple[LoaderPlan, int]:
     """The plan that continues from counts (the `datasets` of a state), and the sequence index to
-    continue from. If the counts match a position of the plan's own stream, this is the plan itself;
-    otherwise it is a new plan, which begins at 0. Raises StateError if the rows are malformed or
-    name a spec twice (E-STATE-FORMAT), a spec is ambiguous or two specs name one source
-    (E-STATE-SPEC), the data or the order of a source differs (E-STATE-DATA), the plan itself
-    continues from counts (E-STATE-PLAN), or no data are left to read (E-STATE-END)."""
+    continue from. If the counts match a position in the plan's stream, this is `plan`; otherwise it
+    is a new plan, which starts at 0. Raises StateError if the rows are malformed or name a spec
+    twice (E-STATE-FORMAT), a spec is ambiguous or two specs name the same source (E-STATE-SPEC),
+    the data or the order of a source differs (E-STATE-DATA), `plan` already continues from counts
+    (E-STATE-PLAN), or no data are left to read (E-STATE-END)."""
     if plan.consumed:
         raise StateError(
             "the plan already continues from another run's counts",
             where=plan.plan_id,
-            do="load the counts under the plan that this one was made from",
+            do="load the counts under the plan from which this one was made",
             code="E-STATE-PLAN",
         )
     consumed = _read_consumed(plan, value)
@@ -93,7 +92,7 @@ def resume_counts(
     known = []
     for name, digest in ((source.name, source.content_hash) for source in plan.sources):
         if name in own and (own[name].rows or own[name].tokens):
-            # If windows have their own order, only whole windows can be counted.
+            # If windows are shuffled or overlap, only complete windows can be counted.
             rows = own[name].sequences if order else own[name].rows
             read = replace(own[name], source=name, rows=rows, content_hash=digest, order=order)
             known.append(read)
@@ -104,12 +103,12 @@ def resume_counts(
 def without_consumed(
     plan: LoaderPlan, consumed: tuple[Consumed, ...], capacities: Sequence[int]
 ) -> LoaderPlan:
-    """The plan of the remaining steps; its later stages and phases stay at their steps.
+    """The plan of the remaining steps; later stages and phases stay at their steps.
 
-    All that was read, of any source, counts as steps since the start; a partly read step counts as
-    a whole one. The stage that holds the next step keeps the rest of its length, shared among its
-    weights. A run that reads its data to their ends gets the rest of the data instead. Raises
-    StateError if no data are left to read (E-STATE-END)."""
+    All sequences read, of all sources, count as steps since the start; an incomplete step counts as
+    complete. The stage with the next step keeps the rest of its length, divided by its weights. If
+    a run reads its data to the end, it gets the rest of the data instead. Raises StateError if no
+    data are left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))
@@ -147,7 +146,7 @@ def without_consumed(
 
 
 def _of_plan(plan: LoaderPlan, consumed: Sequence[Consumed]) -> dict[str, Consumed]:
-    """Consumption of the plan's own sources, by name."""
+    """Counts of the sources of the plan, by name."""
     found: dict[str, Consumed] = {}
     for read in consumed:
         name = _source_of(plan.sources, read.source)
@@ -163,8 +162,8 @@ def _of_plan(plan: LoaderPlan, consumed: Sequence[Consumed]) -> dict[str, Consum
 
 
 def _source_of(sources: Sequence[SourceData], spec: str) -> str | None:
-    """Name of the source that a spec means: by its spec, its name, or the hub name or path in the
-    spec."""
+    """Name of the source that a spec refers to, by its spec, its name, or the hub name or path in
+    the spec."""
     origin = _origin(spec)
     named = {source.name for source in sources if spec in (source.spec, source.name)}
     if not named:
@@ -190,8 +189,8 @@ def _origin(spec: str) -> str:
 
 
 def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None:
-    """Refuse counts of a source whose data or reading order changed since: windows that were read
-    would be read again, and others would be skipped. Counts without a content_hash are accepted."""
+    """Refuse counts of a source whose data or reading order has changed, since some windows would
+    be read again and others skipped. Counts without a content_hash are accepted."""
     if not read.content_hash or not (read.rows or read.tokens):
         return
     where = f"source {source.name!r}"
@@ -210,15 +209,14 @@ def refuse_other_reading(source: SourceData, read: Consumed, order: str) -> None
             where=where,
             found=order or "no shuffle, no overlap",
             expected=read.order or "no shuffle, no overlap",
-            do="keep packing, shuffle, seed, seq_len and window_stride of the run before",
+            do="keep packing, shuffle, seed, seq_len and window_stride of the earlier run",
             code="E-STATE-DATA",
         )
 
 
 def _read_consumed(plan: LoaderPlan, value: object) -> list[Consumed]:
     """The rows of `datasets`, each with the number of the plan's windows that it covers. If rows
-    have another length than the plan's sequences, their tokens count, up to the next whole
-    window."""
+    have another length than the plan's sequences, their tokens count, rounded up to a window."""
     if not isinstance(value, list):
         raise malformed(f"datasets {type(value).__name__}", "a list")
     found: dict[str, Consumed] = {}
@@ -240,7 +238,7 @@ def _read_consumed(plan: LoaderPlan, value: object) -> list[Consumed]:
                 raise malformed(f"{where}.{key} = {item!r}"[:120], expected)
         spec, rows, tokens, digest, order = given.values()
         if spec in found:
-            raise malformed(f"spec {spec!r} twice", "each once")
+            raise malformed(f"spec {spec!r} twice", "unique specs")
         is_ours = bool(digest and reading_order(plan))
         is_whole = is_ours or tokens in (0, rows * plan.seq_len)
         windows = rows if is_whole else -(-tokens // plan.seq_len)

@@ -1,8 +1,8 @@
-"""Sources that a run's settings list themselves, and the plan of these sources.
+"""Sources that a run's settings list directly, and the plan of these sources.
 
 Two layouts are read: `datasets`, a list of tables with `weight` and `path` or `hf_name` (the mixing
 document's), and `configs` with `weights`, two mappings by name (levanter's). `path` is a directory
-of shards; the text of a hub name or of a list of files is tokenised into such a directory in
+of shards; the text of a hub data set or of a list of files is tokenised into such a directory in
 `cache_dir`.
 """
 
@@ -29,7 +29,7 @@ _Data = Path | str | TextSource  # a directory of tokens or its URL, or text
 
 class _Layout(NamedTuple):
     """The keys of a source. kinds: the keys that locate its data; a source has exactly one of them.
-    hub: the keys of its name, configuration and revision on the hub. needs: the error if it has
+    hub: the keys of name, configuration and revision on the hub. needs: the error if a source has
     none or several of `kinds`."""
 
     keys: tuple[str, ...]
@@ -63,9 +63,9 @@ class ListedSource:
 
 
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
-    """The sources of `[[data.datasets]]`. A blank name is the path's or the hub's. Raises
-    ConfigError if a row has an unknown key, neither path nor hub name, or a weight that is not a
-    number of at least 0, and if the list is empty, no weight is above 0, or a name appears
+    """The sources of `[[data.datasets]]`. The default of `name` is from the path or the hub name.
+    Raises ConfigError if a row has an unknown key, neither path nor hub name, or a weight that is
+    not a number of at least 0; or if the list is empty, no weight is above 0, or a name appears
     twice."""
     if not isinstance(rows, list | tuple) or not rows:
         raise ConfigError("no datasets", where=where, expected="a list of tables")
@@ -89,9 +89,8 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
 def read_mappings(
     configs: Any, weights: Any, where: str, base: Path = Path()
 ) -> tuple[ListedSource, ...]:
-    """The sources of `configs` and `weights`, which name the same sources. Raises ConfigError if
-    they do not, a key is unknown, a source has no data or two kinds of data, or no weight is above
-    0."""
+    """The sources of `configs` and `weights`. Raises ConfigError if the two name different sources,
+    a key is unknown, a source has no data or two kinds of data, or no weight is above 0."""
     configs = tables.table(configs, f"{where}: configs")
     weights = tables.table(weights, f"{where}: weights")
     for name in weights:
@@ -114,7 +113,7 @@ def read_mappings(
 def _read_source(
     value: Any, layout: _Layout, where: str, base: Path
 ) -> tuple[dict[str, Any], _Data]:
-    """The keys that are set, and the location of the data."""
+    """The given keys of a source, and the location of its data."""
     table = tables.table(value, where)
     tables.refuse_unknown(table, layout.keys, where)
     given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
@@ -147,8 +146,8 @@ def _urls(value: Any, where: str, base: Path) -> tuple[str, ...]:
 
 def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str) -> LoaderPlan:
     """The plan of a run over listed sources: `steps` steps by weight, or, if `steps` is 0, every
-    source to its end. Text is tokenised first. Raises as `build_plan`, and if a source has no data
-    (E-PLAN-SOURCE), or has weight 0 and is never used."""
+    source to its end. Text is tokenised first. Raises as `build_plan`, PlanError if a source has no
+    data (E-PLAN-SOURCE), and ConfigError if a source has weight 0 and is never used."""
     check_names(run.phases, [source.name for source in sources], where)
     plan_id = f"{Path(where).stem}:datasets"
     _refuse_unused(sources, run, plan_id)
@@ -192,14 +191,14 @@ def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str
             raise ConfigError(
                 f"source {source.name!r} is never used",
                 where=where,
-                found="weight 0, no phase that weighs it and no valid split",
-                do="give it a weight, in the run or in a phase, or leave it out",
+                found="weight 0, no weight in a phase and no valid split",
+                do="give it a weight, in the run or in a phase, or remove it",
             )
 
 
 def split_dirs(directory: Path) -> tuple[Path, Path | None]:
-    """The directories of a source's train and valid shards, given its directory, the directory of
-    its train split, or that split's manifest."""
+    """The directories of a source's train and valid shards, from the directory of the source, the
+    directory of its train split, or the manifest of this split."""
     if directory.name == MANIFEST_NAME:
         directory = directory.parent
     if not (directory / MANIFEST_NAME).exists() and (directory / "train").is_dir():

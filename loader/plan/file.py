@@ -1,6 +1,6 @@
-"""The file of a loader plan: one JSON object, read strictly and checked against its data.
+"""The file of a loader plan: a JSON object, read strictly and checked against its data.
 
-A plan whose data do not last to its end is refused when it is built or loaded, not during training.
+A plan with too little data is refused when it is built or loaded, not during training.
 """
 
 import os
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 def load_plan(path: str | Path) -> LoaderPlan:
-    """Read a plan and check it against the manifests it names.
+    """Read a plan and check it against its manifests.
 
-    Raises PlanError if it is not a plan (E-PLAN-FORMAT), was changed by hand (E-PLAN-HASH), or its
-    data changed (E-PLAN-DATA) or are too short (E-PLAN-SHORT), and FormatError if a manifest is
+    Raises PlanError if the file is not a plan (E-PLAN-FORMAT) or was edited (E-PLAN-HASH), or the
+    data changed (E-PLAN-DATA) or do not suffice (E-PLAN-SHORT); and FormatError if a manifest is
     missing or not valid, or a path leaves the root.
     """
     path = Path(path)
@@ -56,7 +56,7 @@ def checked_plan(value: Any, where: object, directory: Path) -> LoaderPlan:
             where=where,
             found=value.get("plan_hash"),
             expected=plan.plan_hash,
-            do="build the plan again; it is not meant to be edited",
+            do="build the plan again; do not edit it",
             code="E-PLAN-HASH",
         )
     for source in (*plan.sources, *plan.valid):
@@ -105,7 +105,7 @@ def _list_of(value: Any, at: object, where: str) -> list[Any]:
 
 
 def _typed(value: Any, record: type, at: object, where: str) -> dict[str, Any]:
-    """Check that `value` is an object of exactly the record's simple fields, each of its type."""
+    """Check that `value` is an object with exactly the record's simple fields, each of its type."""
     if not isinstance(value, dict):
         raise malformed(at, f"{where} {type(value).__name__}", "an object")
     kinds = _kinds(record)
@@ -129,7 +129,7 @@ def _kinds(record: type) -> dict[str, type]:
 
 
 def _is_clean(value: str | float) -> bool:
-    """Whether a text can be part of a path: JSON may hold NUL and halves of surrogate pairs."""
+    """Whether a text can be part of a path: JSON can contain NUL and lone surrogates."""
     text = str(value)
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 

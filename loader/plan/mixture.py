@@ -1,8 +1,8 @@
-"""Mixture and flow profiles: which sources, in which stages, for how many tokens.
+"""Mixtures and flow profiles: the sources of each stage, and its number of tokens.
 
 A mixture lists the sources of a stage; a flow sets the length of each stage and the temperature of
 its weights. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id` and
-`tokens_b` of a source are read here; its other keys belong to prep. Formats: docs/formats.md.
+`tokens_b` of a source are read here; prep reads the other keys. Formats: docs/formats.md.
 """
 
 import math
@@ -41,8 +41,8 @@ class StageSource:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of training with one set of weights, `num_tokens` long. `num_tokens` 0 reads every
-    source to its end, as far as the plan's epochs allow."""
+    """A part of training with one set of weights and `num_tokens` tokens. If `num_tokens` is 0,
+    every source is read to its end, in as many epochs as the plan allows."""
 
     name: str
     mixture: str
@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """One `[mixtures.<name>]` table. weights: size in 10^9 tokens of each source."""
+    """A `[mixtures.<name>]` table. weights: size of each source in 10^9 tokens."""
 
     name: str
     total_tokens_b: float
@@ -63,8 +63,8 @@ class _Mixture:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """One `[flow.<name>]` table. mixture: the mixture's name, by stage. numbers: the one budget
-    that is set, and the temperature. override: 10^9 tokens, by stage."""
+    """A `[flow.<name>]` table. mixture: name of the mixture, by stage. numbers: the budget, and the
+    temperature. override: 10^9 tokens, by stage."""
 
     mixture: dict[str, str]
     numbers: dict[str, float]
@@ -82,8 +82,8 @@ def resolve_stages(
     A stage's budget is its `tokens_b_override`, else its mixture's `total_tokens_b` times the
     flow's scale, and `tokens_b` (or `tokens_b_ratio` x `active_params_b`) sets the scale so that
     all stages together have that many tokens. Budgets are rounded down to whole tokens. Raises
-    ConfigError if a file, a key or a value is wrong, a name is not known, an id appears twice in a
-    mixture, or `active_params_b` is needed.
+    ConfigError if a file, a key or a value is wrong, a name is unknown, an id appears twice in a
+    mixture, or `active_params_b` is missing.
     """
     flow_tables = _named(flow_profiles_toml, "flow")
     mixture_tables = _named(mixture_toml, "mixtures")
@@ -102,8 +102,8 @@ def resolve_stages(
 
 
 def temper(weights: Sequence[float], temperature: float) -> list[float]:
-    """Weights to the power 1/T, scaled so that the largest is 1; zero stays zero, T = 1 as given.
-    Raises ConfigError if a positive weight would become zero."""
+    """Weights to the power 1/T, scaled so that the largest is 1; zero stays zero, and T = 1 changes
+    nothing. Raises ConfigError if a positive weight would become zero."""
     if temperature == 1:
         return list(weights)
     largest = max(weights)
@@ -119,7 +119,8 @@ def temper(weights: Sequence[float], temperature: float) -> list[float]:
 
 
 def weights_fixed_point(weights: Sequence[float], one: int = 1_000_000) -> list[int]:
-    """Each weight in `one`ths of their sum, at least 1 for a positive weight, 0 for zero."""
+    """Weights as integers in units of their sum divided by `one`; at least 1 for a positive
+    weight."""
     exact = [_exact(w) for w in weights]
     total = sum(exact)
     return [max(1, round(w / total * one)) if w else 0 for w in exact]
@@ -128,11 +129,11 @@ def weights_fixed_point(weights: Sequence[float], one: int = 1_000_000) -> list[
 def quotas(
     num_sequences: int, weights: Sequence[float], owed: Sequence[Fraction] = ()
 ) -> list[int]:
-    """Share `num_sequences` among weights by largest remainder; ties go to the earlier source.
+    """Divide `num_sequences` by weight, by largest remainder; ties go to the earlier source.
 
     The result sums to `num_sequences` exactly; a source of weight zero gets none. owed: sequences
-    that a source gets besides its share, below 0 if it is ahead; a source that is ahead by more
-    than its share gets none.
+    that a source gets in addition to its share, below 0 if it had too many; a source that had more
+    than its share too many gets none.
     """
     exact = [_exact(w) for w in weights]
     beside = [*owed] or [Fraction(0)] * len(weights)
@@ -153,7 +154,7 @@ def quotas(
 
 
 def _exact(value: float) -> Fraction:
-    # The decimal that was written, not its binary neighbour: 0.1 is one tenth.
+    # The decimal number as it is written, not its binary approximation: 0.1 is one tenth.
     return Fraction(repr(float(value)) if isinstance(value, float) else value)
 
 
@@ -194,7 +195,7 @@ def _stage(flow: _Flow, name: str, mixture: _Mixture, scale: Fraction, where: st
 
 
 def _named(path: str | Path, key: str) -> dict[str, tuple[dict[str, Any], str]]:
-    """The tables below `key` by name, each with its place."""
+    """The tables below `key` by name, each with its location for messages."""
     found = tables.table(tables.read_toml(path).get(key, {}), f"{path}: {key}")
     placed = ((name, value, f"{path}: {key}.{name}") for name, value in found.items())
     return {name: (tables.table(value, place), place) for name, value, place in placed}
@@ -227,10 +228,10 @@ def _read_source(value: Any, where: str) -> tuple[str, float]:
                 f"{key} is missing",
                 where=where,
                 found=f"keys {', '.join(sorted(table)) or '(none)'}",
-                do=f"nearest key there: {tables.nearest(key, table)}" if table else None,
+                do=f"did you mean {tables.nearest(key, table)!r}?" if table else None,
             )
     source_id = tables.text(table["id"], f"{where}.id")
-    # An id names a directory and the first part of every document id.
+    # An id is the name of a directory and the first part of every document id.
     if source_id.startswith(".") or any(c in '/\\#"' or ord(c) < 32 for c in source_id):
         raise ConfigError(
             "source id cannot name a directory",

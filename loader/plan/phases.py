@@ -1,6 +1,6 @@
 """Phases: changes of the weights and of the learning rate's scale, from a step on.
 
-A phase begins with the first sequence of its step, exactly, and holds until the next one. Phases
+A phase starts exactly with the first sequence of its step, and ends at the next phase. Phases
 become stages of the plan, so the stream stays a function of the position. Table layout:
 KempnerForge's `[[data.phases]]`.
 """
@@ -41,16 +41,16 @@ class Segment:
 
 def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
     """The phases of a run's settings: `phases`, or the two `anneal_` keys. Raises ConfigError if
-    both forms are given, only one `anneal_` key is given, start steps do not rise, a learning-rate
-    scale is not above 0, or a weight is not a number of at least 0."""
+    both forms are given, only one `anneal_` key is given, start steps are not ascending, a
+    learning-rate scale is not above 0, or a weight is not a number of at least 0."""
     sugar = {key: config[key] for key in _SUGAR_KEYS if key in config}
     first = next((f"{key} = {value!r}" for key, value in sugar.items()), "")
     if sugar and config.get("phases"):
         raise ConfigError(
-            "phases and their short form are both set",
+            "phases and their short form are both given",
             where=where,
             found=f"phases and {first}",
-            do="write the annealing as the last phase",
+            do="add the annealing to phases as the last one",
         )
     if len(sugar) == 1:
         missing = next(key for key in _SUGAR_KEYS if key not in sugar)
@@ -78,7 +78,7 @@ def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
 
 
 def check_names(phases: Sequence[Phase], names: Collection[str], where: object) -> None:
-    """Refuse a phase that weighs a source the run does not have. Raises ConfigError."""
+    """Raise ConfigError if a phase names a source that the run does not have."""
     for phase in phases:
         for name in phase.weights:
             if name not in names:
@@ -89,10 +89,11 @@ def check_names(phases: Sequence[Phase], names: Collection[str], where: object) 
 def cut_stage(
     stage: Stage, first: int, num_sequences: int, phases: Sequence[Phase], batch_size: int
 ) -> list[Segment]:
-    """The parts of a stage, sequences `[first, first + num_sequences)` of the run. Raises
-    ConfigError if a phase leaves the stage without any weight."""
+    """Split a stage, sequences `[first, first + num_sequences)` of the run, at the starts of
+    phases. Raises ConfigError if a phase sets all weights of the stage to zero."""
     stop = first + num_sequences
-    held: dict[int, Phase | None] = {first: None}  # the phase of each part, by its start
+    # The phase of each part, by the start of the part.
+    held: dict[int, Phase | None] = {first: None}
     for phase in phases:
         start = phase.start_step * batch_size
         if start < stop:
@@ -116,7 +117,7 @@ def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
     ]
     if not any(listed):
         raise ConfigError(
-            "a phase leaves a stage without any weight",
+            "a phase sets all weights of a stage to zero",
             where=f"phase of step {phase.start_step}",
             found=f"stage {stage.name!r}",
             expected="a weight above 0 for one of its sources",
@@ -136,7 +137,9 @@ def _read_phase(value: Any, where: str) -> Phase:
     if "start_step" not in table:
         raise ConfigError("start_step is missing", where=where)
     if not {"dataset_weights", "lr_scale"} & table.keys():
-        raise ConfigError("dataset_weights and lr_scale are missing", where=where, do="set one")
+        raise ConfigError(
+            "the phase changes nothing", where=where, do="set dataset_weights or lr_scale"
+        )
     inherit = table.get("inherit", "original")
     if inherit not in _INHERIT:
         raise tables.unknown_name("inherit", str(inherit), _INHERIT, where)

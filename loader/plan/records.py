@@ -1,8 +1,8 @@
-"""A loader plan: everything that decides which token is read when, as values and as JSON.
+"""A loader plan: all values that determine the stream of tokens, as records and as JSON.
 
-A plan names sources by manifest and content digest, with fixed-point weights and whole-sequence
-quotas per stage. Its hash covers everything that determines the stream, but no path, so a tree can
-move. Format: docs/formats.md.
+A plan names sources by manifest and content digest, with integer weights and quotas in sequences
+per stage. Its hash covers everything that determines the stream, but no path, so data can be moved.
+Format: docs/formats.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ORDER = (
     *(name for name in _STREAM if name not in _IF_CHOSEN),
     *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "twins", "root"),
 )
-# Values that a plan's file leaves out, so that plans made before these fields existed keep their
+# Defaults, which a plan's file omits, so that plans from before these fields existed keep their
 # hash.
 DEFAULTS: dict[str, Any] = {
     **{f.name: f.default for f in fields(StreamSettings) if f.name in _IF_CHOSEN},
@@ -46,9 +46,9 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceData:
-    """The data of a source. `manifest` is a POSIX path relative to the plan's root; if it is a
-    directory, it has no manifest and was allowed by `allow_unmanifested`. `spec` is the origin of
-    the data, such as `hf:bigcode/the-stack-v2`; blank means the name."""
+    """The data of a source. `manifest` is a POSIX path relative to the plan's root, or a directory
+    without a manifest, if `allow_unmanifested` was set. `spec` is the origin of the data, such as
+    `hf:bigcode/the-stack-v2`; if it is empty, the name is used."""
 
     name: str
     manifest: str
@@ -62,10 +62,10 @@ T = TypeVar("T", bound=SourceData)
 
 @dataclass(frozen=True, slots=True)
 class PlanSource(SourceData):
-    """A source in a stage: the number of sequences that the stage has of it, and its weight as a
-    part of `loader.order.policies.weight_unit`. If the run continued under other shares
-    (`loader.remix`), `unread_sequences` of the quota had not been read by then, and the next stage
-    begins with a debt of `owed_millionths` of a sequence to the source."""
+    """A source in a stage: its number of sequences in the stage, and its weight in parts of
+    `loader.order.policies.weight_unit`. If a remix (`loader.remix`) ended the stage,
+    `unread_sequences` of the quota are not read, and the next stage starts with a debt of
+    `owed_millionths` of a sequence to the source."""
 
     weight: int
     quota_sequences: int
@@ -89,11 +89,11 @@ class TwinData(SourceData):
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Part of a source that another run had read before this plan began, from that run's state.
+    """The part of a source that another run read before this plan, from the state of that run.
 
-    source: Its name, or its spec if the plan has no such source. sequences: windows to skip. rows,
-    tokens: counts of the state. content_hash, order: the data and the reading order
-    (`loader.plan.continuation.reading_order`) of the counts; blank if the state has none.
+    source: Its name, or its spec if the plan does not have the source. sequences: windows to skip.
+    rows, tokens: counts of the state. content_hash, order: the data and the reading order
+    (`loader.plan.continuation.reading_order`) of the counts; empty if the state does not have them.
     """
 
     source: str
@@ -106,9 +106,9 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MaskedTokens:
-    """Tokens `[start, end)` of a source's shard file, as its manifest names it, that are never a
-    target. They stay in inputs, as context, unless EOS replaces them (`replaced`); a mask changes
-    neither order nor windows."""
+    """Tokens `[start, end)` of a shard file of a source that are never targets. `file` is the name
+    in the manifest. The tokens stay in inputs as context, unless EOS replaces them (`replaced`); a
+    mask changes neither order nor windows."""
 
     source: str
     file: str
@@ -119,8 +119,8 @@ class MaskedTokens:
 
 @dataclass(frozen=True, slots=True)
 class PlanStage:
-    """A stretch of the stream with one set of weights. `start_step` is set if a phase or a remix
-    begins there, `lr_scale` is its factor on the learning rate."""
+    """A part of the stream with one set of weights. `start_step` is set if a phase or a remix
+    starts the stage; `lr_scale` is the factor of the learning rate."""
 
     name: str
     mixture: str
@@ -130,20 +130,20 @@ class PlanStage:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of all sources together; `first_exhausted` may end the run sooner."""
+        """Sequences of all sources together; `first_exhausted` may end the run earlier."""
         return sum(source.num_sequences for source in self.sources)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the run continued under other shares before the stage's end."""
+        """Whether a remix ended the stage early."""
         return any(source.unread_sequences for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan(StreamSettings):
-    """A checked plan. `root`, as in the JSON, is relative to the plan's file; `base` is the same
-    directory on this machine, and `store` is the store from which the data are read in blocks.
-    These three are not part of the plan's identity."""
+    """A checked plan. `root`, as in the JSON, is relative to the plan's file; `base` is the local
+    path of this directory, and `store` is the store from which tokens are read in blocks. These
+    three are not part of the plan's identity."""
 
     plan_id: str
     tokenizer: str
@@ -165,13 +165,13 @@ class LoaderPlan(StreamSettings):
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of a window, as policies and shuffles count them. In a twin plan these are the
-        tokens of the first plan's window."""
+        """Tokens of a window for policies and shuffles; in a twin plan, tokens of a window of the
+        first plan."""
         return self.twins[0].seq_len if self.twins else self.seq_len
 
     @property
     def wraps(self) -> bool:
-        """Whether a source with too few tokens starts again."""
+        """Whether a source with too few tokens is read again from its start."""
         return self.epoch_limit != 1
 
     @property
@@ -187,13 +187,13 @@ class LoaderPlan(StreamSettings):
 
     @property
     def wraps_tokens(self) -> bool:
-        """Whether a source starts again in the middle of a window: its files are one endless text,
-        token positions modulo its tokens. Otherwise whole windows are read again."""
+        """Whether a source starts again in the middle of a window: token positions count modulo the
+        source's tokens. Otherwise complete windows are read again."""
         return self.wraps and self.packing == "concat" and not self.shuffles
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in all stages together; `first_exhausted` may end them sooner."""
+        """Sequences of all stages together; `first_exhausted` may end the run earlier."""
         return sum(stage.num_sequences for stage in self.stages)
 
     def taken(self) -> Counter[str]:
@@ -204,7 +204,7 @@ class LoaderPlan(StreamSettings):
         return taken
 
     def limits(self, capacities: Sequence[int]) -> list[int]:
-        """Windows of each source until its data end, `capacities` in one pass over it."""
+        """Maximum number of windows of each source; `capacities` are the windows of one pass."""
         return [max(1, self.max_epochs) * capacity for capacity in capacities]
 
     @property
@@ -236,11 +236,11 @@ class LoaderPlan(StreamSettings):
         return value
 
     def placed_in(self, directory: Path) -> LoaderPlan:
-        """The same plan for a file in `directory`."""
+        """The plan with paths relative to a plan file in `directory`."""
         return replace(self, root=Path(os.path.relpath(self.base, directory)).as_posix())
 
     def moved_to(self, base: Path) -> LoaderPlan:
-        """The same plan with paths from another directory, which holds all its data."""
+        """The plan with paths from another directory, which must contain all its data."""
 
         def moved(source: T) -> T:
             path = os.path.relpath(self.base / source.manifest, base)
@@ -252,7 +252,7 @@ class LoaderPlan(StreamSettings):
         return replace(self, stages=tuple(stages), valid=valid, twins=twins, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
-        """The same plan with the origins of the sources' data, by source."""
+        """The plan with these origins of data, by source."""
         stages = (
             replace(stage, sources=tuple(replace(s, spec=specs[s.name]) for s in stage.sources))
             for stage in self.stages
@@ -260,7 +260,7 @@ class LoaderPlan(StreamSettings):
         return replace(self, stages=tuple(stages))
 
     def to_json(self) -> str:
-        """Text of the plan's file: the same for the same plan."""
+        """Text of the plan's file; equal plans have equal texts."""
         value = {"format": PLAN_FORMAT, "plan_hash": self.plan_hash} | _json_value(self)
         return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
@@ -271,7 +271,7 @@ def _json_value(plan: LoaderPlan) -> dict[str, Any]:
 
 
 def _chosen(value: Any) -> Any:
-    """A JSON value without the keys that have their default."""
+    """A JSON value without keys that have their default value."""
     if isinstance(value, list | tuple):
         return [_chosen(item) for item in value]
     if not isinstance(value, dict):

@@ -1,10 +1,10 @@
-"""Plans and shards behind a URL: copied once to a local cache, checked, then read as any other.
+"""Plans and shards behind a URL: copied once to a local cache, checked, and read from there.
 
-Before step 0 all data of the plan are local: each manifest is committed and is the one that the
-plan was built from, and each shard has the size and SHA-256 of its manifest. Files are copied in
-parallel, each under a temporary name and then renamed, so that a killed copy is resumed; a checked
-file is not requested again while its size and time are unchanged. If the cache holds everything, a
-store that does not answer causes only a warning. Needs the extra `remote`.
+All data of the plan are copied before step 0. Each manifest must be the one from which the plan was
+built, and each shard must have the size and SHA-256 of its manifest. Files are copied in parallel,
+each under a temporary name and then renamed, so a killed copy continues with the missing files; a
+checked file is not requested again while its size and time are unchanged. If all files are cached,
+a store that does not answer causes only a warning. Needs the extra `remote`.
 """
 
 import hashlib
@@ -45,14 +45,14 @@ _MAX_HEADER_BYTES = 4200
 
 
 def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
-    """Copy a plan and all data it names; returns the local plan.
-    `cache_dir` keeps copies, in one directory for each root of data.
+    """Copy a plan and all its data; returns the path of the local plan. `cache_dir` has one
+    directory per root of data.
 
     Raises:
         ConfigError: The store's client is not installed, or there is no cache_dir.
-        PlanError: The file is not a plan (E-PLAN-FORMAT), its data changed since it was built
-            (E-PLAN-DATA), or the store does not answer and the cache lacks something (E-STORE).
-        FormatError: A file is missing, cut or replaced; its URL is named.
+        PlanError: The file is not a plan (E-PLAN-FORMAT), the data changed after it was built
+            (E-PLAN-DATA), or the store does not answer and a file is not cached (E-STORE).
+        FormatError: A file is missing, truncated or replaced; the message has its URL.
     """
     return fetch_manifests(url, cache_dir, _fetch_shards)[0]
 
@@ -85,7 +85,7 @@ def fetch_manifests(
         found = [(parent(join(root, path)), m) for path, m in zip(sources, manifests)]
         own = len(found) - len({twin.manifest for twin in plan.twins})
         fetch(found[:own])
-        for directory, manifest in found[own:]:  # a twin needs only the ends of its documents
+        for directory, manifest in found[own:]:  # of a twin only the ends of documents are needed
             in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}).encode())
@@ -108,7 +108,7 @@ def _fetch_planned(root: str, mirror: Path, source: SourceData) -> Manifest:
             where=join(root, source.manifest),
             found=found,
             expected=source.content_hash,
-            do="build the plan again, or restore the data it was built from",
+            do="build the plan again, or restore the data from which it was built",
             code="E-PLAN-DATA",
         )
     return manifest
@@ -125,8 +125,8 @@ def fetch_index(urls: Mapping[Path, str], manifest: Manifest, entry: ShardEntry)
 
 
 def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
-    """A directory of shards on this machine: itself, or a checked copy of a URL's, with its `train`
-    and `valid` splits if it has them. Raises as `fetch_plan`."""
+    """A local directory of shards: `where` if it is local, else a checked copy of the URL, with its
+    `train` and `valid` splits if they exist. Raises as `fetch_plan`."""
     if not is_url(where):
         return Path(where)
     url = address(where).rstrip("/").removesuffix(f"/{MANIFEST_NAME}")
@@ -144,7 +144,7 @@ def local_data(where: str | Path, cache_dir: str | Path | None) -> Path:
 
 def _fetch_manifests(url: str, mirror: Path) -> list[str]:
     """Copy the manifest of a directory, or the manifests of its splits; returns the directories
-    that have one. Copies of manifests that the store no longer has are removed."""
+    with a manifest. Copies of manifests that the store no longer has are removed."""
     names = ["."] if _has_manifest(url, mirror) else []
     names = names or [n for n in ("train", "valid") if _has_manifest(join(url, n), mirror / n)]
     if names in ([], ["valid"]):
@@ -165,16 +165,16 @@ def _has_manifest(url: str, mirror: Path) -> bool:
 
 
 def _last(copy_of_last: Path, error: PlanError) -> bytes:
-    """The copy from the last fetch if the store does not answer; raises `error` if there is
-    none."""
+    """The copy of the last fetch, if the store does not answer; raises `error` if there is no
+    copy."""
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
-    warnings.warn(f"the copy in the cache is used: {error}", stacklevel=3)
+    warnings.warn(f"using the copy in the cache: {error}", stacklevel=3)
     return read_file(copy_of_last)
 
 
 def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None = None) -> Manifest:
-    """A manifest from the store, or its local copy if that has the digest."""
+    """A manifest from the store, or its local copy if the copy has this digest."""
     url = join(root, relative)
     local = resolve_inside(mirror, relative)
     if digest is not None and local.exists():
@@ -183,14 +183,14 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
             if manifest.content_digest() == digest:
                 return manifest
         except FormatError:
-            pass  # a damaged copy is made again
+            pass  # a damaged copy is replaced
     if not fetch_whole(url, local):
         raise uncommitted(url)
     return load_manifest(local)
 
 
 def fetch_whole(url: str, local: Path) -> bool:
-    """Copy a file to its place in one step; False if the store has no such file. Raises as
+    """Copy a file to its place atomically; False if the file is missing in the store. Raises as
     `copy`."""
     part = _beside(local, ".part")
     if not copy(url, part):
@@ -236,12 +236,12 @@ def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -
         return
     part = _beside(local, ".part")
     if not copy(url, part):
-        raise FormatError("the store has no such file", where=url, code=f"{code}-MISSING")
+        raise FormatError("file is missing", where=url, code=f"{code}-MISSING")
     try:
         size = part.stat().st_size
         if size not in sizes:
             raise FormatError(
-                "file is not as long as its manifest says",
+                "file has another length than its manifest says",
                 where=url,
                 found=f"{size} bytes",
                 expected=f"{sizes[0]} bytes" + (" and a header" if len(sizes) > 1 else ""),
@@ -296,7 +296,7 @@ def _digest(url: str) -> str:
 
 @contextmanager
 def _locked(mirror: Path) -> Iterator[None]:
-    """One process of a machine copies; the others find its copies."""
+    """Hold the lock of a cache: one process copies, and the others wait and use its copies."""
     mirror.mkdir(parents=True, exist_ok=True)
     with locked(mirror / ".lock"):
         yield
@@ -307,5 +307,6 @@ def _write(path: Path, content: bytes) -> None:
     with open(part, "wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # else a power cut may leave half a file under its name
+        # Without this, a power cut may leave an incomplete file under this name.
+        os.fsync(file.fileno())
     os.replace(part, path)

@@ -1,7 +1,7 @@
-"""The order of a plan's sequences: which source, and which window of it, as a pure function.
+"""The order of a plan's sequences: source and window of each, as a pure function of its number.
 
-A plan's stages follow each other in the stream, each with the schedule that the policy makes from
-its weights and quotas; a source continues from stage to stage. Any position is found without
+The stages of a plan are consecutive in the stream; the policy makes the schedule of each stage from
+its weights and quotas, and a source continues from stage to stage. Any position is computed without
 replay, and memory does not grow with the length of the run.
 """
 
@@ -18,7 +18,7 @@ from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, key_of
 from loader.plan.records import LoaderPlan
 
-# Purposes of the keys that are derived from the plan's seed.
+# Purposes of keys derived from the plan's seed.
 _ORDER = 1
 _EPOCH = 2
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
@@ -33,10 +33,9 @@ def _permutation(size: int, block: int, key: int) -> Permutation | BlockPermutat
 class PlanSchedule:
     """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
 
-    capacities: windows that each source holds, in the order of the plan's sources. num_sequences:
-    sequences of the split. passed: int64 [num_sources], windows of each that were read before the
-    plan began. Raises PlanError if a source holds no window, or fewer than the plan takes of it
-    (E-PLAN-SHORT).
+    capacities: windows of each source, in the order of the plan's sources. num_sequences: sequences
+    of the split. passed: int64 [num_sources], windows of each source that were read before this
+    plan. Raises PlanError if a source has no window, or fewer than the plan needs (E-PLAN-SHORT).
     """
 
     def __init__(self, plan: LoaderPlan, split: str, capacities: Sequence[int]) -> None:
@@ -56,14 +55,15 @@ class PlanSchedule:
         by_window = plan.packing != "concat" or self._shuffles
         tokens = np.array([source.num_tokens for source in sources], np.int64)
         self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
-        # Keyed by name, so a source keeps its order if other sources are added or removed.
+        # The key depends on the name, so a source keeps its order if other sources are added or
+        # removed.
         self._keys = [key_of(plan.seed, _EPOCH, zlib.crc32(s.name.encode())) for s in sources]
 
     def locate(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and window of each sequence of `[start, stop)`: int64 `[stop - start]` each.
 
-        A source is its column in the plan's order. A window is below the source's capacity, except
-        if `plan.wraps_tokens`: then windows count up without end and the reader takes token
+        A source is its index in the plan's sources. A window is below the source's capacity, except
+        if `plan.wraps_tokens`: then window numbers grow without limit, and the reader takes token
         positions modulo the source's tokens. Raises IndexError outside the stream.
         """
         if not 0 <= start <= stop <= self.num_sequences:
@@ -83,8 +83,8 @@ class PlanSchedule:
         return sources, windows
 
     def windows_of(self, source: int, start: int, stop: int) -> np.ndarray:
-        """Windows of a source at places `[start, stop)` of its reading order, which counts the
-        windows that were read before the plan: int64 `[stop - start]`."""
+        """Windows of a source at positions `[start, stop)` of its reading order, which includes the
+        windows that were read before this plan: int64 `[stop - start]`."""
         windows = np.arange(start, stop)
         self._reorder(np.full(stop - start, source), windows)
         return windows
@@ -94,11 +94,11 @@ class PlanSchedule:
         return self._part_of(max(0, n - 1)).counts_before(n)
 
     def epochs_before(self, n: int) -> np.ndarray:
-        """Passes over each source that the first `n` sequences made: float64 `[num_sources]`."""
+        """Number of passes over each source in the first `n` sequences: float64 `[num_sources]`."""
         return self.counts_before(n) * self._epochs
 
     def lr_scale(self, n: int) -> float:
-        """The learning rate's factor at sequence `n`; past the end, the factor of the last
+        """Factor of the learning rate at sequence `n`; after the end, the factor of the last
         sequence."""
         return self._part_of(min(n, self.num_sequences - 1)).lr_scale
 
@@ -106,7 +106,7 @@ class PlanSchedule:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
 
     def _reorder(self, sources: np.ndarray, windows: np.ndarray) -> None:
-        """Map each running window count to the window that the shuffled epoch reads there."""
+        """Replace window counts by the windows that the shuffled epochs read, in place."""
         if not self._shuffles:
             if self._wraps:
                 windows %= self._capacities[sources]
@@ -127,7 +127,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     if not plan.wraps_tokens:
         _check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
-    # Each continuation has its own orders: the same start each time would favour the same sources.
+    # Each continuation has another order, since the same start each time would favour the same
+    # sources.
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
     limits = np.array(plan.limits(capacities), np.int64) - passed
     parts: list[Stretch] = []
@@ -145,19 +146,19 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
         )
         stop = start + stage.num_sequences
         part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
-        # The plan has the counts at a stage's end; the schedule would open every stretch to find
-        # them.
+        # The plan has the counts at a stage's end; the schedule would have to open every stretch
+        # for them.
         base = base.copy()
         base[columns] += [source.num_sequences for source in stage.sources]
         if stage.is_cut and (part.counts_before(stop) != base).any():
             raise PlanError(
-                f"stage {stage.name!r} does not end where its unread sequences begin",
+                f"unread sequences of stage {stage.name!r} do not match its schedule",
                 where=plan.plan_id,
                 found=f"{base[columns].tolist()} sequences taken by its end",
                 expected=str(part.counts_before(stop)[columns].tolist()),
                 code="E-PLAN-FORMAT",
             )
-        # A run that continued under other shares did not end here.
+        # If a remix ended the stage, the run did not end here.
         ends = plan.on_exhaust == "first_exhausted" and not stage.is_cut
         if ends and (base >= limits)[columns].any():
             return [*parts, _until_exhausted(part, limits)]
@@ -167,7 +168,7 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
 
 
 def _until_exhausted(part: Stretch, limits: np.ndarray) -> Stretch:
-    """A part up to the sequence that takes the last window of a source. limits: windows of each
+    """A part up to the sequence that reads the last window of any source. limits: windows of each
     source, int64 [num_sources]."""
 
     def is_exhausted(n: int) -> bool:

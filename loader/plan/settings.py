@@ -1,9 +1,8 @@
 """Settings of a run: each key once, with its type, its default and its valid values.
 
-A field's type says how its value is read: `Path` is a path on this machine, `str | Path` may be a
-URL as well, and relative ones of either start at the run's base. The text below a field says what
-the key decides. Values with rules of their own (`datasets`, `phases`, ...) are read by the modules
-of these names.
+A field's type says how its value is read: `Path` is a local path, `str | Path` may also be a URL,
+and relative paths start at the run's base. The text below a field is its help. Values with special
+rules (`datasets`, `phases`, ...) are read by the modules of these names.
 """
 
 import os
@@ -20,10 +19,10 @@ from loader.plan import tables
 from loader.plan.packaged import FLOWS, MIXTURES, find_config
 from loader.plan.phases import Phase, read_phases
 
-_BUILD_THERE = "build the plan where the files are, and give the plan's URL"
+_BUILD_THERE = "build the plan on the machine with the files, and give the plan's URL"
 _ON_EXHAUST = ("error", "first_exhausted", "wrap")
 TOKENIZER_FILES = "tokenizer.json", "tokenizer.model"
-LOCAL_CACHE = "name a directory on this machine; the cache keeps copies that are mapped"
+LOCAL_CACHE = "name a directory on this machine: the cache has local copies of files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,10 @@ class Key:
     """Valid values of a field.
 
     positive: must be above 0; other numbers must be at least 0. high: largest number in a plan.
-    choices: all valid values. in_plans: earlier names of choices, which plans' files keep. do: the
-    remedy if a path is a URL. if_chosen: left out of a plan's file if it has its default, so that
-    plans made before the key keep their hash. folder: of the project and of the package, whose
-    files can be given by name. types, is_required: taken from the field.
+    choices: all valid values. in_plans: earlier names of choices, which plan files keep. do: the
+    remedy if a path is a URL. if_chosen: omitted from a plan's file if it has its default, so that
+    plans from before the key keep their hash. folder: folder of the project and of the package with
+    files that can be given by name. types, is_required: derived from the field.
     """
 
     positive: bool = False
@@ -49,7 +48,7 @@ class Key:
 
 
 class Vocabulary(NamedTuple):
-    """Tokenizer facts that all sources must share; None if a fact is not known yet."""
+    """Properties of the tokenizer that all sources must share; None if not known yet."""
 
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -98,7 +97,7 @@ class StreamSettings:
     "wrap"` or `policy = "epoch_weighted"`."""
 
     def of_stream(self) -> dict[str, Any]:
-        """The values of this class alone, by name."""
+        """The values of the fields of this class, by name."""
         return {f.name: getattr(self, f.name) for f in fields(StreamSettings)}
 
 
@@ -106,8 +105,8 @@ class StreamSettings:
 class PlanSettings(StreamSettings):
     """Settings of a plan besides its sources.
 
-    If `tokenizer`, `vocab_size` or `eos_token_id` is None, the manifests decide; `phases` are
-    changes of weights, in the order of their steps.
+    If `tokenizer`, `vocab_size` or `eos_token_id` is None, its value is from the manifests;
+    `phases` are changes of weights, in the order of their steps.
     """
 
     tokenizer: str | None = None
@@ -115,7 +114,7 @@ class PlanSettings(StreamSettings):
     vocab_size: Annotated[int | None, Key(positive=True, high=2**32)] = None
     """Vocabulary size; must equal the tokenizer's."""
     eos_token_id: int | None = None
-    """Refused unless it is the tokenizer's; of a tokenizer file, the token that ends documents."""
+    """EOS id; must equal the tokenizer's. For a tokenizer file, the token that ends documents."""
     phases: tuple[Phase, ...] = ()
     """Changes during the run, as a list of tables: from `start_step` on, `dataset_weights` and
     `lr_scale` apply. A source that is not listed keeps its weight, or has weight 0 with `inherit =
@@ -123,8 +122,8 @@ class PlanSettings(StreamSettings):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the sources must have. A tokenizer that is named by its file has
-        another name in manifests, whose fingerprints then must agree."""
+        """The vocabulary that the sources must have. A tokenizer that is given as a file has
+        another name in manifests; then the fingerprints of the manifests must agree."""
         is_file = "/" in (name := self.tokenizer or "") or name.endswith((".json", ".model"))
         return Vocabulary(None if is_file else self.tokenizer, self.vocab_size, self.eos_token_id)
 
@@ -137,14 +136,14 @@ class RunSettings(PlanSettings):
     """
 
     steps: int = 0
-    """Length of the run, in steps; 0 means to the end of its data. A flow sets its own length, and
-    is refused if it is shorter and sources may not repeat."""
+    """Length of the run in steps; 0 means until the data end. If a flow sets the length, `steps`
+    must not be larger, unless sources may repeat."""
     root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
-    """Directory below which a run writes everything; by default the parent of `data_root`."""
+    """Directory for all outputs of a run; by default the parent of `data_root`."""
     data_root: Annotated[Path | None, Key(do=_BUILD_THERE)] = None
     """Directory of token shards; by default `data` below `root`."""
     data_path: str | Path | None = None
-    """Directory of shards that is the only source, its manifest, or the URL of either."""
+    """The only source: a directory of shards, its manifest, or the URL of one of them."""
     dataset_path: str | Path | None = None
     """Another name of `data_path`, which is used if both are set."""
     mixture_toml: Annotated[Path | None, Key(do=_BUILD_THERE, folder=MIXTURES)] = None
@@ -161,21 +160,20 @@ class RunSettings(PlanSettings):
     allow_unmanifested: bool = False
     """Also read directories without manifest.json; their .npy files are read in sorted order."""
     tokenizer_path: str | None = None
-    """Tokenizer of text sources, used instead of `tokenizer`; it takes the same values."""
+    """Tokenizer of text sources, instead of `tokenizer`; same values as `tokenizer`."""
     hf_dataset_name: str | None = None
-    """Dataset on the hub that is the only source; its text is tokenised."""
+    """The only source: a dataset on the hub; its text is tokenised."""
     pack_sequences: bool | None = None
-    """Accepted from other loaders' files. Documents always share windows here, so false is
-    refused."""
+    """Accepted for files of other loaders. Documents always share windows, so false is refused."""
     mix_temperature: Annotated[float, Key(positive=True)] = 1.0
     """Temperature T of the weights of `datasets` and `configs`: w becomes w^(1/T), so T above 1
-    makes them more even."""
+    makes the weights more equal."""
     datasets: Any = None
     """Sources, as a list of tables with `path` or `hf_name`, `weight`, `name`, `hf_config`,
     `hf_revision`, `split` and `text_key`."""
     configs: Any = None
-    """Sources, as tables by name with `path`, `id` or `train_urls`; further `validation_urls`,
-    `name` (configuration on the hub), `revision`, `split` and `text_key`."""
+    """Sources, as tables by name with `path`, `id` or `train_urls`; also `validation_urls`, `name`
+    (configuration on the hub), `revision`, `split` and `text_key`."""
     weights: Any = None
     """Weight of each source of `configs`, by its name."""
     anneal_start_step: Any = None
@@ -185,7 +183,7 @@ class RunSettings(PlanSettings):
     base: Path = Path()
 
     def required(self, key: str, where: str) -> Any:
-        """A value that this kind of run needs. Raises ConfigError if it is not set."""
+        """The value of a key that this kind of run needs. Raises ConfigError if it is not set."""
         if (value := getattr(self, key)) is None:
             raise _missing(key, where)
         return value
@@ -199,7 +197,7 @@ def _keys() -> dict[str, Key]:
         rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)] or [Key()]
         kinds = get_args(types[own.name]) or (types[own.name],)
         found[own.name] = replace(rules[0], types=kinds, is_required=own.default is MISSING)
-    del found["base"]  # the directory of a file, not a key in it
+    del found["base"]  # the directory of the file is not a key in it
     return found
 
 
@@ -207,7 +205,7 @@ KEYS = _keys()
 
 
 def checked(given: Mapping[str, Any], where: str) -> RunSettings:
-    """Settings from the values that are given, by key. Raises ConfigError, which names the key."""
+    """Settings from the given values, by key. Raises ConfigError, which names the key."""
     for name, key in KEYS.items():
         if key.is_required and name not in given:
             raise _missing(name, where)
@@ -216,7 +214,7 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
             "documents always share windows",
             where=where,
             found="pack_sequences = false",
-            do='leave it out; packing = "best_fit" keeps documents whole',
+            do='remove it; packing = "best_fit" does not cut documents',
         )
     base = given.get("base", Path())
     values = {k: _read(k, value, where, base) for k, value in given.items() if k in KEYS}

@@ -1,4 +1,4 @@
-"""Plans whose tokens stay in a store: fetches the files needed before the first step.
+"""Plans whose tokens stay in a store: copies the files that are needed before the first step.
 
 These are the plan, its manifests and the checksums of their blocks; `loader.files.block_files`
 reads the tokens.
@@ -21,24 +21,23 @@ from loader.plan.schedule import SHUFFLED_TOKENS
 
 
 def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
-    """A plan whose tokens stay in the store and are read in blocks, through a cache of at most
-    `cache_bytes`. Raises as `fetch_plan`, ConfigError if windows are shuffled and the cache is too
-    small for all, and FormatError if a manifest has no blocks (E-BLOCKS)."""
+    """A plan whose tokens are read from the store in blocks, with a cache of at most `cache_bytes`.
+    Raises as `fetch_plan`, ConfigError if windows are shuffled and the cache is too small for all
+    tokens, and FormatError if a manifest has no blocks (E-BLOCKS)."""
     local, root, cache = fetch_manifests(url, cache_dir, partial(in_parallel, _fetch_blocks))
     plan = load_plan(local)
     num_bytes = sum(
         load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
     )
-    if plan.shuffle_blocks:  # the block that is read, and the next one
+    if plan.shuffle_blocks:  # the current block and the next one
         num_bytes = min(num_bytes, 2 * 4 * SHUFFLED_TOKENS * len(plan.sources))
     if plan.shuffles and cache_bytes < num_bytes:
         raise ConfigError(
-            "a shuffled source is read at random: its tokens must fit into the cache",
+            "the cache is too small for a shuffled source, which is read at random",
             where="cache_bytes",
             found=cache_bytes,
             expected=f"at least {num_bytes}",
-            do="set shuffle_blocks instead of shuffle, or leave cache_bytes out to copy all data"
-            " first",
+            do="set shuffle_blocks instead of shuffle, or omit cache_bytes to copy all data first",
         )
     readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     store = StoreData(root, cache / "blocks", cache_bytes, readers)
@@ -46,7 +45,7 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
 
 
 def _fetch_blocks(place: tuple[str, Manifest]) -> None:
-    """Copy `blocks.json`, unless the copy is this manifest's."""
+    """Copy `blocks.json`, unless the local copy belongs to this manifest."""
     directory, manifest = place
     local = manifest.path.with_name(BLOCKS_NAME)
     url = join(directory, BLOCKS_NAME)
@@ -57,8 +56,8 @@ def _fetch_blocks(place: tuple[str, Manifest]) -> None:
             raise FormatError(
                 "blocks.json is missing, so the data cannot be read in parts",
                 where=url,
-                do="run `nmoe publish`, which makes and sends it, or `python -m loader blocks"
-                " PLAN`, which makes it; or leave cache_bytes out",
+                do="run `nmoe publish`, which writes and uploads it, or `python -m loader blocks"
+                " PLAN`, which writes it; or omit cache_bytes",
                 code="E-BLOCKS",
             ) from None
         read_blocks(local, manifest, url)

@@ -1,7 +1,7 @@
-"""Reading TOML tables: bounded, typed, and refusing unknown keys.
+"""Reads TOML tables with a limit on size, checks types, and refuses unknown keys.
 
-Every refusal is a ConfigError that names the file, the key, the value found and, for an unknown
-name, the nearest known one.
+Every error is a ConfigError that names the file, the key, the value and, for an unknown name, the
+most similar known name.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from loader.files.regular import open_file
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
-_MAX_YAML_VALUES = 100_000  # each takes 0.7 kB while it is read
+_MAX_YAML_VALUES = 100_000  # each takes 0.7 kB during parsing
 PROJECT_FILE = "nmoe.toml"  # the run of a project, in one file
 _PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 
@@ -44,7 +44,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     sizes = dict[int, int]()
 
     class Counted(yaml.SafeLoader):
-        """Counts values: aliases of aliases may expand to more values than memory holds."""
+        """Counts values, since aliases of aliases may expand to more values than fit into
+        memory."""
 
         num_values = depth = 0
 
@@ -83,9 +84,8 @@ def _read(path: str | Path) -> bytes:
 
 
 def project_dir(path: Path) -> Path:
-    """Directory that relative paths in a TOML file are relative to: the nearest ancestor that holds
-    `nmoe.toml`, `workspace.yaml`, `pyproject.toml` or `.git`; without one, the directory of the
-    file."""
+    """The directory at which relative paths in a TOML file start: the nearest parent directory with
+    `nmoe.toml`, `workspace.yaml`, `pyproject.toml` or `.git`, else the directory of the file."""
     own = path.absolute().parent
     for directory in (own, *own.parents):
         if any((directory / mark).exists() for mark in _PROJECT_MARKS):
@@ -94,13 +94,13 @@ def project_dir(path: Path) -> Path:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`; None if `known` is empty."""
+    """The known name that is most similar to `name`; None if `known` is empty."""
     matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
     return matches[0] if matches else None
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], where: object) -> ConfigError:
-    """The error for an unknown name: names the nearest known one and lists all."""
+    """The error for an unknown name, with the most similar known name and all known names."""
     hint = nearest(name, known)
     return ConfigError(
         f"unknown {kind}",
@@ -121,7 +121,8 @@ def refuse_unknown(table: Mapping[str, Any], known: Collection[str], where: obje
 def number(
     value: Any, where: object, *, positive: bool = False, whole: bool = False
 ) -> int | float:
-    """A number of 0 to 2^62, above 0 if `positive`, an int if `whole`. Raises ConfigError."""
+    """Check that a value is a number from 0 to 2^62, above 0 if `positive`, an int if `whole`.
+    Raises ConfigError."""
     kinds = (int,) if whole else (int, float)
     good = isinstance(value, kinds) and not isinstance(value, bool) and value <= _LARGEST
     if not good or not value >= 0 or (positive and value == 0):
@@ -134,14 +135,14 @@ def number(
 
 
 def table(value: Any, where: object) -> dict[str, Any]:
-    """A table. Raises ConfigError."""
+    """Check that a value is a table. Raises ConfigError."""
     if not isinstance(value, dict):
         raise ConfigError("not a table", where=where, found=type(value).__name__)
     return value
 
 
 def text(value: Any, where: object) -> str:
-    """A string that is not empty. Raises ConfigError."""
+    """Check that a value is a string that is not empty. Raises ConfigError."""
     if not isinstance(value, str) or not value:
         raise ConfigError(
             "not a name", where=where, found=repr(value), expected="a string that is not empty"

@@ -1,6 +1,6 @@
-"""Text that a run names: a data set on a hub, or files. A plug-in tokenises it into shards.
+"""Text sources of a run: a data set on a hub, or files. A plug-in tokenises them into shards.
 
-This package reads tokens only. A plug-in is an entry point of the group `nmoe_loader.text_sources`,
+This package only reads tokens. A plug-in is an entry point of the group `nmoe_loader.text_sources`,
 a function with the arguments of `tokenised`; the package `nmoe-data` provides one.
 """
 
@@ -15,9 +15,9 @@ GROUP = "nmoe_loader.text_sources"
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """Location of a text. Either `repo`, a data set's name on the hub or its local directory, with
-    `config`, `split` and, on the hub, `revision`; or `urls` of files, with `*` and `{1..9}` or
-    `{a,b}`."""
+    """Location of a text: either `repo`, the name of a data set on the hub or its local directory,
+    with `config`, `split` and, on the hub, `revision`; or `urls` of files, which may contain `*`,
+    `{1..9}` or `{a,b}`."""
 
     repo: str = ""
     config: str = ""
@@ -29,7 +29,7 @@ class TextSource:
 
     @property
     def spec(self) -> str:
-        """The source in one line, in the form of the token-balance document."""
+        """The source as one string, in the form of the token-balance document."""
         parts = [f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"]
         if self.config:
             parts.append(self.config)
@@ -44,7 +44,7 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """The directory of a source's shards, with `train/` and, if there are files for validation,
     `valid/`.
 
-    The plug-in makes it in `run.cache_dir`, with the run's tokenizer, if it does not exist yet.
+    The plug-in writes it to `run.cache_dir`, with the run's tokenizer, if it does not exist yet.
     Raises ConfigError if `cache_dir` or the tokenizer is missing, or no plug-in is installed, and
     NmoeError if the plug-in cannot read or tokenise the text.
     """
@@ -53,13 +53,13 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
         raise ConfigError("cache_dir is missing", where=where, do="set cache_dir for its tokens")
     if run.tokenizer_path is None and run.tokenizer is None:
         raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
-    from importlib.metadata import entry_points  # only text sources need it
+    from importlib.metadata import entry_points  # imported late, since only text sources need it
 
     for plug_in in entry_points(group=GROUP):
         return plug_in.load()(source, name, run)
     raise ConfigError(
-        "no plug-in that tokenises text is installed",
+        "no plug-in for text sources is installed",
         where=where,
         found=source.spec,
-        do="pip install 'nmoe-data[hf]', or name a directory of shards as its path",
+        do="pip install 'nmoe-data[hf]', or set path to a directory of shards",
     )

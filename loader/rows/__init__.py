@@ -1,1 +1,1 @@
-"""From a plan to rows of tokens: the stream, windows, packing, buffers, prefetch."""
+"""Reads the rows of a plan: stream, windows, packing, buffers and prefetch."""

@@ -1,8 +1,8 @@
-"""Memory of batches: hot buffers that are used again once their batches are released.
+"""Memory of batches: buffers that are reused after their batches are released.
 
-A fresh array for each batch costs a page fault per 4 KiB when it is filled. `HeldBuffers` returns a
-buffer again only when the caller has released the batch and every view of it, which the reference
-count shows. Pinned memory comes from torch's own pool, which waits for copies under way.
+Filling a new array costs one page fault per 4 KiB. `HeldBuffers` reuses a buffer only after the
+caller has released the batch and all its views, which the reference count shows. Pinned memory is
+from torch's pool, which waits for pending copies.
 """
 
 import sys
@@ -13,41 +13,42 @@ import numpy as np
 
 from loader.errors import ConfigError
 
-# References that are always there: the list that holds the array, and getrefcount's argument.
+# References of an unused buffer: the list of buffers, and the argument of getrefcount.
 _UNHELD = 2
 MAX_BUFFERS = 16
 
 
 class HeldBuffers:
-    """Buffers of one shape and type, which `make` makes."""
+    """Buffers of one shape and type; `make` creates one."""
 
     def __init__(self, make: Callable[[], np.ndarray]) -> None:
         self._make = make
         self._buffers: list[np.ndarray] = []
 
     def take(self) -> np.ndarray:
-        """A buffer that is not held; its content is undefined."""
+        """An unused buffer; its content is undefined."""
         buffers = self._buffers
         count = sys.getrefcount
         for i in range(len(buffers)):
             if count(buffers[i]) == _UNHELD:
                 return buffers[i]
         made = self._make()
-        # A caller that holds more buffers collects batches, and fresh buffers cost the same.
+        # If the caller keeps more batches than this, reuse is not possible, and new arrays cost the
+        # same.
         if len(buffers) < MAX_BUFFERS and _COUNTS_ARE_EXACT:
             buffers.append(made)
         return made
 
 
 def pinned_tensor(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A page-locked tensor, for copies to a device that need not be waited for."""
+    """A page-locked tensor, for asynchronous copies to a device."""
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, dtype.name), pin_memory=True)
 
 
 def check_pinning() -> None:
-    """Refuse page-locked memory if torch has no device to copy it to. Raises ConfigError."""
+    """Raise ConfigError if torch has no device to which page-locked memory could be copied."""
     try:
         pinned_tensor((1,), np.dtype(np.int64))
     except (ImportError, RuntimeError) as error:
@@ -60,7 +61,7 @@ def check_pinning() -> None:
 
 
 def _is_counted() -> bool:
-    """Whether reference counts tell if an array is in use: on CPython with its global lock."""
+    """Whether reference counts are exact: on CPython with the GIL."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     probe = [np.empty(1)]

@@ -1,22 +1,23 @@
-"""Import paths of the Python processes that this one starts."""
+"""Import paths of the Python processes that this process starts."""
 
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.RLock()  # the environment is of the whole process
+_lock = threading.RLock()  # all threads share the environment
 
 
 @contextmanager
 def safe_children() -> Iterator[None]:
-    """Keep the working directory off the import path of processes that start meanwhile.
+    """Keep the working directory off the import path of processes that are started in the block.
 
-    `python -m` and `python -c`, by which multiprocessing starts clean processes, look there first:
-    a `json.py` among downloaded files would be executed.
+    multiprocessing starts processes with `python -c`, which imports from the working directory
+    first: a file `json.py` among downloaded data would be executed.
     """
     with _lock:
-        before = os.environ.get("PYTHONSAFEPATH", "")  # empty is as unset
+        # An empty value has the same effect as an unset variable.
+        before = os.environ.get("PYTHONSAFEPATH", "")
         os.environ["PYTHONSAFEPATH"] = "1"
         try:
             yield

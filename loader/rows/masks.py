@@ -1,4 +1,4 @@
-"""The tokens that a plan masks: spans on the axis of positions, found by bisection."""
+"""The masked tokens of a plan, as spans on the axis of positions."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ _CHUNK = 1 << 20
 
 
 class Masks:
-    """Masked tokens of a plan's sources, whose manifests follow each other in this order, and the
-    token that replaces them. Raises PlanError if a manifest has no such file, or the file fewer
-    tokens (E-PLAN-FORMAT)."""
+    """Masked tokens of the sources of a plan, with their manifests in the order of the axis, and
+    the token that replaces them. Raises PlanError if a file or its tokens do not exist
+    (E-PLAN-FORMAT)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Masks:
                     code="E-PLAN-FORMAT",
                 )
             spans.append((at + row.start, at + row.end))
-        # In ascending order, a span that overlaps the one before is merged with it.
+        # Overlapping spans are merged, in ascending order.
         merged: list[list[int]] = []
         for start, end in sorted(spans):
             if merged and start <= merged[-1][1]:
@@ -57,13 +57,13 @@ class Masks:
         self._sums = np.append(0, np.cumsum(spans_of[:, 1] - spans_of[:, 0]))
 
     def before(self, positions: np.ndarray) -> np.ndarray:
-        """Masked tokens before each position of the axis: int64 `[n]` to int64 `[n]`."""
+        """Number of masked tokens before each position of the axis: int64 `[n]` to int64 `[n]`."""
         starts, ends = self._bounds
         i = np.searchsorted(starts, positions, "right")
         return self._sums[i] - np.maximum(0, ends[i] - positions)
 
     def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
-        """Mask one row. `pieces`: position and length of each run of its tokens in the source."""
+        """Mask one row. `pieces`: position and length of each contiguous piece of its tokens."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)
@@ -76,10 +76,10 @@ class Masks:
 
 
 class MaskedCounts:
-    """Masked targets before a position, by source: counted from the last requested position, some
-    10 million windows per second.
+    """Counts masked targets before a position, by source, from the last requested position on:
+    about 10 million windows per second.
 
-    runs: start and end of runs of targets in windows of a source: int64 `[n]` each, on the axis
+    runs: start and end of contiguous targets in windows of a source: int64 `[n]` each, on the axis
     without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: starts of
     the sources on the axis, and their end.
     """
@@ -97,10 +97,12 @@ class MaskedCounts:
         self._order = order
         self._passed = passed
         self._spans = list(pairwise(source_starts.tolist()))
-        self._last = [(0, 0)] * len(passed)  # windows of each source, and their masked targets
+        # Number of windows of each source, and of their masked targets.
+        self._last = [(0, 0)] * len(passed)
 
     def before(self, counts: Sequence[int]) -> list[int]:
-        """Masked targets in the first `counts[i]` windows that the run reads of each source i."""
+        """Number of masked targets in the first `counts[i]` windows that the run reads of each
+        source i."""
         for source, (count, passed) in enumerate(zip(counts, self._passed)):
             start, found = self._last[source] if self._last[source][0] <= count else (0, 0)
             for a, b in pairwise([*range(start, count, _CHUNK), count]):
@@ -111,7 +113,8 @@ class MaskedCounts:
         return [found for _, found in self._last]
 
     def _up_to(self, source: int, positions: np.ndarray) -> np.ndarray:
-        """Masked tokens of a source before positions; a position past the source's end wraps."""
+        """Number of masked tokens of a source before positions; positions after the source's end
+        wrap."""
         start, end = self._spans[source]
         first, total = self._masks.before(np.array([start, end]))
         rounds, places = np.divmod(positions - start, end - start)

@@ -1,7 +1,7 @@
-"""From a sequence of the stream back to its documents, and from a document to its sequences.
+"""Finds the documents of a sequence of the stream, and the sequences of a document.
 
-Joins the positions that rows are copied from with the index files: no token is read and no step is
-replayed. Both are pure functions of the plan, as the stream is.
+Combines the positions of rows with the index files: no token is read and no step is replayed. Both
+results are pure functions of the plan, like the stream.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,15 @@ import numpy as np
 
 from loader.rows.stream import Stream
 
-_SCAN = 1 << 20  # sequences located at once
+_SCAN = 1 << 20  # number of sequences located together
 
 
 class Origin(NamedTuple):
     """A document, or a part of one, in the inputs of a row.
 
-    path: the token file. document: number of the document in that file. start, end: its tokens
-    there, end exclusive and past the EOS. first, stop: the part of these tokens that is in the row.
-    row_start: place of `first` in the row.
+    path: the token file. document: number of the document in the file. start, end: its tokens in
+    the file, end exclusive and past the EOS. first, stop: the part of these tokens that is in the
+    row. row_start: position of `first` in the row.
     """
 
     path: Path
@@ -42,8 +42,8 @@ class RowOrigins(NamedTuple):
 
 
 def origins(stream: Stream, n: int) -> RowOrigins:
-    """The documents of global sequence `n`, in the order of its tokens. Raises IndexError if there
-    is no such sequence, FormatError if an index is missing or does not match its file
+    """The documents of global sequence `n`, in the order of its tokens. Raises IndexError if `n` is
+    out of range, and FormatError if an index is missing or does not match its file
     (E-INDEX-...)."""
     sources, windows = stream.schedule.locate(n, n + 1)
     source = int(sources[0])
@@ -72,9 +72,9 @@ class Place(NamedTuple):
 
 
 def readings(stream: Stream, places: Iterable[Place], stop: int | None = None) -> Iterator[int]:
-    """Global sequences, of the first `stop`, whose inputs hold a token of any of these places,
-    ascending. Checks every sequence, some 10 million per second. Raises ValueError if the stream
-    does not read one of these files of that source."""
+    """The global sequences among the first `stop` whose inputs contain a token of any of these
+    places, in ascending order. Checks every sequence, about 10 million per second. Raises
+    ValueError if the stream does not read one of the files."""
     number = {path: i for i, path in enumerate(stream.files.paths())}
     spans: dict[int, list[tuple[int, int]]] = {}
     for place in places:

@@ -1,9 +1,9 @@
-"""Rows of documents, best-fit packed or cut as a twin's: inputs, targets, spans, tokens read.
+"""Reads rows of documents, best-fit packed or cut like a twin: inputs, targets and spans.
 
-A row holds whole documents one after another and then padding. Inputs are padded with the EOS
-token; targets are the next token of the same document, and `IGNORE_INDEX` (-100, what PyTorch's
-cross entropy leaves out) at each document's last token and at padding. So every token but the first
-of its document is predicted once, and none from another document.
+A packed row has complete documents followed by padding. Inputs are padded with the EOS token. A
+target is the next token of the same document, or `IGNORE_INDEX` (-100, which PyTorch's cross
+entropy ignores) at each document's last token and at padding. So every token except the first of
+its document is predicted once, and never from another document.
 """
 
 from bisect import bisect_right
@@ -47,7 +47,7 @@ class PackedReader:
             for start, length, ends in zip(starts, lengths, is_end):
                 file = bisect_right(starts_of, start) - 1
                 offset = start - starts_of[file]
-                # Includes the token after the piece if the document continues in another row.
+                # Includes the token after the piece, if the document continues in another row.
                 tokens = tokens_of(file)[offset : offset + length + (not ends)]
                 if len(tokens) < length + (not ends):  # the piece continues in the next block
                     tokens = np.empty(length + (not ends), tokens.dtype)
@@ -66,13 +66,13 @@ class PackedReader:
         return tuple(np.stack([own[:-1], own[1:]], axis=1) for own in edges)
 
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position and length of the tokens that some windows read: int64 `[n]` each."""
+        """Position and length of the tokens of windows: int64 `[n]` each."""
         found = [(s, n + 1) for row in self.rows(sources, windows) for s, n in zip(*row[:2])]
         starts, lengths = np.array(found, np.int64).reshape(-1, 2).T
         return starts, lengths
 
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of the targets of each piece of some windows: int64 `[n]` each."""
+        """Start and end of the targets of each piece of windows: int64 `[n]` each."""
         rows = self.rows(np.full(len(windows), source), windows)
         found = [(s + 1, s + 1 + n - ends) for row in rows for s, n, ends in zip(*row)]
         starts, stops = np.array(found, np.int64).reshape(-1, 2).T
@@ -85,12 +85,12 @@ class PackedReader:
 
 
 class TokenCounts:
-    """Tokens of documents before a position, by source.
+    """Counts tokens of documents before a position, by source.
 
-    Rows are summed in the order in which the run reads them, from the last requested place, so a
-    count at every step costs one step's rows. row_tokens: uint32 `[num_rows]` of each source,
-    tokens of documents in each row. order: rows of a source at places `[start, stop)` of the order
-    in which it is read. passed: rows of each source that were read before the run.
+    Rows are summed in reading order from the last requested position, so a count at every step
+    costs only the rows of one step. row_tokens: uint32 `[num_rows]` of each source, tokens of
+    documents in each row. order: rows of a source at positions `[start, stop)` of its reading
+    order. passed: rows of each source that were read before the run.
     """
 
     def __init__(
@@ -103,11 +103,12 @@ class TokenCounts:
         self._order = order
         self._passed = passed
         self._totals = [int(tokens.sum()) for tokens in row_tokens]
-        # For each source: an epoch, a place in it, and the tokens of the epoch before that place.
+        # For each source: an epoch, a position in it, and the tokens of the epoch before this
+        # position.
         self._last = [(0, 0, 0)] * len(row_tokens)
 
     def before(self, counts: Sequence[int]) -> list[int]:
-        """Tokens in the first `counts[i]` rows that the run reads of each source i."""
+        """Number of tokens in the first `counts[i]` rows that the run reads of each source i."""
         passed = self._passed_tokens
         return [
             self._first(source, rows + count) - before
@@ -119,7 +120,7 @@ class TokenCounts:
         return [self._first(source, count) for source, count in enumerate(self._passed)]
 
     def _first(self, source: int, count: int) -> int:
-        """Tokens in the first `count` rows of a source's order."""
+        """Number of tokens in the first `count` rows of a source in reading order."""
         tokens = self._row_tokens[source]
         epoch, place = divmod(count, max(1, len(tokens)))
         known, start, found = self._last[source]

@@ -1,8 +1,9 @@
 """Read ahead in a thread, exactly: the position is the consumer's, never the producer's.
 
 Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
-raised when the consumer requests the item that failed. The thread ends with the reader: when it is
-closed, moved or collected. A forked process begins anew: threads do not survive a fork.
+raised when the consumer requests the item that failed. The thread ends if the reader is closed,
+moved or garbage-collected. A forked process starts a new thread, since threads do not survive a
+fork.
 """
 
 import os
@@ -17,8 +18,8 @@ _Result = tuple[Any, BaseException | None]
 
 
 class Prefetcher(Generic[Item]):
-    """Calls `read(n)`, `read(n + 1)`, ... ahead of the consumer, from one thread at a time; `depth`
-    items may wait."""
+    """Calls `read(n)`, `read(n + 1)`, ... ahead of the consumer, from one thread at a time; at most
+    `depth` items wait."""
 
     def __init__(self, read: Callable[[int], Item], depth: int) -> None:
         self._read = read
@@ -30,12 +31,12 @@ class Prefetcher(Generic[Item]):
         self._queue: queue.Queue[_Result] = queue.Queue(depth)
 
     def get(self, n: int) -> Item:
-        """Item `n`; items that follow one another are already on their way. Raises what `read(n)`
-        raises; reading starts anew with the next call."""
+        """Item `n`; consecutive items are already being read. Raises the errors of `read(n)`; after
+        an error the next call starts a new thread."""
         if n != self._next or self._process != os.getpid():
             self.close()
             self._start(n)
-        self._next = -1  # an interrupt here loses an item
+        self._next = -1  # an interrupt here would lose an item
         value, error = self._queue.get()
         if error is not None:
             self.close()
@@ -48,7 +49,8 @@ class Prefetcher(Generic[Item]):
         self._next = -1
         if self._thread is not None and self._end is not None:
             self._end()
-            # The producer may wait for room: empty the queue until it sees the stop.
+            # The producer may be waiting for a free slot, so empty the queue until it sees the
+            # stop.
             while self._thread.is_alive():
                 while not self._queue.empty():
                     self._queue.get_nowait()
@@ -60,8 +62,8 @@ class Prefetcher(Generic[Item]):
         stop = threading.Event()
         self._queue = queue.Queue(self._depth)
         arguments = (self._read, n, self._queue, stop)
-        # A reader that is collected without `close` ends too: the thread holds neither it nor the
-        # loader.
+        # The thread also ends if the reader is garbage-collected without `close`: the thread has no
+        # reference to the reader or the loader.
         self._end = weakref.finalize(self, stop.set)
         self._thread = threading.Thread(target=_produce, args=arguments, daemon=True)
         self._thread.start()
@@ -98,4 +100,4 @@ def _produce(
         if result[1] is not None:
             return
         n += 1
-        del result  # only the queue holds waiting items
+        del result  # only the queue keeps waiting items alive

@@ -1,7 +1,7 @@
 """The global stream: sequence number -> (source, window) -> tokens, without replay.
 
 Order comes from `loader.plan.schedule`, tokens from `loader.rows.windows` (concatenate and cut) or
-`loader.rows.packed` (best fit). Several batches are located and planned at once, which spreads the
+`loader.rows.packed` (best fit). Several batches are located and planned together, which spreads the
 fixed cost of numpy calls; only this rank's rows are copied.
 """
 
@@ -28,14 +28,14 @@ from loader.rows.packed import PackedReader, TokenCounts
 from loader.rows.windows import WindowReader
 
 Split = Literal["train", "valid"]
-# Maximum number of sequences, and of batches, that are located at once.
+# Maximum number of sequences, and of batches, that are located together.
 _LOOKAHEAD = 4096
 _LOOKAHEAD_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """Which rows of a batch are read: rows `[first, last)` of its `size`."""
+    """The rows `[first, last)` of a batch of `size` rows, which a rank reads."""
 
     size: int
     first: int
@@ -45,7 +45,7 @@ class RankRows:
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows].
-    copies: The plan of their reader."""
+    copies: The reader's plan for them."""
 
     start: int
     rows: RankRows
@@ -57,11 +57,11 @@ class _Ahead:
 class Stream:
     """All sequences of one split of a plan.
 
-    schedule: source and window of each sequence. reader: content of a source's windows. files,
-    index: all tokens, and all documents. capacities: windows that each source holds. Raises
-    PlanError if the split has no source (E-PLAN-VALID), one is too short for a window
-    (E-PLAN-SHORT), or its data are not the plan's, and FormatError if a manifest or shard is
-    missing, malformed or of another size.
+    schedule: source and window of each sequence. reader: reads windows of a source. files, index:
+    all tokens, and all documents. capacities: number of windows of each source. Raises PlanError if
+    the split has no source (E-PLAN-VALID), a source is too short for a window (E-PLAN-SHORT), or
+    its data differ from the plan (E-PLAN-DATA), and FormatError if a manifest or shard is missing,
+    malformed or of another size.
     """
 
     def __init__(self, plan: LoaderPlan, split: Split) -> None:
@@ -114,12 +114,12 @@ class Stream:
                 self._inputs = Masks(replaced, *data, plan.eos_token_id)
         nothing = np.empty((0, 0), np.int64)
         self._ahead = _Ahead(0, RankRows(1, 0, 0), nothing, nothing, None)
-        # End of the batches whose blocks are being read ahead, and their rows.
+        # End and rows of the batches whose blocks are being read ahead.
         self._following = -1, self._ahead.rows
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
-        """Shape of the array that `read` fills: `[2, num_rows, seq_len]`, inputs and targets; if
-        not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which they
+        """Shape of the array that `read` fills: `[2, num_rows, seq_len]` with inputs and targets;
+        or, if not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which both
         overlap."""
         if self.is_packed or self._masks is not None or contiguous:
             return (2, num_rows, self._seq_len)
@@ -155,13 +155,14 @@ class Stream:
         return self._tokens.before(counts)
 
     def masked_before(self, n: int) -> list[int] | None:
-        """Masked targets of each source in the first `n` sequences; None without a mask."""
+        """Number of masked targets of each source in the first `n` sequences; None without a
+        mask."""
         if self._masks is None:
             return None
         return self._masked.before(self.schedule.counts_before(n).tolist())
 
     def _target_pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """The targets of a row as runs of its source's tokens: (position, length)."""
+        """The targets of a row, as contiguous pieces of its source: (position, length)."""
         if isinstance(self.reader, PackedReader):  # a document's last token has no target
             return [(start + 1, length) for start, length in self.reader.pieces(source, window)]
         position = self.reader.positions(np.array([source]), np.array([window]))[0]
@@ -190,7 +191,7 @@ class Stream:
         return _Ahead(start, rows, sources, windows, self.reader.plan(sources, windows))
 
     def _blocks_from(self, start: int, rows: RankRows) -> Iterator[int]:
-        """The blocks that these rows of every batch need, from sequence `start` on."""
+        """The blocks that these rows of each batch need, from sequence `start` on."""
         starts = self.files.file_starts
         last = len(self.files.file_starts) - 2
         stretch = max(1, _LOOKAHEAD // rows.size) * rows.size
@@ -204,7 +205,7 @@ class Stream:
             positions, lengths = self.reader.extents(sources, windows)
             first = np.searchsorted(starts, positions, "right") - 1
             end = np.searchsorted(starts, positions + lengths - 1, "right") - 1
-            blocks: dict[int, None] = {}  # each once, in the order of reading
+            blocks: dict[int, None] = {}  # unique, in the order of reading
             for a, z in zip(first.tolist(), end.tolist()):
                 blocks |= dict.fromkeys(range(a, min(z, last) + 1))
             yield from blocks

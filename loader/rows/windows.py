@@ -1,8 +1,8 @@
-"""Concatenate and cut: windows of `seq_len + 1` tokens, copied in runs.
+"""Concatenate and cut: reads windows of `seq_len + 1` tokens, several in one copy.
 
-Window w of a source starts at token `w * stride`. Rows of a batch that continue one another in one
-file are one run and cost one strided copy that also widens the type; a single row costs one copy,
-as does a row across a file end. Copies are planned for many batches at once.
+Window w of a source starts at token `w * stride`. Consecutive windows of a file in a batch need one
+strided copy, which also widens the type; so does any single row, also across the end of a file.
+Copies are planned for many batches together.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class CopyPlan:
     """Copies of several batches, sorted by batch.
 
     rows: intp [num_rows], row in its batch of each copied window. first: start of each copy's rows
-    in `rows`, and their end. files, offsets: file and token offset in it, or -1 and position for a
-    row across a file end. batches: start of each batch's copies, and their end.
+    in `rows`, and their end. files, offsets: file and token offset in it, or -1 and the position
+    for a row across the end of a file. batches: start of each batch's copies, and their end.
     """
 
     rows: np.ndarray
@@ -31,8 +31,8 @@ class CopyPlan:
 
 
 class WindowReader:
-    """Rows of a concatenate-and-cut stream: `seq_len` tokens of inputs and one more, from windows
-    that start `stride` tokens apart."""
+    """Reads rows of a concatenate-and-cut stream: `seq_len + 1` tokens, from windows that start
+    `stride` tokens apart."""
 
     def __init__(self, files: TokenFiles, index: DocumentIndex, seq_len: int, stride: int) -> None:
         self._files = files
@@ -52,7 +52,7 @@ class WindowReader:
 
     def plan(self, sources: np.ndarray, windows: np.ndarray) -> CopyPlan:
         """Plan the copies of several batches: int64 `[num_batches, num_rows]` each. Raises
-        PlanError if a window is past the end of its source (E-PLAN-SHORT)."""
+        PlanError if a window goes beyond the end of its source (E-PLAN-SHORT)."""
         num_batches, num_rows = sources.shape
         starts = self._files.file_starts
         width = self._width
@@ -95,27 +95,27 @@ class WindowReader:
         return tuple(found)
 
     def extents(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position and length of the tokens that some windows read, up to the end of their source
-        if they wrap: int64 `[n]` each."""
+        """Position and length of the tokens of windows, up to the end of the source if they wrap:
+        int64 `[n]` each."""
         starts = self.positions(sources, windows)
         ends = self._files.source_starts[sources + 1]
         return starts, np.minimum(self._width, ends - starts)
 
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of the targets of some windows, past the end of their source if they wrap:
-        int64 `[n]` each."""
+        """Start and end of the targets of windows, beyond the end of the source if they wrap: int64
+        `[n]` each."""
         starts = self.positions(np.full(len(windows), source), windows) + 1
         return starts, starts + self._width - 1
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """Position and length of each run of tokens in the inputs of a row: one, or more if the row
-        wraps."""
+        """Position and length of each contiguous piece of the inputs of a row: one, or more if the
+        row wraps."""
         position = int(self.positions(np.array([source]), np.array([window]))[0])
         return self._files.pieces(position, self._width - 1)
 
     def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """A test of a source's windows, int64 `[n]` to bool `[n]`: whether their inputs hold any of
-        the tokens of these spans of the axis, int64 `[num_spans, 2]`."""
+        """A function from windows of a source, int64 `[n]`, to bool `[n]`: whether their inputs
+        contain a token of any of these spans of the axis, int64 `[num_spans, 2]`."""
         first, end = self._files.source_starts[source : source + 2].tolist()
         overlap = overlaps(spans)
         least = int(spans[:, 0].min())
@@ -123,8 +123,7 @@ class WindowReader:
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
             ends = starts + self._width - 1
-            # The part of a wrapping row that starts again at the source's start, perhaps several
-            # times.
+            # The part of a row after the source's end, which wraps, perhaps several times.
             beyond = ends - end
             return overlap(starts, ends) | (beyond > least - first)
 

@@ -127,7 +127,7 @@ def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[A
 def as_object(value: Any) -> dict[str, Any]:
     """The value if it is a JSON object; else ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f"{type(value).__name__}, not a JSON object")
+        raise ValueError(f"not a JSON object but {type(value).__name__}")
     return value
 
 

@@ -89,7 +89,7 @@ def test_the_pipeline_makes_nothing_from_an_input_that_did_not_pass_a_blocking_c
         tags = {PIPELINE: "its run"}
         with dg.execute_job(job, instance, tags=tags, raise_on_error=False) as done:
             told = [step_error(event) for event in done.all_events if event.is_step_failure]
-        by_heads = "heads did not pass its check promotion: repair it and make it again"
+        by_heads = "heads did not pass the check promotion: correct the cause and make it again"
         expected = asset == "calibration" and not done.success
         assert expected == any(by_heads in text for text in told)
         return done.success

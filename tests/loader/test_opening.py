@@ -53,7 +53,7 @@ def test_the_rank_is_that_of_the_arguments_or_else_of_the_environment(given, env
     ],
 )
 def test_a_rank_is_never_guessed(given, environ, named):
-    with refused("E-CONFIG", match="the rank of this process is not clear", naming=[named]):
+    with refused("E-CONFIG", match="the rank of this process is unknown", naming=[named]):
         data_rank(*given, environ=environ)
 
 

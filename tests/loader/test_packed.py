@@ -96,7 +96,7 @@ def test_impossible_settings_of_packed_rows_are_refused(packed_tree, tmp_path):
     targets = DeterministicLoader(plan, dtype="int32", backend="numpy").next()[1]
     assert targets.min() == IGNORE_INDEX
     packed = packed_tree.one(policy="least_consumed", packing="best_fit")
-    with refused("E-PLAN-FORMAT", match="rows of best_fit hold different numbers of tokens"):
+    with refused("E-PLAN-FORMAT", match="rows of best_fit have different numbers of tokens"):
         build_loader(packed)
     np.save(tmp_path / "a.npy", np.arange(5000, dtype=np.uint32))
     unindexed = {"data_path": tmp_path, "allow_unmanifested": True, "policy": "swrr"}

@@ -247,7 +247,7 @@ def test_a_state_of_the_old_plan_continues_under_the_new_one_at_any_number_of_ra
         state = new[0].state_dict()
         assert read(ranks_of(after, before_size, state), 15) == whole[25 * 8 :]
         read(old, 21 - saved)
-        with refused("E-STATE-PLAN", match="state of another plan"):
+        with refused("E-STATE-PLAN", match="the state belongs to another plan"):
             ranks_of(after, 1, old[0].state_dict())
         with refused("E-STATE-PLAN"):
             ranks_of(plan, 1, state)
@@ -502,5 +502,5 @@ def test_a_plan_that_claims_another_end_of_a_stage_is_refused(tree, tmp_path):
         load_plan(path)
     found = str(caught.value).split("expected ")[1].split(";")[0]
     path.write_text(json.dumps(value | {"plan_hash": found}))
-    with refused("E-PLAN-FORMAT", match="does not end where its unread sequences begin"):
+    with refused("E-PLAN-FORMAT", match="unread sequences of stage"):
         DeterministicLoader(load_plan(path))

@@ -241,12 +241,12 @@ def test_a_store_that_is_down_is_not_needed_where_the_cache_holds_everything(sto
     first, of_directory = read(url, tmp_path).next()[0], read(directory, tmp_path).next()[0]
     stop()
     for given, inputs in ((url, first), (directory, of_directory)):
-        with pytest.warns(UserWarning, match="the copy in the cache is used"):
+        with pytest.warns(UserWarning, match="using the copy in the cache"):
             np.testing.assert_array_equal(read(given, tmp_path).next()[0], inputs)
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
     with (
-        pytest.warns(UserWarning, match="the copy in the cache is used"),
+        pytest.warns(UserWarning, match="using the copy in the cache"),
         refused("E-STORE", naming=[".npy"]),
     ):
         read(url, tmp_path)

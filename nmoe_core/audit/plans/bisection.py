@@ -50,11 +50,11 @@ def suspects_of(
         num_steps = stream.num_sequences // plan.batch_size
         if not 0 <= first_step < stop_step <= num_steps:
             found = f"{first_step} to {stop_step}"
-            raise ConfigError("no such steps", found=found, expected=f"0 to {num_steps}")
+            raise ConfigError("steps are out of range", found=found, expected=f"0 to {num_steps}")
         for name in sources:
             if name not in stream.source_names:
                 known = ", ".join(stream.source_names)
-                raise ConfigError("no such source", found=name, expected=known)
+                raise ConfigError("unknown source", found=name, expected=known)
         found = {}
         for n in range(first_step * plan.batch_size, stop_step * plan.batch_size):
             row = origins(stream, n)

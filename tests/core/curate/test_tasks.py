@@ -55,7 +55,7 @@ def test_the_command_curates_the_shards_of_a_run_and_then_does_nothing(graded_ru
     assert "ok     permutation" in printed
     assert corpus.times(corpus.curated) == before
     assert command(graded_run, "--source", "books") == 1
-    assert "no such source" in capsys.readouterr().err
+    assert "unknown source" in capsys.readouterr().err
 
 
 def test_results_have_small_pictures_and_topics_their_terms(graded_run, corpus):
