@@ -186,12 +186,13 @@ def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> 
     if room is None or needed <= room:
         return
     forms: tuple[ExpertForm, ...] = ("decoded", "packed") if checkpoint.is_packed else ("decoded",)
-    fitting = [
-        f'moe_backend = "{other}", dtype = "{_name(kind)}" ({size / GB:.3g} GB)'
-        for kind in dict.fromkeys((dtype, torch.bfloat16))
-        for other in forms
-        if (size := weight_bytes(config, kind, other)) <= room
-    ]
+    fitting = []
+    for kind in dict.fromkeys((dtype, torch.bfloat16)):
+        for other in forms:
+            size = weight_bytes(config, kind, other)
+            if size <= room:
+                setting = f'moe_backend = "{other}", dtype = "{_name(kind)}"'
+                fitting.append(f"{setting} ({size / GB:.3g} GB)")
     raise ConfigError(
         f"the weights do not fit into the memory of {device}",
         where=checkpoint.directory,

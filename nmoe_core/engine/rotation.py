@@ -2,8 +2,9 @@
 dimension i of its second half.
 
 YaRN (arXiv 2309.00071): frequencies above the blending range keep their value, frequencies below it
-are divided by the factor, and the rotation is scaled. Llama 3: as YaRN with a range of its own and
-no scale. Angles are float32, in the order of operations of the published implementations.
+are divided by the factor, and the rotation is scaled. Llama 3: like YaRN, but with another range
+and no scale. Angles are float32, computed in the same order of operations as in the published
+implementations.
 """
 
 import math
@@ -40,10 +41,11 @@ def rotation_table(config: ModelConfig, length: int, device: torch.device | str 
 
 
 def pair_halves(heads: Tensor) -> Tensor:
-    """Reorder dimension 1, head_dim: each first-half entry followed by its second-half partner.
+    """Reorder dimension 1, head_dim, so that each first-half entry is followed by its second-half
+    partner.
 
-    Applied once to the rows of the query and key projections, [heads, head_dim, ...]: scores do not
-    change, as both are reordered alike.
+    It is applied once to the rows of the query and key projections, [heads, head_dim, ...]; scores
+    do not change, since both are reordered in the same way.
     """
     return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
@@ -51,14 +53,16 @@ def pair_halves(heads: Tensor) -> Tensor:
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
 
-    One complex product: on one core nine times as fast as cosines and sines over strided halves.
+    This is one complex product, on one core nine times as fast as cosines and sines over strided
+    halves.
     """
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
 
 
 def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str) -> Tensor:
-    """float32 [head_dim / 2]: 0 for a frequency that is kept, 1 if it is divided by the factor."""
+    """float32 [head_dim / 2]: 0 for a frequency that is kept, 1 for a frequency that is divided by
+    the factor."""
 
     def turning(turns: float) -> float:
         """The (fractional) dimension pair that makes this many turns over the original context."""

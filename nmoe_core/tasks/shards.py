@@ -92,11 +92,11 @@ def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
 
 def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
     """Grade every shard of sources; results by `{source}/{shard}`."""
-    return {
-        f"{name}/{bucket:04d}": output
-        for name in chosen_sources(run, names)
-        for bucket, output in outputs_of(run, "grade", name).items()
-    }
+    results = {}
+    for name in chosen_sources(run, names):
+        for bucket, output in outputs_of(run, "grade", name).items():
+            results[f"{name}/{bucket:04d}"] = output
+    return results
 
 
 def attribute_sources(

@@ -52,7 +52,7 @@ class JsonReference(Reference):
             self.num_ids = len(self._ids)
             if pairs := self.data["model"].get(
                 "merges"
-            ):  # each is a list, or two tokens separated by a blank
+            ):  # a merge is a list, or two tokens separated by a blank
                 pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs]
                 self.data["model"]["merges"] = pairs
                 _check_merges(pairs, self.data["model"].get("continuing_subword_prefix") or "")
@@ -89,23 +89,21 @@ class JsonReference(Reference):
         return own
 
     def row(self, text: str) -> Sequence[int]:
-        # One by one: batches would start threads, which a forked worker cannot use.
+        # One text at a time: a batch would start threads, which a forked worker cannot use.
         parts = [text] if self._inside is None else self._inside.split(text)
         encode = self.library.encode
         return [i for part in parts for i in encode(part, add_special_tokens=False).ids]
 
     @cached_property
     def _inside(self) -> re.Pattern[str] | None:
-        """A pattern of positions inside special tokens that the model would otherwise recognise in
-        text; texts are cut there."""
+        """A pattern for positions inside special tokens. Texts are cut there, so that the model
+        does not recognise special tokens in text."""
         encode = self.library.encode
-        read = [
-            token
-            for token, id_ in self._special.items()
-            if len(token) > 1 and id_ in encode(token, add_special_tokens=False).ids
-        ]
-        places = (f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in read)
-        return re.compile("|".join(places)) if read else None
+        places = []
+        for token, id_ in self._special.items():
+            if len(token) > 1 and id_ in encode(token, add_special_tokens=False).ids:
+                places.append(f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})")
+        return re.compile("|".join(places)) if places else None
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.library.decode(ids, skip_special_tokens=False)
@@ -147,7 +145,7 @@ class PieceReference(Reference):
             is_unknown = self.library.is_unknown
             special = [i for i in pieces if is_control(i) or is_unknown(i)]
             self.specials = tuple(map(self.library.id_to_piece, special))
-        except (OSError, RuntimeError, ValueError) as error:  # also for invalid UTF-8
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError also for invalid UTF-8
             raise unreadable(path, one_line(error)) from error
         self.whole_texts = self._is_unigram()
         self.fingerprint = hashlib.sha256(self.data).hexdigest()
@@ -172,7 +170,7 @@ class PieceReference(Reference):
         return {i: _spelling(piece, {}) for i, piece in enumerate(self.tokens())}
 
     def _is_unigram(self) -> bool:
-        """Only a Unigram model has a second-best encoding."""
+        """Whether this is a Unigram model: only these have a second-best encoding."""
         try:
             self.library.nbest_encode("a", nbest_size=2)
         except RuntimeError:
@@ -184,7 +182,7 @@ def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:
     """Raise ValueError if the second token of a merge does not start with the prefix: `tokenizers`
     removes that many bytes and may crash."""
     if prefix and not all(second.startswith(prefix) for _, second in pairs):
-        raise ValueError(f"a merge with a token that does not begin with {prefix!r}")
+        raise ValueError(f"a merge with a token that does not start with {prefix!r}")
 
 
 def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
@@ -248,12 +246,13 @@ def find_file(name: str) -> Path:
     models = sorted(path.glob("*.model"))
     if len(models) != 1:
         found = f"no tokenizer.json, {len(models)} files *.model"
-        raise unreadable(name, found, "name the file itself")
+        raise unreadable(name, found, "give the path of the file")
     return models[0]
 
 
 def _of_hub(name: str) -> Path:
-    """The directory of a repository's tokenizer files, fetched unless they are there."""
+    """The directory with a repository's tokenizer files, which are downloaded if they are
+    missing."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -264,4 +263,4 @@ def _of_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
         found = one_line(error)
-        raise unreadable(name, found, "without a network, name a tokenizer file") from error
+        raise unreadable(name, found, "without a network, give a tokenizer file") from error

@@ -1,8 +1,9 @@
-"""The vocabularies of tiktoken's encodings, without a network if possible.
+"""Vocabularies of tiktoken's encodings, without a network if possible.
 
-tiktoken fetches its vocabularies. quicktok carries two of them: if tiktoken's cache lacks one, it
-is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and kept in this project's
-cache. The others must be in tiktoken's cache, or be fetched by it.
+tiktoken downloads its vocabularies. The package quicktok contains two of them: if one is not in
+tiktoken's cache, it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and
+stored in this project's cache. Other vocabularies must be in tiktoken's cache, or tiktoken
+downloads them.
 """
 
 import base64
@@ -23,12 +24,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class Carried(NamedTuple):
-    """A vocabulary that quicktok carries."""
+    """A vocabulary that quicktok contains."""
 
     num_ranks: int
     sha256: str
     file: str
-    """Its name in a cache of tiktoken: the SHA-1 of the address it would be fetched from."""
+    """File name in tiktoken's cache: the SHA-1 of the vocabulary's URL."""
 
 
 CARRIED = {
@@ -53,23 +54,23 @@ def cache_dir() -> Path:
 
 
 def keep(name: str, value: dict[str, Any]) -> None:
-    """Keep a result that other processes would otherwise compute again; losing it costs only
-    time."""
+    """Store a result in the cache, so that other processes need not compute it again."""
     path = cache_dir() / "tokenizers" / name
     try:
         write_json(path, seal_summary(value))
     except OSError as error:
-        _LOG.warning("%s cannot be kept, it is made at each start: %s", path, error.strerror)
+        _LOG.warning("cannot write %s, so it is computed at each start: %s", path, error.strerror)
 
 
 def kept(name: str) -> dict[str, Any] | None:
-    """The value that is cached under this name."""
+    """The cached value with this name, or None."""
     return read_sealed(cache_dir() / "tokenizers" / name)
 
 
 def ensure_vocabulary(name: str = "o200k_base") -> Path:
-    """Directory that holds a vocabulary of `CARRIED` as tiktoken expects it, made if need be.
-    Raises TokenizerError if the rebuilt bytes are not the pinned ones (E-TOKENIZER-VOCABULARY)."""
+    """The directory with a vocabulary of `CARRIED` in the form of tiktoken's cache; writes it if it
+    is missing. Raises TokenizerError if the rebuilt bytes differ from the pinned SHA-256
+    (E-TOKENIZER-VOCABULARY)."""
     carried = CARRIED[name]
     named = os.environ.get(CACHE_VARIABLE)
     ours = cache_dir() / "tiktoken"
@@ -82,8 +83,8 @@ def ensure_vocabulary(name: str = "o200k_base") -> Path:
 
 
 def load_tiktoken(name: str) -> Any:
-    """The encoding of that name, as tiktoken has it. Raises TokenizerError if tiktoken does not
-    know the name (E-TOKENIZER-NAME), or its vocabulary is neither on this machine nor to be fetched
+    """tiktoken's encoding with this name. Raises TokenizerError if tiktoken does not know the name
+    (E-TOKENIZER-NAME), or its vocabulary is not cached and cannot be downloaded
     (E-TOKENIZER-VOCABULARY)."""
     import tiktoken
 
@@ -93,11 +94,11 @@ def load_tiktoken(name: str) -> Any:
             "unknown tokenizer",
             found=name,
             expected=f"a file, a directory, a repository, or one of {', '.join(known)}",
-            do="name its file (--tokenizer)" if name.startswith("tokenizer-") else None,
+            do="give its file (--tokenizer)" if name.startswith("tokenizer-") else None,
             code="E-TOKENIZER-NAME",
         )
     base = "o200k_base" if name.startswith("o200k") else name
-    # tiktoken reads its cache directory from the environment only.
+    # tiktoken reads its cache directory only from the environment.
     before = os.environ.get(CACHE_VARIABLE)
     if base in CARRIED:
         os.environ[CACHE_VARIABLE] = str(ensure_vocabulary(base))
@@ -105,10 +106,10 @@ def load_tiktoken(name: str) -> Any:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(
-            f"the vocabulary of {name} is not on this machine and cannot be fetched",
+            f"the vocabulary of {name} is not cached and cannot be downloaded",
             found=f"{type(error).__name__}",
-            do=f"set {CACHE_VARIABLE} to a directory that holds it; "
-            f"these need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
+            do=f"set {CACHE_VARIABLE} to a directory that has it; "
+            f"these encodings need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
             code="E-TOKENIZER-VOCABULARY",
         ) from error
     finally:
@@ -129,7 +130,7 @@ def _rebuilt(name: str, carried: Carried) -> bytes:
     digest = hashlib.sha256(payload).hexdigest()
     if digest != carried.sha256:
         raise TokenizerError(
-            f"the vocabulary {name} rebuilt from quicktok is not the pinned one",
+            f"the vocabulary {name} rebuilt from quicktok differs from tiktoken's",
             found=digest,
             expected=carried.sha256,
             do=f"install quicktok-v1 0.4.0, or set {CACHE_VARIABLE} to a filled cache",

@@ -197,5 +197,5 @@ def test_the_workspace_file_names_a_location_that_loads() -> None:
 
 
 def test_an_interval_that_is_not_known_is_shown_as_such() -> None:
-    for value, expected in ((None, "not known"), ([None, 1.0], "not known"), ([0, 1], "0.0000 to")):
+    for value, expected in ((None, "unknown"), ([None, 1.0], "unknown"), ([0, 1], "0.0000 to")):
         assert to_metadata("keep_ci95", value).startswith(expected)

@@ -230,11 +230,10 @@ def _parents(shard: ShardPaths, path: Path) -> list[str]:
 
 def _reading(stream: Stream, n: int, batch_size: int, place: Place) -> Reading:
     row = origins(stream, n)
-    tokens = sum(
-        max(0, min(part.stop, place.end) - max(part.first, place.start))
-        for part in row.documents
-        if part.path == place.path
-    )
+    tokens = 0
+    for part in row.documents:
+        if part.path == place.path:
+            tokens += max(0, min(part.stop, place.end) - max(part.first, place.start))
     is_whole = tokens >= place.end - place.start
     return Reading(*divmod(n, batch_size), row.window, tokens, is_whole)
 

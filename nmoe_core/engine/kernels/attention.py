@@ -1,14 +1,14 @@
-"""Attention on kernels, with sinks and sliding windows: of packed documents, and over pages.
+"""Attention kernels with sinks and sliding windows, over packed documents and over pages.
 
-In prefill one program computes a block of queries of one head, walking the keys it can see with a
-running softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose probability is
-dropped: the running maximum starts at it and the running sum at one. Blocks never span documents.
-Only blocks of keys at the edges of the visible range are masked.
+In prefill one program computes a block of queries of one head, and iterates over the visible keys
+with a running softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose
+probability is dropped: the running maximum starts at it and the running sum at one. Blocks never
+span documents. Only blocks of keys at the two ends of the visible range are masked.
 
-In decoding one program takes a split of fixed length of one key head of one sequence, with all
-query heads that share it; a second kernel merges the splits in order and adds the sink once. Splits
-depend on a sequence's own length alone, so its result is the same bits in any batch. A window
-layer's pages form a ring: position p is in table column (p / page_size) mod width.
+In decoding one program computes a split of fixed length of one key head of one sequence, for all
+query heads that share the key head; a second kernel merges the splits in order and adds the sink
+once. Splits depend only on the length of the sequence, so its result has the same bits in any
+batch. A window layer's pages form a ring: position p is in table column (p / page_size) mod width.
 """
 
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from nmoe_core.engine.transfers import on_its_device
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 SPLIT_KEYS = 512
-_LEAST_ROWS = 16  # of a matrix product
+_LEAST_ROWS = 16  # least rows of a matrix product
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBlocks:
-    """Blocks of queries of a packed batch, the same for every layer.
+    """Blocks of queries of a packed batch; all layers use the same blocks.
 
-    documents, firsts: int32 [max_blocks], document and first row within it of each block; a
-    document of -1 marks blocks past the last. starts, key_starts: int32 [B + 1], first row and
-    first key of each document. If a document has more keys than queries, the queries are its last
-    positions, and keys at its beginning that no window reaches may be missing.
+    documents, firsts: int32 [max_blocks], document of each block, and its first row within the
+    document; unused blocks have document -1. starts, key_starts: int32 [B + 1], first row and first
+    key of each document. If a document has more keys than queries, the queries are at its last
+    positions, and early keys that no window reaches may be missing.
     """
 
     documents: Tensor
@@ -44,9 +44,9 @@ class QueryBlocks:
 
 
 def query_blocks(starts: Tensor, num_rows: int) -> QueryBlocks:
-    """Cut documents with as many keys as queries into blocks.
+    """Split documents with equal numbers of keys and queries into blocks.
 
-    `starts` is int32 [B + 1] on the device, `num_rows` its last.
+    `starts` is int32 [B + 1] on the device, and `num_rows` its last value.
     """
     block = QUERY_BLOCK
     lengths = starts[1:] - starts[:-1]
@@ -71,8 +71,8 @@ def prefill_attention(
         q: [N, heads, D], rotated, not yet scaled; D is a power of two of at least 16.
         k, v: [M, kv_heads, D], keys rotated.
         sinks: float32 [heads].
-        blocks: Places of the documents' queries and keys.
-        window: Positions seen, the query's own included; None for all before it.
+        blocks: Positions of the documents' queries and keys.
+        window: Number of visible positions, including the query's; None for all earlier positions.
     """
     num_rows, heads, head_dim = q.shape
     out = torch.empty_like(q)
@@ -117,8 +117,8 @@ def _prefill_kernel(
     # The first key that the block's first query sees, rounded down to a whole key block.
     low = tl.maximum(first - window + 1, 0) // BLOCK_K * BLOCK_K
     high = tl.minimum(first + BLOCK_Q, length)
-    # Blocks of keys that every query sees whole are from inner_low to inner_high; those at the two
-    # edges come first.
+    # The blocks of keys from inner_low to inner_high are visible to every query of the block; the
+    # blocks at both ends, which need masks, are computed first.
     inner_low = tl.cdiv(tl.maximum(first + BLOCK_Q - window, 0), BLOCK_K) * BLOCK_K
     inner_low = tl.minimum(inner_low, high)
     inner_high = tl.maximum((first + 1) // BLOCK_K * BLOCK_K, inner_low)
@@ -132,7 +132,7 @@ def _prefill_kernel(
         v = tl.load(v_ptr + pointers, mask=is_key, other=0.0)
         distance = queries[:, None] - keys[None, :]
         is_seen = (distance >= 0) & (distance < window)
-        # A maximum is never minus infinity: it starts at the sink.
+        # The maximum is never minus infinity, since it starts at the sink.
         largest, total, acc = attend_keys(q, k, v, is_seen, scale, largest, total, acc)
     for key in range(inner_low, inner_high, BLOCK_K):
         rows_of_keys = (key_start + key + columns) * kv_heads + kv_head
@@ -146,11 +146,11 @@ def _prefill_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """Pages that hold the positions of a batch of sequences.
+    """The pages with the keys and values of a batch of sequences.
 
-    tables: int32 [B, width]. lengths: int32 [B], the query's own position included; 0 for an empty
-    place of the batch, whose result is zero. max_length: an upper bound, which decides how many
-    splits there are, not the result.
+    tables: int32 [B, width]. lengths: int32 [B], including the query's position; 0 for an empty
+    slot of the batch, whose result is zero. max_length: an upper bound, which decides the number of
+    splits but does not change the result.
     """
 
     tables: Tensor
@@ -162,7 +162,7 @@ class Cached:
 def decode_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, cached: Cached, sinks: Tensor, window: int | None
 ) -> Tensor:
-    """One query of each sequence over the positions it sees: [B, heads, D].
+    """Attention of one query per sequence over its visible positions: [B, heads, D].
 
     Arguments as for `prefill_attention`, but q is [B, heads, D] and the pages are [num_pages,
     page_size, kv_heads, D].

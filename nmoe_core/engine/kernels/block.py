@@ -1,9 +1,9 @@
-"""Blocks that run on kernels: the same weights, taps and caches, for a GPU.
+"""Transformer blocks on kernels, with the weights, taps and caches of the plain blocks, for a GPU.
 
 Torch's matrix products (attention projections, router, unembedding) run between kernels. Results
-differ from the plain path by rounding alone. The experts are five kinds of launch and no transfer
-to the host; they take k rows of intermediate size and k float32 rows of hidden size per token, a
-few times these if the second product is split.
+differ from the plain path only by rounding. The experts need five kinds of launches and no transfer
+to the host. Per token they need memory for k rows of intermediate size and k float32 rows of hidden
+size, and a few times as much if the second product is split.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class FusedExperts:
     ) -> Tensor:
         """The residual [T, hidden] plus the weighted sum of the experts of each row of x.
 
-        batch_invariant: one tile shape and no splits for every batch, so that a token's bits do not
-        depend on the number of others; large batches are slower, and so are the smallest.
+        batch_invariant: use one tile shape and no splits for every batch, so that a token's bits do
+        not depend on the number of other tokens; large batches and the smallest ones are slower.
         """
         num_rows = chosen.experts.numel()
         num_experts = len(self.down.bias)
@@ -73,9 +73,9 @@ class FusedExperts:
 def combine(rows: Tensor, residual: Tensor) -> Tensor:
     """The residual [T, H] plus each token's rows.
 
-    rows is float32 [splits, T * k, H], row t * k + j a part of the weighted result of the token's
-    j-th expert. Parts are added in their order, and these sums in the order of j; the total is
-    rounded once before the residual is added, as in the plain path. All in float32.
+    rows is float32 [splits, T * k, H]; row t * k + j of a split is a part of the weighted result of
+    the token's j-th expert. The splits are added in order, then the experts in the order of j, in
+    float32; the total is rounded once before the residual is added, as in the plain path.
     """
     num_tokens, width = residual.shape
     out = torch.empty_like(residual)
@@ -112,8 +112,8 @@ def _combine_kernel(
 
 
 class KernelBlock(nn.Module):
-    """As `block.Block`. Raises CheckpointError: packed experts have a scale the kernels do not take
-    (E-CHECKPOINT-SCALE)."""
+    """`block.Block` on kernels. Raises CheckpointError if packed experts have a scale that the
+    kernels do not support (E-CHECKPOINT-SCALE)."""
 
     def __init__(
         self, config: ModelConfig, layer: int, tensors: LayerTensors, way: ExpertWay
@@ -149,9 +149,9 @@ class KernelBlock(nn.Module):
 
 
 def _router_weight(tensors: LayerTensors) -> Tensor:
-    """The router's weight; on a GPU in the activations' type if that holds every value exactly, as
-    in published models: products of two bfloat16 are exact in float32, and a product of float32
-    took five times as long for a decoding step."""
+    """The router's weight. On a GPU it has the activations' type if this represents every value
+    exactly, as in published models: products of two bfloat16 are exact in float32, and a product of
+    float32 took five times as long in a decoding step."""
     weight = tensors.router_weight
     narrow = weight.to(tensors.qkv_weight.dtype)
     return narrow if weight.is_cuda and torch.equal(narrow.float(), weight) else weight

@@ -1,8 +1,8 @@
-"""Rows of a pass, for kernels: whole documents, or new tokens over a paged cache.
+"""Contexts of a pass for kernels: complete documents, or new tokens over a paged cache.
 
-The plain contexts compute positions, pages and rings; these pass them to the kernels. A pass of
-single tokens, as in decoding, writes keys and values straight into their pages; longer chunks also
-keep a contiguous copy, which they attend to after the cached keys.
+The plain contexts compute positions, pages and rings; the classes here pass them to the kernels. A
+pass of single tokens, as in decoding, writes keys and values directly into their pages; longer
+chunks also keep a contiguous copy, which they attend to after the cached keys.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from nmoe_core.engine.weights.config import ModelConfig
 
 
 class KernelDocuments(PackedDocuments):
-    """Whole documents, each attending to itself."""
+    """Complete documents, each of which attends to itself."""
 
     def __init__(self, config: ModelConfig, packing: Packing) -> None:
         super().__init__(config, packing)
@@ -38,7 +38,7 @@ class KernelDocuments(PackedDocuments):
         self._blocks = query_blocks(rows[is_first].int(), len(packing.positions))
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """Mixed values [N, heads, head_dim] of a block's fused projection [N, q + k + v].
+        """Attention output [N, heads, head_dim] from a block's fused projection [N, q + k + v].
 
         rotation: complex64 [N, head_dim / 2], of the rows' positions.
         """
@@ -48,11 +48,11 @@ class KernelDocuments(PackedDocuments):
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """Single tokens of sequences that a cache keeps.
+    """Single new tokens of sequences in a cache.
 
-    written, ring_written: int64 [B], row of each token among the pages of blocks that see
-    everything and among the rings of windowed ones, negative for an empty place. tables,
-    ring_tables: int32 [B, width], pages to read. lengths: int32 [B]. max_length: see `Cached`.
+    written, ring_written: int64 [B], row of each token in the pages of full-attention blocks and in
+    the rings of sliding-window blocks, negative for an empty slot. tables, ring_tables: int32 [B,
+    width], pages to read. lengths: int32 [B]. max_length: see `Cached`.
     """
 
     cache: PagedCache
@@ -70,7 +70,7 @@ class Singles:
         return self.attend(layer, rotate_and_store(qkv, rotation, written, *pages), sinks)
 
     def attend(self, layer: int, q: Tensor, sinks: Tensor) -> Tensor:
-        """Mixed values of rotated queries [B, heads, head_dim], whose keys are in the cache."""
+        """Attention output of rotated queries [B, heads, head_dim], whose keys are in the cache."""
         window = self.cache.windows[layer]
         tables = self.tables if window is None else self.ring_tables
         cached = Cached(tables, self.lengths, self.max_length)
@@ -79,7 +79,7 @@ class Singles:
 
 
 class KernelStep(StepBatch):
-    """New tokens of sequences that a cache keeps; `singles` are its chunks of one token, if any."""
+    """New tokens of sequences in a cache; `singles` are the chunks of one token, if any."""
 
     singles: Singles
 
@@ -99,7 +99,7 @@ class KernelStep(StepBatch):
 
     @property
     def is_decode(self) -> bool:
-        """Whether every chunk is one token whose cache slot is read by the decoding kernel."""
+        """Whether every chunk is a single token, for which the decoding kernel is used."""
         return not self._longer
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
@@ -110,7 +110,8 @@ class KernelStep(StepBatch):
         keys = self.cache.keys[layer]
         values = self.cache.values[layer]
         q, k, v = _rotated(qkv, rotation, self._rows, keys.shape[2:])
-        # Copies, made before the write: a ring's new rows replace old ones that are still seen.
+        # These are copies from before the write, since new rows of a ring replace old rows that are
+        # still visible.
         seen_keys, seen_values = (
             torch.cat([part for pair in self._seen(pages, new, window) for part in pair])
             for pages, new in ((keys, k), (values, v))
@@ -126,7 +127,7 @@ class KernelStep(StepBatch):
         return torch.cat([self.singles.attend(layer, single, sinks), mixed])
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """As `StepBatch`; the inputs of the decoding kernel."""
+        """See `StepBatch`; computes the inputs of the decoding kernel."""
         cache = self.cache
         ring = slots[:, None] * cache.ring_pages + np.arange(cache.ring_pages)
         self.singles = Singles(

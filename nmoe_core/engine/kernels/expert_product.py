@@ -1,17 +1,18 @@
-"""The grouped product: sorted rows times the weights of their experts, in one launch.
+"""The grouped product: multiplies sorted rows by the weights of their experts in one launch.
 
-Weights are tiled along K once, at load, MXFP4 codes kept packed. A tile is 64 inputs of all output
-rows, contiguous, so that a program's loads are whole lines; 16 words of a row hold its codes (see
-`words.py`), which become the operand of a matrix product in the registers that loaded them.
+Weights are tiled along K once, when they are loaded; MXFP4 codes stay packed. A tile has 64 inputs
+of all output rows, contiguous, so that a program loads complete cache lines. 16 words of a row have
+its codes (see `mxfp4_words.py`), which are decoded in the registers that loaded them.
 
 A program computes one tile of rows of one expert by one block of output columns. The prologue
 gathers activations by sorted choice; the epilogue adds the bias and either applies SwiGLU (the
-first projection, whose gates and ups alternate: one product serves both) or weighs the rows and
-puts them back in token order (the second). Decoding is exact. Sums are float32.
+first projection, whose gates and ups alternate: one product serves both) or multiplies the rows by
+their routing weights and puts them back into token order (the second). Decoding is exact. Sums are
+float32.
 
-If the programs of the second projection would leave multiprocessors idle, its inputs are split:
-each split is a sum of its own, and `block.combine`, which adds up the rows anyway, adds them in
-their order. The number of splits follows from shapes, never from the device.
+If the second projection has too few programs for all multiprocessors, its inputs are split: each
+split is a separate sum, and `block.combine`, which adds the rows of a token anyway, adds the splits
+in order. The number of splits depends on shapes, never on the device.
 """
 
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from nmoe_core.engine.weights.config import GROUP_SIZE
 
 TILE_K = 2 * GROUP_SIZE
 WORDS = TILE_K // CODES
-# 2^(s - 1), which undoes the 2^-126 of unpacked codes, must itself be a bfloat16: of exponent
-# s + 126.
+# 2^(s - 1), which cancels the 2^-126 of unpacked codes, must be a bfloat16 number, with exponent s
+# + 126.
 LARGEST_SCALE = 128
 EXPONENT_OFFSET = 126
 
@@ -42,7 +43,7 @@ class TiledExperts:
     """MXFP4 weights of one projection of all experts.
 
     codes: int16 [E, K / 64, N, 16], words of four codes. scales: int16 [E, K / 64, N], two
-    exponents each; K is rounded up to whole tiles with zeros. in_features: K before rounding. bias:
+    exponents each; K is padded with zeros to complete tiles. in_features: K before rounding. bias:
     float32 [E, N].
     """
 
@@ -73,12 +74,12 @@ ExpertWeights = TiledExperts | DenseExperts
 
 def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
     """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32]. Raises
-    CheckpointError: a scale means weights of 2^2 and more, or NaN (E-CHECKPOINT-SCALE): keep such
-    experts decoded."""
+    CheckpointError if a scale means weights of 2^2 and more, or NaN (E-CHECKPOINT-SCALE); such
+    experts must be decoded."""
     largest = int(scales.max())
     if largest > LARGEST_SCALE:
         raise CheckpointError(
-            "an MXFP4 scale is beyond what the packed kernels take",
+            "an MXFP4 scale is too large for the packed kernels",
             found=f"scale byte {largest}",
             expected=f"at most {LARGEST_SCALE}",
             do="load the experts decoded",
@@ -89,7 +90,8 @@ def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
     tiles = (groups + padding) // 2
     codes = torch.empty(num_experts, tiles, rows, WORDS, dtype=torch.int16, device=blocks.device)
     exponents = codes.new_empty(num_experts, tiles, rows)
-    # One expert at a time: the unpacked nibbles of all of them would be twice the weights.
+    # One expert at a time, since the unpacked nibbles of all experts would need twice the memory of
+    # the weights.
     for expert in range(num_experts):
         nibbles = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], -1).flatten(-2)
         nibbles = F.pad(nibbles, (0, 0, 0, padding)).view(rows, tiles, CODES, WORDS)
@@ -101,7 +103,7 @@ def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Rows and columns of a program's tile, and how the compiler is to run it."""
+    """Rows and columns of a program's tile, and the compiler's options."""
 
     rows: int
     columns: int
@@ -109,30 +111,31 @@ class TileShape:
     num_stages: int
 
 
-# From few rows per expert, where reading and decoding the weights is most of the work, to many: on
-# an H100 the fastest of about forty shapes from 4 rows on (docs/kernels.md).
+# Tiles for few rows per expert, which mostly read and decode weights, to many rows: the fastest of
+# about forty shapes on an H100 from 4 rows on (docs/kernels.md).
 TILES = tuple(TileShape(rows, columns=256, num_warps=4, num_stages=3) for rows in (16, 32, 64))
 DECODE = TILES[0]
 PREFILL = TILES[-1]
-# Up to 408 programs (eight tokens) splits of a product saved a quarter to a half of its time there,
-# and from 432 on they cost a few per cent. Splits of fewer tiles of inputs were not measured.
+# On an H100, splits saved a quarter to a half of the time of products of up to 408 programs (eight
+# tokens), and cost a few per cent from 432 programs on. Smaller splits were not measured.
 MOST_SPLIT_PROGRAMS = 420
 LEAST_K_TILES = 8
-# Scalar instructions multiply float32, with a tile's inputs in registers: a larger one spills them.
+# float32 is multiplied by scalar instructions with the inputs of a tile in registers; a larger tile
+# would spill them.
 FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
 
 def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
-    """The smallest tile that has more rows than an expert, if all have as many; else the largest.
-    On a GPU float32 has a tile of its own."""
+    """The smallest tile with more rows than the average expert has; if there is none, the largest.
+    On a GPU, float32 has a separate tile."""
     if dtype == torch.float32 and not INTERPRETED.value:
         return FLOAT32
     return next((tile for tile in TILES if num_rows < tile.rows * num_experts), PREFILL)
 
 
 def splits_for(routing: Routing, weights: ExpertWeights, shape: TileShape) -> int:
-    """Splits of a product's inputs: more than one only for the smallest tile, in batches with few
-    programs."""
+    """Number of splits of a product's inputs: above one only for the smallest tile, in batches with
+    few programs."""
     num_tiles = len(routing.tile_experts)
     num_outputs = weights.bias.shape[1]
     programs = num_tiles * triton.cdiv(num_outputs, shape.columns)
@@ -150,16 +153,16 @@ def grouped_product(
     swiglu: tuple[float, float] | None = None,
     splits: int = 1,
 ) -> Tensor:
-    """First projection with SwiGLU; or the second, each row times its routing weight.
+    """The first projection with SwiGLU, or the second projection times the routing weights.
 
     Args:
-        x: [T, K]; [T * k, K] in sorted order for the second projection.
-        weights: N outputs; for the first projection gate, up, gate, up.
-        routing: Places of the rows, in tiles of `shape.rows`.
+        x: [T, K]; for the second projection [T * k, K], in sorted order.
+        weights: With N outputs; for the first projection in the order gate, up, gate, up.
+        routing: The sorted rows, in tiles of `shape.rows`.
         shape: Shape of a program's tile.
         swiglu: For the first projection: the limit of gates and ups, and the factor inside the
             gate's sigmoid. None for the second.
-        splits: Parts that the inputs of the second projection are cut into.
+        splits: Number of parts into which the inputs of the second projection are split.
 
     Returns:
         First projection: [T * k, N / 2] of x's type, in sorted order. Second: float32
@@ -202,7 +205,7 @@ def _product_kernel(
     TOP_K: tl.constexpr, IS_PACKED: tl.constexpr, IS_SWIGLU: tl.constexpr, IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    # Tiles of one expert are neighbours in the grid, so they share its weights in the cache.
+    # Tiles of an expert are neighbours in the grid, so they share its weights in the cache.
     tile = tl.program_id(0) % num_tiles
     column_block = tl.program_id(0) // num_tiles
     expert = tl.load(tile_experts_ptr + tile)

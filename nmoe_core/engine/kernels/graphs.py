@@ -1,10 +1,10 @@
-"""Decoding steps of fixed batch sizes as CUDA graphs: one launch instead of hundreds.
+"""Runs decoding steps of fixed batch sizes as CUDA graphs: one launch instead of hundreds.
 
-A step of n single tokens is padded to the next captured size; empty places have length 0 and write
-no key. Everything that changes between steps is in buffers that are filled before a replay. There
+A step of n single tokens is padded to the next captured size; empty slots have length 0 and write
+no key. All values that change between steps are in buffers that are filled before a replay. There
 is one graph per batch size and length bucket (which fixes the number of splits), captured when the
-pair first occurs; all share one pool of memory. Without a CUDA device the same code runs
-unrecorded.
+pair first occurs; all graphs share one memory pool. Without a CUDA device the same code runs
+without capture.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ LEAST_LENGTH = 1024
 
 
 class StaticStep:
-    """Context of one token for each of `batch_size` places, in buffers that keep their address."""
+    """The context of one token for each of `batch_size` slots, in buffers with fixed addresses."""
 
     batch_invariant = False
 
@@ -43,7 +43,8 @@ class StaticStep:
         self.attend_rows = self.singles.attend_rows
 
     def fill(self, ids: Tensor, step: KernelStep) -> None:
-        """Take the rows of a step of single tokens; the places after them become empty."""
+        """Copy the rows of a step of single tokens into the buffers; the remaining slots become
+        empty."""
         own = self.singles
         new = step.singles
         count = len(ids)
@@ -61,7 +62,7 @@ class StaticStep:
 
 
 class DecodeGraphs:
-    """Recorded decoding steps of a forward pass over a cache; `rotation` is of every position."""
+    """Captured decoding steps of a forward pass over a cache; `rotation` has every position."""
 
     def __init__(self, forward: Forward, rotation: Tensor, cache: PagedCache) -> None:
         self._forward = forward
@@ -72,7 +73,7 @@ class DecodeGraphs:
             self._pool = torch.cuda.graph_pool_handle() if rotation.is_cuda else None
 
     def takes(self, step: KernelStep) -> bool:
-        """Whether a step is of single tokens only, and of a size that is recorded."""
+        """Whether a step has only single tokens and a size that is captured."""
         return step.is_decode and len(step.positions) <= BATCH_SIZES[-1]
 
     def run(self, ids: Tensor, step: KernelStep) -> Tensor:
@@ -90,14 +91,16 @@ class DecodeGraphs:
             return replay()[: len(ids)]
 
     def _record(self, step: StaticStep) -> Callable[[], Tensor]:
-        """A function that turns the step's buffers into its logits, as a graph on a GPU."""
+        """A function that computes the logits from the step's buffers; on a GPU it replays a
+        graph."""
 
         def run() -> Tensor:
             return self._forward(step.ids, step, self._rotation[step.positions])
 
         if step.ids.device.type != "cuda":
             return run
-        # Outside the capture first: kernels compile, and libraries make their workspaces.
+        # The first run is outside the capture: it compiles kernels and allocates workspaces of
+        # libraries.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,9 +1,9 @@
-"""Arithmetic of the kernels that is right on a GPU and in Triton's CPU interpreter.
+"""Arithmetic that is correct on a GPU and in Triton's CPU interpreter.
 
-The interpreter holds bfloat16 as 16-bit integers: it multiplies them as such without a warning,
-truncates while hardware rounds to nearest even, and loses subnormals. So products of kernels go
-through `dot`, conversions through `widen` and `round_to`. Scores of attention are in powers of two:
-the hardware has exp2, and exp is that and a product.
+The interpreter stores bfloat16 as 16-bit integers: it multiplies these integers without a warning,
+truncates while hardware rounds to nearest even, and loses subnormals. So kernels use `dot` for
+products and `widen` and `round_to` for conversions. Attention scores are scaled for exp2, which the
+hardware has; exp would need one more product.
 """
 
 import os
@@ -11,7 +11,7 @@ import os
 import triton
 import triton.language as tl
 
-# Read when the first kernel is decorated: setting the variable later has no effect.
+# Triton reads the variable when the first kernel is decorated; setting it later has no effect.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") not in ("0", ""))
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -51,10 +51,11 @@ def dot(a, b, acc):
 
 @triton.jit
 def attend_keys(q, k, v, is_seen, scale, largest, total, acc):
-    """Take a block of keys into the running maximum, sum and weighted values (FlashAttention).
+    """Update the running maximum, sum and weighted values with a block of keys (FlashAttention).
 
-    q [M, D], k and v [K, D], is_seen [M, K] or None if all are; scale includes log2(e). The new
-    maximum must be finite: a row sees a key of the block, or its maximum is finite already.
+    q [M, D], k and v [K, D], is_seen [M, K], or None if all keys are visible; scale includes
+    log2(e). The new maximum must be finite: each row sees a key of the block, or its maximum is
+    already finite.
     """
     scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], k.shape[0]), dtype=tl.float32))
     scores *= scale

@@ -1,9 +1,9 @@
-"""MXFP4 codes in 16-bit words of four, with bits placed so that few instructions make bfloat16.
+"""MXFP4 codes in 16-bit words of four, arranged so that few instructions decode them to bfloat16.
 
-bfloat16 has its sign in bit 15, and a code's exponent and mantissa belong in bits 8 to 6: the value
-times 2^-126. Read as such, codes 0, 1 and 2 of a word need a shift by 0, 3 and 6 bits and one mask;
-code 3 takes the bits that are left. A 32-bit register holds two words, so that each instruction
-serves two codes: 11 for eight codes (an idea of OpenAI's triton_kernels on Hopper).
+The sign of bfloat16 is bit 15. With a code's exponent and mantissa in bits 8 to 6, the number is
+the code's value times 2^-126. Codes 0, 1 and 2 of a word need a shift by 0, 3 and 6 bits and one
+mask; code 3 uses the remaining bits. A 32-bit register has two words, so each instruction decodes
+two codes: 11 instructions for eight codes (an idea of OpenAI's triton_kernels on Hopper).
 """
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nmoe_core.engine.kernels.mode import INTERPRETED, round_to, widen
 
-CODES = 4  # of a word
-# Two words in $4; $0 to $3 are their first to fourth codes as bfloat16 times 2^-126. 0xEA is
-# (a & b) | c.
+CODES = 4  # per word
+# The input $4 has two words; the outputs $0 to $3 are their first to fourth codes as bfloat16 times
+# 2^-126. 0xEA means (a & b) | c.
 UNPACK_PTX = tl.constexpr("""{
 .reg .b32 low, high;
 and.b32 $0, $4, 0x81C081C0;
@@ -33,7 +33,7 @@ lop3.b32 $3, high, 0x00400040, low, 0xEA;
 
 
 def words_of(codes: Tensor) -> Tensor:
-    """int16 [...] of codes uint8 [4, ...]."""
+    """The words int16 [...] of codes uint8 [4, ...]."""
     signs = codes.int() >> 3
     magnitudes = codes.int() & 7
     words = (signs[0] << 15) | (magnitudes[0] << 6)
@@ -62,10 +62,10 @@ def unpacked(words):
 
 @triton.jit
 def decoded(words, scales, dtype: tl.constexpr):
-    """Weights [N, 64] of words int16 [N, 16] and scales int16 [N].
+    """Weights [N, 64] from words int16 [N, 16] and scales int16 [N].
 
-    Code c of word j is input 16 c + j. A scale holds the bfloat16 exponents of inputs 0 to 31, in
-    its low byte, and 32 to 63; they undo the 2^-126.
+    Code c of word j is input 16 c + j. A scale has the bfloat16 exponents of inputs 0 to 31, in its
+    low byte, and of inputs 32 to 63; they cancel the 2^-126.
     """
     first, second, third, fourth = unpacked(words.to(tl.uint16, bitcast=True))
     codes = tl.permute(tl.join(tl.join(first, second), tl.join(third, fourth)), (0, 3, 2, 1))

@@ -1,9 +1,9 @@
 """Routes rows to experts: top-k with softmax, and a stable counting sort without atomics.
 
-The sort works on the flattened choices [T * k]: programs count the experts of one block each, one
-program turns the counts into offsets and the list of row tiles, and programs place the rows of
-their block. No size but T reaches the host, so a CUDA graph can hold it all. Tiles are of one
-expert; of equal logits the lower expert wins.
+The sort works on the flattened choices [T * k]: each program counts the experts of one block, one
+program turns the counts into offsets and the list of row tiles, and each program places the rows of
+its block. The host needs no size except T, so a CUDA graph can contain all launches. A tile has
+rows of one expert only; among equal logits the lower expert wins.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Routing:
     """Rows sorted by expert; R = T * k choices.
 
     weights: float32 [T, k], softmax over the chosen logits. experts: int32 [T, k], largest logit
-    first. sorted_choices: int32 [R], flat choice (t * k + j) at each sorted place; choices of one
-    expert keep their order. expert_starts: int32 [E + 1], first place of each expert. tile_experts,
-    tile_starts: int32 [max_tiles], expert and first place of each tile of `tile_rows` rows; an
-    expert of -1 marks tiles past the last.
+    first. sorted_choices: int32 [R], flat choice (t * k + j) at each sorted position; choices of
+    one expert keep their order. expert_starts: int32 [E + 1], first position of each expert.
+    tile_experts, tile_starts: int32 [max_tiles], expert and first position of each tile of
+    `tile_rows` rows; unused tiles have expert -1.
     """
 
     weights: Tensor
@@ -43,7 +43,7 @@ class Routing:
 
 @on_its_device
 def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor]:
-    """float32 weights and int32 experts, [T, k] each, of float32 logits [T, E]."""
+    """float32 weights and int32 experts, [T, k] each, from float32 logits [T, E]."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty(num_tokens, experts_per_token, device=logits.device)
     experts = torch.empty_like(weights, dtype=torch.int32)
@@ -58,7 +58,7 @@ def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tens
 
 @on_its_device
 def sort_choices(weights: Tensor, experts: Tensor, num_experts: int, tile_rows: int) -> Routing:
-    """Sort the choices [T, k] by expert and cut each expert's rows into tiles."""
+    """Sort the choices [T, k] by expert and split each expert's rows into tiles."""
     device = experts.device
     num_choices = experts.numel()
     num_blocks = max(1, triton.cdiv(num_choices, _SORT_BLOCK))
@@ -92,7 +92,7 @@ def _choose_kernel(
     is_there = (tokens < num_tokens)[:, None] & (columns < num_experts)[None, :]
     pointers = logits_ptr + tokens[:, None] * num_experts + columns[None, :]
     raw = tl.load(pointers, mask=is_there, other=0.0)
-    # A row with NaN keeps its experts in range; its weights, and so its result, are NaN.
+    # If a row has NaN, its experts stay in range, and its weights, and so its result, are NaN.
     poison = tl.sum(tl.where(raw != raw, raw, 0.0), axis=1)
     logits = tl.where(raw == raw, raw, -3.0e38)
     logits = tl.where((columns < num_experts)[None, :], logits, float("-inf"))
@@ -134,7 +134,8 @@ def _offsets_kernel(
     TILE_ROWS: tl.constexpr, PADDED_EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts in place to the first place of (block, expert); expert starts; the tile list."""
+    """Replace counts by the first position of (block, expert); write expert starts and the tile
+    list."""
     columns = tl.arange(0, PADDED_EXPERTS)
     rows = tl.arange(0, CHUNK)
     totals = tl.zeros((PADDED_EXPERTS,), dtype=tl.int32)
@@ -168,7 +169,7 @@ def _offsets_kernel(
 
 @triton.jit
 def _chunk(counts_ptr, blocks, columns, num_blocks, PADDED_EXPERTS: tl.constexpr):
-    """Pointers and mask of the counts of some blocks, [blocks, experts]."""
+    """Pointers and mask of the counts of blocks, [blocks, experts]."""
     pointers = counts_ptr + blocks[:, None] * PADDED_EXPERTS + columns[None, :]
     return pointers, (blocks < num_blocks)[:, None] & (columns >= 0)[None, :]
 
@@ -179,7 +180,7 @@ def _place_kernel(
     num_choices,
     PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write each choice of a block to its place: after the earlier choices of its expert."""
+    """Write each choice of a block to its position, after the earlier choices of its expert."""
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     choices = block * BLOCK + lanes

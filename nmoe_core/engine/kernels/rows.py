@@ -1,8 +1,8 @@
-"""Kernels that take one row at a time: residual addition with RMSNorm, and rotation with storing.
+"""Kernels over single rows: residual addition with RMSNorm, and rotation with cache writes.
 
-A residual sum is rounded to its type before it is normalised, as two separate operations would
-leave it; mean and scaling are float32 (Zhang and Sennrich, arXiv 1910.07467). Rotation turns
-neighbouring pairs of a head (see `rope.pair_halves`) in float32.
+A residual sum is rounded to its type before it is normalised, as in two separate operations; mean
+and scaling are float32 (RMSNorm: Zhang and Sennrich, arXiv 1910.07467). Rotation turns adjacent
+pairs of a head (see `rotation.pair_halves`) in float32.
 """
 
 import torch
@@ -22,7 +22,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`residual + delta` and its RMSNorm, [T, H] each.
 
-    Without a delta the residual is normalised as it is, and returned. weight: float32 [H].
+    Without a delta, the unchanged residual is normalised and returned. weight: float32 [H].
     """
     num_tokens, width = residual.shape
     total = residual if delta is None else torch.empty_like(residual)
@@ -66,7 +66,8 @@ def rotate_and_store(
     Args:
         qkv: [N, (heads + 2 * kv_heads) * D], queries, then keys, then values.
         rotation: complex64 [N, D / 2], of the rows' positions.
-        slots: int32 or int64 [N], page * page_size + offset of each row, negative for none.
+        slots: int32 or int64 [N], page * page_size + offset of each row; negative rows are not
+            stored.
         k_pages, v_pages: [num_pages, page_size, kv_heads, D], written; [N, 1, kv_heads, D] with
             slots 0 .. N - 1 if there is no cache.
     """
@@ -92,7 +93,7 @@ def _rotate_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    # Both values of a pair in one load and one store: single ones took seven times the time.
+    # Both values of a pair in one load and one store; separate ones took seven times as long.
     values = tl.arange(0, 2 * PADDED_HALF)
     pairs = tl.arange(0, PADDED_HALF)
     head_dim = 2 * HALF_DIM
@@ -102,7 +103,7 @@ def _rotate_kernel(
     x = tl.load(qkv_ptr + source, mask=is_there, other=0.0)
     even, odd = tl.split(tl.reshape(widen(x), (BLOCK, PADDED_HALF, 2)))
     turn = rotation_ptr + row * head_dim + 2 * pairs
-    # Values are rotated by no angle.
+    # Values (v) are not rotated.
     is_turned = (head < heads + kv_heads)[:, None]
     cos = tl.where(is_turned, tl.load(turn, mask=is_pair, other=1.0)[None, :], 1.0)
     sin = tl.where(is_turned, tl.load(turn + 1, mask=is_pair, other=0.0)[None, :], 0.0)

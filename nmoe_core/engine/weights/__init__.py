@@ -1,1 +1,1 @@
-"""Checkpoints: their configuration, layout, files and quantised formats."""
+"""Checkpoints: configuration, layout, files and quantised formats."""

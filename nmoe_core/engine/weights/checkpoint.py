@@ -109,8 +109,8 @@ class Checkpoint:
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """embedding, unembedding [vocab, hidden] (one tensor if tied); final_norm float32 [hidden].
-        If the files have two different tables, as some fine-tunes do, both are used although the
-        config says tied."""
+        If the files have two different tables, as in some fine-tunes, both are used, even if the
+        config says that they are tied."""
         embedding = unembedding = self._copy(self.layout.embedding, dtype)
         is_tied = self.config.tie_word_embeddings
         head = HUGGING_FACE.unembedding if is_tied else self.layout.unembedding
@@ -222,5 +222,5 @@ class Checkpoint:
 
 
 def _gates_first(part: str, rows: Tensor) -> Tensor:
-    """Rows of gate and up, which interleave in the files (gate even, up odd), as two halves."""
+    """Rows of gate and up as two halves; in the files they are interleaved (gate even, up odd)."""
     return torch.cat([rows[0::2], rows[1::2]]) if part == "gate_up_weight" else rows

@@ -18,7 +18,7 @@ __all__ = ["FULL", "GROUP_SIZE", "MXFP4", "SLIDING", "ModelConfig", "YarnScaling
 
 # Number of weights in an MXFP4 group, which share a scale.
 GROUP_SIZE = 32
-# More fields with the same name in the Hugging Face form and in `ModelConfig`.
+# Other fields that have the same name in the Hugging Face form and in `ModelConfig`.
 _SAME_IN_HF = ("max_position_embeddings", "rms_norm_eps", "eos_token_id", "pad_token_id")
 _GPT_OSS_ONLY = ("experts_per_token", "swiglu_alpha", "swiglu_limit")
 
@@ -37,10 +37,10 @@ class ModelConfig:
     """Shape and constants of one model.
 
     `layer_types[i]` is `sliding_attention` or `full_attention`; `sliding_window` counts the query
-    itself; `quant_method` is `mxfp4` if the config says so of the experts, else None (the files
-    themselves decide how they are read). A dense model has one expert and no router; `swiglu_limit`
-    None is SwiGLU without a clamp; `norm_topk_prob` takes the softmax over a token's experts alone,
-    else it is over all.
+    itself; `quant_method` is `mxfp4` if the config says this about the experts, else None (the
+    tensors in the files decide how they are read). A dense model has one expert and no router;
+    `swiglu_limit` None means SwiGLU without a clamp; with `norm_topk_prob` the softmax is over the
+    chosen experts of a token, else over all experts.
     """
 
     num_hidden_layers: int
@@ -113,10 +113,10 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read the Hugging Face form of any family, or gpt-oss in the form of `original/`.
 
-        Fixed facts of `original/`, which its file does not have: alternating layers starting with a
-        sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published vocabulary.
-        Raises CheckpointError: another architecture or a variant of one (E-CHECKPOINT-ARCH); a
-        field is missing or out of range (E-CHECKPOINT-CONFIG).
+        The file of `original/` lacks some facts, which are fixed here: alternating layers that
+        start with a sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published
+        vocabulary. Raises CheckpointError if the architecture or a variant of it is not supported
+        (E-CHECKPOINT-ARCH), or a field is missing or out of range (E-CHECKPOINT-CONFIG).
         """
         return cls(**config_fields(raw))
 

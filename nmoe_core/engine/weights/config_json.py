@@ -21,7 +21,7 @@ SAME_INTEGERS = (
     *("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "sliding_window"),
 )
-# The defaults of transformers for fields that a file of another family leaves out.
+# The defaults of transformers for fields that a file of another family may omit.
 _DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "norm_topk_prob": False,
@@ -54,12 +54,13 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Fields of the families that exist in the Hugging Face form alone."""
+    """Fields of the families that exist only in the Hugging Face form."""
     _require(raw, _FIXED)
     heads, hidden = (take(raw, int, name) for name in ("num_attention_heads", "hidden_size"))
     if family is LLAMA:
         raw = {"num_key_value_heads": heads} | raw
-    if family is not QWEN3:  # its heads are 128 wide by default, and in every published file
+    # The heads of Qwen3 are 128 wide by default, and in every published file.
+    if family is not QWEN3:
         raw = {"head_dim": hidden // max(1, heads)} | raw
     same = ("num_hidden_layers", "vocab_size", "head_dim", "num_key_value_heads")
     inner = "moe_intermediate_size" if family.has_router else "intermediate_size"
@@ -143,7 +144,7 @@ def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _original_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that only a file of `original/` has, and values of the fields that it leaves out."""
+    """Fields that only a file of `original/` has, and values of the fields that it omits."""
     scaling = YarnScaling(
         factor=take(raw, float, "rope_scaling_factor"),
         original_max_position=take(raw, int, "initial_context_length"),

@@ -15,7 +15,7 @@ RECIPE_KEY = "nmoe_recipe"  # key of a `config.json` with random weights (weight
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of decoder, by its names in `config.json`.
+    """A family of decoders, with its names in `config.json`.
 
     has_sinks: Each head's softmax has a learned sink. has_head_norms: Queries and keys are
     normalised by head before they are rotated. has_router: The feed-forward is a mixture of

@@ -1,10 +1,10 @@
-"""The names and shapes of a checkpoint's tensors, in all published layouts.
+"""Names and shapes of a checkpoint's tensors, in all published layouts.
 
-The Hugging Face layout keeps query, key and value apart. gpt-oss has two layouts: Hugging Face's
-stores unquantised experts input-major, `original/` fuses query, key and value and stores experts
-output-major. In both, experts are stacked, the rows of gate and up interleave (gate even, up odd),
-and MXFP4 experts are a tensor of blocks and a tensor of scales. Other families store the matrices
-of each expert alone, gate and up apart.
+The Hugging Face layout has separate tensors for query, key and value. gpt-oss has two layouts:
+Hugging Face's, with unquantised experts input-major, and `original/`, with fused query, key and
+value and experts output-major. In both, experts are stacked, the rows of gate and up are
+interleaved (gate even, up odd), and MXFP4 experts are a tensor of blocks and a tensor of scales.
+Other families store separate matrices for each expert, and for gate and up.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One published naming of the tensors.
+    """A published layout of the tensors.
 
-    `parts` maps a part of a block to the stored tensors that it consists of, joined by rows.
-    `experts` maps expert matrices likewise: one stem of a stack, or the matrices of expert `{}`.
+    `parts` maps a part of a block to its stored tensors, which are concatenated by rows. `experts`
+    maps expert matrices in the same way: to the stem of a stack, or to the matrices of expert `{}`.
     """
 
     embedding: str
@@ -62,12 +62,12 @@ class Layout:
         return stem + blocks, stem + scales
 
     def expert_names(self, layer: int, part: str, experts: Iterable[int]) -> list[str]:
-        """Names of the matrices of experts that are stored alone."""
+        """Names of the matrices of experts that are stored separately."""
         names = (self.block_name(layer, name) for name in self.experts[part])
         return [name.format(expert) for name in names for expert in experts]
 
     def is_packed(self, layer: int, part: str, names: Collection[str]) -> bool:
-        """Whether the files hold an expert stack as MXFP4."""
+        """Whether the files have an expert stack as MXFP4."""
         return self.is_stacked and any(name in names for name in self.packed_names(layer, part))
 
 
@@ -106,7 +106,7 @@ ORIGINAL = Layout(
     experts={"gate_up_weight": ("mlp.mlp1_weight",), "down_weight": ("mlp.mlp2_weight",)},
     packed_suffixes=(".blocks", ".scales"),
 )
-# Buffers that old files of other families hold beside the weights; tied tables are stored once.
+# A buffer that old files of other families have beside the weights. Tied tables are stored once.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
@@ -172,7 +172,7 @@ def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def block_tensors(
     config: ModelConfig, layout: Layout, layer: int
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Name, part and shape of every stored tensor of a block but the expert stacks."""
+    """Name, part and shape of every stored tensor of a block, except the expert stacks."""
     shapes = part_shapes(config)
     for part, pieces in layout.parts.items():
         sizes = config.qkv_sizes if len(pieces) == 3 else shapes[part][:1]
@@ -185,8 +185,8 @@ def stored_tensors(
 ) -> dict[str, TensorSpec]:
     """All tensors of a checkpoint with this config, by name.
 
-    An expert stack is taken as MXFP4 if `names` has its blocks or scales, or, when it has neither
-    these nor the plain stack, if the config says so.
+    An expert stack is MXFP4 if `names` has its blocks or scales; or, if `names` has neither them
+    nor the plain stack, if the config says so.
     """
     shapes = part_shapes(config)
     table = TensorSpec((config.vocab_size, config.hidden_size))
@@ -239,7 +239,8 @@ def check_tensors(
     """Raise CheckpointError if tensors are missing, unknown or have a wrong shape
     (E-CHECKPOINT-TENSOR).
 
-    `found` has every stored tensor with its only dtype; `where` is the place in the message.
+    `found` has every stored tensor, with its dtype as the only allowed one; `where` is the location
+    in the message.
     """
     expected = stored_tensors(config, layout, found)
     problems = []

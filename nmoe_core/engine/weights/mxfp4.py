@@ -1,9 +1,9 @@
 """MXFP4: 32 four-bit floats that share one power-of-two scale (OCP Microscaling Formats 1.0).
 
-A group of 32 values along the input dimension is 16 bytes and one scale byte. A byte holds two
-E2M1 codes, the low nibble has the even index; a scale byte s means 2^(s - 127), and 255 means NaN.
+A group of 32 values along the input dimension has 16 bytes and one scale byte. A byte has two E2M1
+codes, with the even index in the low nibble; a scale byte s means 2^(s - 127), and 255 means NaN.
 Decoding is exact in float32 and in bfloat16, except that 2^128 and above overflow to infinity.
-Expert stacks are decoded at load or, with the same results, whenever they are used.
+Expert stacks are decoded when they are loaded or, with the same results, whenever they are used.
 """
 
 import functools
@@ -36,7 +36,7 @@ class DecodedExperts(nn.Module):
 class PackedExperts(nn.Module):
     """blocks: uint8 [E, outputs, groups, 16]; scales: uint8 [E, outputs, groups].
 
-    Decoding costs about two nanoseconds per byte on one core, shared by the rows of a batch.
+    Decoding takes about two nanoseconds per byte on one core, once for all rows of a batch.
     """
 
     def __init__(self, blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
@@ -46,7 +46,7 @@ class PackedExperts(nn.Module):
         self.scales = nn.Parameter(scales, requires_grad=False)
 
     def matrix(self, expert: int) -> Tensor:
-        """[outputs, inputs], decoded anew."""
+        """[outputs, inputs], decoded at each call."""
         return decode(self.blocks[expert], self.scales[expert], self.dtype)
 
 
@@ -54,8 +54,8 @@ Experts = DecodedExperts | PackedExperts
 
 
 def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values [..., rows, groups * 32] of blocks uint8 [..., rows, groups, 16] and their scales.
-    Raises ValueError: the two shapes do not match, or the dtype is neither torch.float32 nor
+    """Values [..., rows, groups * 32] from blocks uint8 [..., rows, groups, 16] and their scales.
+    Raises ValueError if the two shapes do not match, or the dtype is neither torch.float32 nor
     torch.bfloat16."""
     *rows, groups = scales.shape
     values = torch.empty(*rows, groups * GROUP_SIZE, dtype=dtype, device=blocks.device)
@@ -66,8 +66,8 @@ def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -
 def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
     """Write what `decode` returns into the contiguous tensor `values`, in its dtype.
 
-    A byte's two values are looked up as one integer of twice the dtype's width, a piece of the
-    rows at a time so that the work stays in the cache.
+    The two values of a byte are looked up as one integer of twice the dtype's width; rows are
+    decoded in pieces that fit into the cache.
     """
     if blocks.shape != (*scales.shape, GROUP_SIZE // 2):
         raise ValueError(f"{tuple(blocks.shape)=} does not match {tuple(scales.shape)=}")
@@ -92,16 +92,16 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
 
     The scale is the power of two that puts a group's largest magnitude in [4, 8); values above 6
     then become 6, as the format's specification prescribes. Ties go to the even code. Raises
-    ValueError: the columns are not whole groups of 32.
+    ValueError if the columns are not complete groups of 32.
     """
     if values.shape[-1] % GROUP_SIZE:
-        raise ValueError(f"{values.shape[-1]} columns are not whole groups of {GROUP_SIZE}")
+        raise ValueError(f"{values.shape[-1]} columns are not complete groups of {GROUP_SIZE}")
     groups = values.float().unflatten(-1, (-1, GROUP_SIZE))
     largest = groups.abs().amax(-1)
     # frexp gives largest = m * 2^e with m in [0.5, 1): exact, while a floating log2 may round up.
     exponents = (torch.frexp(largest).exponent - 3).clamp(-SCALE_BIAS, SCALE_BIAS)
     exponents = torch.where(largest > 0, exponents, -SCALE_BIAS)
-    # Two steps: the reciprocal of 2^-127 is beyond float32.
+    # In two steps, since the reciprocal of 2^-127 is too large for float32.
     halves = exponents // 2
     scaled = torch.ldexp(torch.ldexp(groups, -halves[..., None]), (halves - exponents)[..., None])
     # A tie goes to the even code: below one, the boundary is the float just below the middle.
@@ -117,7 +117,7 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 @torch.inference_mode(False)
 def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[256] a byte's low and high value, side by side in one integer; [256] the powers of two."""
+    """Two tables [256]: the low and high value of a byte in one integer, and the powers of two."""
     integers = {torch.float32: torch.int64, torch.bfloat16: torch.int32}
     if dtype not in integers:
         raise ValueError(f"{dtype} is neither torch.float32 nor torch.bfloat16")

@@ -1,4 +1,4 @@
-"""Scalings of the rotary frequencies, and how `config.json` writes them.
+"""Scalings of the rotary frequencies, and their form in `config.json`.
 
 Two forms of the field exist: `rope_scaling` beside `rope_theta`, and `rope_parameters` with both.
 """
@@ -16,7 +16,7 @@ class YarnScaling:
     """NTK-by-parts scaling of the rotary frequencies (YaRN, arXiv 2309.00071).
 
     `truncate` rounds the ends of the blending range to whole dimensions; gpt-oss does not.
-    `attention_factor` scales the rotation; None for 0.1 ln(factor) + 1.
+    `attention_factor` scales the rotation; None means 0.1 ln(factor) + 1.
     """
 
     factor: float
@@ -76,15 +76,15 @@ def read_rope(
 ) -> tuple[float, RopeScaling | None]:
     """Theta and scaling of a `config.json`; `defaults` are values of fields that it may omit.
 
-    Raises CheckpointError: a field is missing or out of range, or the two forms of the field say
-    different things (E-CHECKPOINT-CONFIG); the scaling, or one of its keys, is not known
+    Raises CheckpointError if a field is missing or out of range, or the two forms of the field
+    differ (E-CHECKPOINT-CONFIG), or if the scaling or one of its keys is unknown
     (E-CHECKPOINT-ARCH).
     """
     both = [field for field in ("rope_parameters", "rope_scaling") if raw.get(field)]
-    if len(both) == 2:  # releases of transformers differ in which of them counts
+    if len(both) == 2:  # different releases of transformers use different ones
         by_scaling, by_parameters = (read_rope({**raw, field: None}, defaults) for field in both)
         if by_scaling != by_parameters:
-            expected = "what rope_parameters says: keep one of the two, with rope_theta in it"
+            expected = "the same as rope_parameters: keep one of the two, with rope_theta in it"
             raise bad_field("rope_scaling", raw["rope_scaling"], expected)
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or defaults.get(field)
@@ -99,7 +99,7 @@ def read_rope(
     if name == "default":
         return theta, None
     values = {**defaults, **{key: value for key, value in rope.items() if value is not None}}
-    if raw.get(_LONG) is not None:  # which comes first in transformers, too
+    if raw.get(_LONG) is not None:  # it also takes precedence in transformers
         values[_LONG] = raw[_LONG]
     if name == "linear":
         return theta, LinearScaling(take(values, float, "factor"))
@@ -119,7 +119,7 @@ def read_rope(
 
 
 def write_rope(scaling: RopeScaling) -> dict[str, Any]:
-    """The scaling as `config.json` has it, keys in alphabetical order."""
+    """The scaling in the form of `config.json`, with keys in alphabetical order."""
     (name,) = (name for name, kind in _KINDS.items() if isinstance(scaling, kind))
     values = dict(zip(_keys(name), dataclasses.astuple(scaling), strict=True))
     values = {key: value for key, value in values.items() if value is not None}
@@ -127,7 +127,7 @@ def write_rope(scaling: RopeScaling) -> dict[str, Any]:
 
 
 def _keys(name: str) -> list[str]:
-    """Keys of a kind in `config.json`, in the order of its fields."""
+    """Keys of a kind of scaling in `config.json`, in the order of its fields."""
     names = [field.name for field in dataclasses.fields(_KINDS[name])] if name in _KINDS else []
     return [_LONG if field == "original_max_position" else field for field in names]
 

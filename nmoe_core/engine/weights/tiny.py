@@ -37,7 +37,8 @@ INDEX_NAME = "model.safetensors.index.json"
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
 
 _DAMPING = 0.25
-# Mean and standard deviation of a part; matrices are divided by the root of their inputs.
+# Mean and standard deviation of a part; matrices are divided by the root of the number of their
+# inputs.
 _STATISTICS = {
     "attn_norm": (1.0, 0.1),
     "qkv_weight": (0.0, 1.2),
@@ -70,14 +71,14 @@ def make_tiny_checkpoint(
 ) -> Path:
     """Write the checkpoint unless it exists already; return its directory.
 
-    Constants that the arguments do not name are gpt-oss-20b's; in gpt-oss, blocks with and without
-    a window alternate. `sizes` are fields of `ModelConfig` that replace fields of `SIZES`.
+    Other constants are those of gpt-oss-20b; in the family gpt-oss, blocks with and without a
+    window alternate. `sizes` are fields of `ModelConfig` that replace fields of `SIZES`.
 
     Raises:
-        CheckpointError: An unknown family (E-CHECKPOINT-ARCH), a size does not fit
-            (E-CHECKPOINT-CONFIG), or the directory holds a checkpoint that was not made here
-            (E-CHECKPOINT-FOREIGN).
-        LockedError: Another process is writing there (E-LOCKED).
+        CheckpointError: The family is unknown (E-CHECKPOINT-ARCH), a size does not fit
+            (E-CHECKPOINT-CONFIG), or the directory has a checkpoint that this function did not
+            write (E-CHECKPOINT-FOREIGN).
+        LockedError: Another process is writing to the directory (E-LOCKED).
     """
     config = tiny_model(family_of({"model_type": family}), num_layers, SIZES | sizes)
     raw = tiny_config(family, seed, num_layers, **sizes)
@@ -86,7 +87,7 @@ def make_tiny_checkpoint(
 
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Commit shards and index, then config.json: a checkpoint is there when its config is."""
+    """Commit shards and index, and last config.json, without which a checkpoint does not count."""
     path = directory / CONFIG_NAME
     is_ours = not path.is_file() or RECIPE_KEY in read_checkpoint_json(path)
     strangers = {file.name for file in directory.glob("*.safetensors")} - set(SHARD_NAMES)
@@ -114,7 +115,8 @@ def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Te
 
 
 def _shards(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """The two files: one table of the vocabulary in each, the tensors of blocks alternately."""
+    """The tensors of the two files: one vocabulary table in each, and the tensors of blocks
+    alternately."""
     first, second = SHARD_NAMES
     shards: dict[str, dict[str, Tensor]] = {first: {}, second: {}}
     for i, (name, tensor) in enumerate(tensors):
@@ -149,10 +151,10 @@ def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], part: str) -> Tensor:
-    """float32 numbers with the part's mean and deviation, a function of seed and name.
+    """float32 numbers with the part's mean and deviation, as a function of seed and name.
 
-    The sum of four uniform 16-bit integers from Philox: near normal, and free of the logarithms
-    whose last bit differs between machines.
+    Each is the sum of four uniform 16-bit integers from Philox: nearly normal, and without
+    logarithms, whose last bit differs between machines.
     """
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
     generator = np.random.Philox(key=int.from_bytes(key, "little"))

@@ -1,4 +1,4 @@
-"""The model of a tiny checkpoint, without torch."""
+"""The configuration of a tiny checkpoint. This module does not import torch."""
 
 from typing import Any
 

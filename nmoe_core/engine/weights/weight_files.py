@@ -1,6 +1,6 @@
 """Finds the files of a checkpoint, and reads tensors from them without loading whole files.
 
-Files are memory-mapped. Pages that were read count as the process's memory, so mappings are closed
+Files are memory-mapped. Pages that were read count as memory of the process, so mappings are closed
 after every 8 MB. A tensor is a view of its mapping and must be copied before the next read; single
 experts are read by their index in the stack. Pickles are refused.
 """
@@ -47,7 +47,7 @@ class WeightFiles:
         self._mapped_bytes = 0
         for path in paths:
             handle = self._handle(path)
-            for name in handle.keys():  # noqa: SIM118 (the handle is no dict)
+            for name in handle.keys():  # noqa: SIM118 (the handle is not a dict)
                 if name in self._paths:
                     raise CheckpointError(
                         f"{name} is stored twice", where=path, code="E-CHECKPOINT-TENSOR"
@@ -80,11 +80,10 @@ class WeightFiles:
 
 
 def weight_files(place: Path) -> list[Path]:
-    """The safetensors files that the index names, or all of the directory, sorted by name.
+    """The safetensors files that the index names, or all in the directory, sorted by name.
 
-    Refuses an index of another form, or weights beside the index's own (E-CHECKPOINT-FILE), and an
-    index that names pickles (E-CHECKPOINT-PICKLE) or a file that is not there
-    (E-CHECKPOINT-MISSING).
+    Refuses an invalid index, or weights that are not in the index (E-CHECKPOINT-FILE), and an index
+    that names pickles (E-CHECKPOINT-PICKLE) or a missing file (E-CHECKPOINT-MISSING).
     """
     indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
     if not indexes:
@@ -134,7 +133,7 @@ def find_checkpoint(path: str | Path) -> Path:
         "no checkpoint at this path",
         where=root,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do="name the directory with these files",
+        do="give the directory with these files",
         code="E-CHECKPOINT-MISSING",
     )
 
@@ -192,7 +191,9 @@ def pickle_refused(path: Path) -> CheckpointError:
     )
 
 
-def _bad_file(path: Path, found: str, expected: str, do: str = "fetch it again") -> CheckpointError:
+def _bad_file(
+    path: Path, found: str, expected: str, do: str = "download it again"
+) -> CheckpointError:
     return CheckpointError(
         "invalid checkpoint file",
         where=path,

@@ -74,13 +74,15 @@ class Texts:
         self._tokenizer = load_tokenizer(run.tokenizer)
         names = [one.name for one in run_sources(run)]
         paths = [run.tree.merged_labels(split) for split in _GRADER_SPLITS]
-        ids = {r["doc_id"] for p in paths if p.is_file() for r in read_label_file(p)[1]}
+        ids: set[str] = set()
+        for path in paths:
+            if path.is_file():
+                ids.update(row["doc_id"] for row in read_label_file(path)[1])
         self._sources = {name: self._read(name, ids) for name in names}
-        self._seen = [
-            one.tokens(i, COPY_TOKENS)
-            for one in self._sources.values()
-            for i in np.flatnonzero(one.labelled).tolist()
-        ]
+        self._seen: list[np.ndarray] = []
+        for documents in self._sources.values():
+            for i in np.flatnonzero(documents.labelled).tolist():
+                self._seen.append(documents.tokens(i, COPY_TOKENS))
         self._held: dict[str, set[int]] = {name: set() for name in names}
         self._eval_tokens: list[np.ndarray] = []
         self.left_out = 0

@@ -56,12 +56,14 @@ def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
     """The languages, topics and (if several) sources with the largest changes of their token
     shares, one row each: shares `before` and `after` (0 to 1, four decimals), and the name as the
     last column, because it may be long. Raises as `outcome_of`."""
-    return [
-        {"kind": kind, "before": round(before, 4), "after": round(after, 4), "name": name}
-        for kind, portions in composition(run, sources).items()
-        if kind != "source" or len(sources) > 1
-        for name, before, after in most_moved(portions)
-    ]
+    rows: list[dict[str, str | float]] = []
+    for kind, portions in composition(run, sources).items():
+        if kind == "source" and len(sources) == 1:
+            continue
+        for name, before, after in most_moved(portions):
+            shares = {"before": round(before, 4), "after": round(after, 4)}
+            rows.append({"kind": kind, **shares, "name": name})
+    return rows
 
 
 def _names(run: Run, shard: ShardPaths) -> dict[str, np.ndarray]:

@@ -52,12 +52,11 @@ def query(run: Run, sql: str) -> Answer:
             do="use only one of them in a query, and not `*`",
             code="E-SELECT-QUERY",
         )
-    tables = [
-        _shard(run, shard, schema, wanted)
-        for source, schema in schemas.items()
-        for shard in run.tree.shards(source, run.config.prep.num_shards)
-        if shard.manifest.is_file()
-    ]
+    tables = []
+    for source, schema in schemas.items():
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            if shard.manifest.is_file():
+                tables.append(_shard(run, shard, schema, wanted))
     if not tables:
         raise ConfigError(
             "the run has no documents yet",

@@ -17,13 +17,11 @@ def near_copies(run: Run, found: Sequence[Found]) -> list[dict[str, Any]] | None
     of its group, so all documents of the group are listed with this similarity."""
     if "duplicates" not in run.config.attributes.use:
         return None
-    shards = [
-        shard
-        for source in run_sources(run)
-        for shard in run.tree.shards(source.name, run.config.prep.num_shards)
-        if shard.attribute("duplicates").is_file()
-    ]
-    rows = {name: row for shard in shards for name, row in _rows(shard).items()}
+    rows: dict[str, tuple[str, float | None]] = {}
+    for source in run_sources(run):
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards):
+            if shard.attribute("duplicates").is_file():
+                rows |= _rows(shard)
     going = {f"{one.source}//{one.ingest_id}" for one in found if one.split == "train"}
     kept = going | {rows[name][0] for name in going if name in rows}
     near = {name: row for name, row in rows.items() if row[0] in kept}
@@ -46,8 +44,9 @@ def _rows(shard: ShardPaths) -> dict[str, tuple[str, float | None]]:
     if not any(exact) and not any(near):
         return {}
     ids = open_shard_documents(shard).ingest_ids
-    return {
-        f"{shard.source}//{ids[i]}": (of, jaccard[i])
-        for i, of in enumerate(a or b for a, b in zip(exact, near))
-        if of is not None
-    }
+    rows = {}
+    for ingest_id, exact_of, near_of, similarity in zip(ids, exact, near, jaccard):
+        kept = exact_of or near_of
+        if kept is not None:
+            rows[f"{shard.source}//{ingest_id}"] = (kept, similarity)
+    return rows

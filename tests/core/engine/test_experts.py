@@ -49,7 +49,7 @@ def test_every_byte_under_every_scale_decodes_exactly():
 def test_shapes_that_do_not_belong_together_are_refused():
     with pytest.raises(ValueError, match="does not match"):
         mxfp4.decode(torch.zeros(2, 1, 16, dtype=torch.uint8), torch.zeros(1, 1).byte())
-    with pytest.raises(ValueError, match="whole groups"):
+    with pytest.raises(ValueError, match="complete groups"):
         mxfp4.encode(torch.zeros(4, 33))
 
 

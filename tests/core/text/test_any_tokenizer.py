@@ -305,7 +305,7 @@ def test_a_prefix_that_merges_do_not_have_is_refused(
     made = json.loads(Path(files["byte-level"]).read_bytes())
     made["model"]["continuing_subword_prefix"] = prefix
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
-    with refused("E-TOKENIZER-FILE", "does not begin with"):
+    with refused("E-TOKENIZER-FILE", "does not start with"):
         load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
 
 
