@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-NUM_LABEL_SLICES = 8
-LABEL_SPLITS = ("train", "val", "test")
+from nmoe_core.labels.slices import NUM_LABEL_SHARDS, SPLITS
 
 
 @functools.cache
@@ -18,11 +17,11 @@ def shard_partitions(num_shards: int) -> dg.StaticPartitionsDefinition:
 
 def label_keys(split: str) -> list[str]:
     """`train-00` to `train-07`, likewise `val` and `test`."""
-    return [f"{split}-{i:02d}" for i in range(NUM_LABEL_SLICES)]
+    return [f"{split}-{i:02d}" for i in range(NUM_LABEL_SHARDS)]
 
 
 label_partitions = dg.StaticPartitionsDefinition(
-    [key for split in LABEL_SPLITS for key in label_keys(split)]
+    [key for split in SPLITS for key in label_keys(split)]
 )
 
 

@@ -21,7 +21,7 @@ from nmoe_core.prep.incremental.reuse import KnownDocuments
 from nmoe_core.prep.incremental.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.pass_plan import PassPlan
-from nmoe_core.prep.passthrough_columns import KeptColumns, seal_columns
+from nmoe_core.prep.passthrough_columns import PassthroughColumns, seal_columns
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
@@ -77,7 +77,7 @@ class Pass:
         self.resumed_bytes = self.counts.size_bytes
         self.writers: dict[int, ShardWriter] = {}
         state = None if entry is None else entry.get("columns")
-        self.columns = KeptColumns(plan.split.source, journal.directory, plan.wanted, state)
+        self.columns = PassthroughColumns(plan.split.source, journal.directory, plan.wanted, state)
         self.lines = StagedLines(journal.directory / "lines", {})
         self._checksums: dict[int, list[str]] = {}
         self._columns_info: dict[int, dict[str, str]] = {}

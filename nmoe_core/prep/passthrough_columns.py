@@ -39,7 +39,7 @@ class ShardColumns(NamedTuple):
     types: bytes
 
 
-class KeptColumns(StagedFiles):
+class PassthroughColumns(StagedFiles):
     """The passthrough columns (possibly none) of a pass over the shards `buckets`. Files are below
     `directory`; `state` is the state of an earlier pass to resume.
 

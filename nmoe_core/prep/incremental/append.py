@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nmoe_core.prep.incremental.reuse import KnownDocuments, Run
-from nmoe_core.prep.passthrough_columns import KeptColumns
+from nmoe_core.prep.passthrough_columns import PassthroughColumns
 from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
@@ -35,7 +35,7 @@ class Appender:
         self,
         writers: Mapping[int, ShardWriter],
         lines: StagedLines,
-        columns: KeptColumns,
+        columns: PassthroughColumns,
         known: KnownDocuments,
     ) -> None:
         self._writers = writers

@@ -414,7 +414,7 @@ def test_a_rule_without_a_selection_or_beside_include_is_refused(numbered: Corpu
         numbered.configure({"where": RULE, "include": ["keep"]})
 
 
-def test_kept_columns_go_with_the_documents_into_curated_shards_and_their_exports(
+def test_passthrough_columns_go_with_the_documents_into_curated_shards_and_their_exports(
     numbered: Corpus, tmp_path: Path
 ) -> None:
     for bucket in (0, 1):

@@ -138,7 +138,7 @@ def test_a_pass_that_was_ended_and_one_over_a_grown_source_give_the_bytes_of_a_f
     assert long_web.digest() == again.digest()
 
 
-def test_every_part_has_the_kept_columns_of_its_record(
+def test_every_part_has_the_passthrough_columns_of_its_record(
     long_web: Web, rows: list[dict[str, str]], tmp_path: Path
 ) -> None:
     write(long_web, [{**row, "url": f"http://{row['id']}"} for row in rows])

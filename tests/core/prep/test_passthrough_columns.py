@@ -1,4 +1,4 @@
-"""Kept columns: every document has its values, in the shard's order, with the types of the source.
+"""Passthrough columns: every document has its values, in shard order, with the source's types.
 
 A column is kept whatever the workers, the shards of a run, or the moment at which it was ended.
 """

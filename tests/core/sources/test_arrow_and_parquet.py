@@ -280,7 +280,7 @@ def test_rows_that_name_one_long_value_take_the_memory_of_a_few(
     tmp_path: Path, kind: str, of: str, field: str
 ) -> None:
     if (field, of) == ("kept", "view"):
-        pytest.skip("kept columns keep their type")
+        pytest.skip("passthrough columns keep their type")
     naming, count = _naming(of, 4000), 4000
     columns = {"text": ["a"] * count, "kept": naming}
     if field != "kept":
@@ -316,7 +316,7 @@ def test_many_short_values_of_one_dictionary_are_no_fault(tmp_path: Path) -> Non
         assert len(list(source.blocks())) < 20
 
 
-def test_a_kept_column_may_be_a_list_a_struct_or_missing(tmp_path: Path) -> None:
+def test_a_passthrough_column_may_be_a_list_a_struct_or_missing(tmp_path: Path) -> None:
     columns = {"text": ["a", "b"], "tags": [["x", "y"], None], "deep": [{"n": 1}, None]}
     pq.write_table(pa.table(columns), tmp_path / "a", row_group_size=1)
     source = _source("parquet", tmp_path / "a", kept=("tags", "deep", "none"))
