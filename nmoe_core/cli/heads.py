@@ -184,11 +184,11 @@ def _show_graders(found: dict[str, Any]) -> None:
     if (choice := found.get("grader_choice")) is None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
-    rows = [
-        [grader, said, row.get("num_dropped"), *(_percent(row.get(name)) for name in names)]
-        for split, said in (("report", "the other half"), ("test", "test"))
-        for grader, row in choice.get(split, {"graders": {}})["graders"].items()
-    ]
+    rows = []
+    for split, said in (("report", "the other half"), ("test", "test")):
+        for grader, row in choice.get(split, {"graders": {}})["graders"].items():
+            rates = [_percent(row.get(name)) for name in names]
+            rows.append([grader, said, row.get("num_dropped"), *rates])
     columns = ["grader", "of", "would drop", "false drops", "at most (95 %)", "kept rightly"]
     print()
     print_table([*columns, "of the oracle's keeps"], rows)

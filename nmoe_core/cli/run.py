@@ -197,11 +197,11 @@ def _show_lineage(facts: dict[str, Any]) -> None:
 def _print_step(facts: dict[str, Any]) -> None:
     print(f"step {facts['step']} of plan {facts['plan_hash'][:12]}, lr_scale {facts['lr_scale']:g}")
     keys = ("row_start", "tokens", "decision", "aggregated", "label", "topic", "ingest_id")
-    table = [
-        [str(row["sequence"]), row["source"], *(document.get(key) for key in keys)]
-        for row in facts["rows"]
-        for document in row["documents"]
-    ]
+    table = []
+    for row in facts["rows"]:
+        for document in row["documents"]:
+            values = [document.get(key) for key in keys]
+            table.append([str(row["sequence"]), row["source"], *values])
     print_table(["sequence", "source", "from", *keys[1:-1], "document"], table)
 
 

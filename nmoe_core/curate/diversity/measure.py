@@ -19,7 +19,7 @@ from nmoe_core.curate.windows import LOADERS, Loader, Windows, checked_documents
 
 SCALES = (2048, 8192, 32_768, 131_072)
 _ALIGNMENTS = 8
-_PARTS = 20  # the epoch is cut into so many parts to measure the drift of length
+_PARTS = 20  # parts of the epoch, of equal tokens, that measure the drift of length
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Metrics:
     # windows), in whole documents: the jump that training sees between two epochs.
     wrap_tv_1: float
     wrap_tv_8: float
-    length_drift: float  # documents in the densest / in the sparsest twentieth of the tokens
+    length_drift: float  # ratio of document counts, the densest to the sparsest of `_PARTS`
     adjacent_same: float  # share of documents that follow a document of the same topic
     padding: float  # share of padding among the tokens of all windows
     cut_documents: int  # documents no longer than a window that are in several windows

@@ -111,11 +111,10 @@ def verify_curated_shard(shard: ShardPaths) -> int:
     parent = load_manifest(shard.manifest)
     curated = load_manifest(shard.curated_manifest)
     quality = load_quality(shard, parent)
-    originals = {
-        doc_id: (tokens, ids)
-        for file in shard_files(shard.tree.data, parent)
-        for doc_id, tokens, ids in file.documents()
-    }
+    originals = {}
+    for file in shard_files(shard.tree.data, parent):
+        for doc_id, tokens, ids in file.documents():
+            originals[doc_id] = (tokens, ids)
     info = curated.extra["source_info"]
     include = info["include"]
     num_frozen = info["frozen_documents"]

@@ -25,8 +25,8 @@ def add_columns(
         writer: Holds all documents of the curated shard.
         shard: The shard.
         parent: The file of the parent shard's columns, in the data tree.
-        numbers: Row numbers in `parent`, int64, in the new order. They give the last rows of the
-            curated shard; rows before these are copied from the existing curated shard.
+        numbers: Row numbers in `parent`, int64, in the new order. These rows become the end of the
+            curated shard; the consumed rows before them are copied from the existing curated shard.
         documents: Tokens and text hash of every document of the curated shard.
     """
     import pyarrow as pa

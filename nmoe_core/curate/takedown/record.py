@@ -46,8 +46,7 @@ class Row:
     item: str
     """The item of the takedown list, with its prefix."""
     is_copy: bool
-    """Whether it was found only because its text equals the text of a document that the item
-    names."""
+    """Whether the item does not name this document, but another document with the same text."""
     tokenizer: str
     """Fingerprint or name of the tokenizer that made the grams."""
     grams: int

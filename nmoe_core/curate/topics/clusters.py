@@ -251,11 +251,11 @@ def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -
 
 
 def _best(words: Counter[str], size: int, everywhere: Counter[str], num_records: int) -> list[str]:
-    scores = {
-        word: count / size * math.log(count / size * num_records / everywhere[word])
-        for word, count in words.items()
-        if everywhere[word] <= max(_MAX_SHARE * num_records, size)
-    }
+    scores = {}
+    for word, count in words.items():
+        if everywhere[word] <= max(_MAX_SHARE * num_records, size):
+            share = count / size
+            scores[word] = share * math.log(share * num_records / everywhere[word])
     ranked = sorted(scores, key=lambda word: (-scores[word], word))
     chosen: list[str] = []
     for word in ranked[: 10 * _NUM_TERMS]:

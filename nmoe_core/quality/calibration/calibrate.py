@@ -104,7 +104,7 @@ def calibrate(
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)
-        if costs:  # write the cost first: a summary that exists is current and skips this step
+        if costs:  # write it first: once the summary exists, documents are not scored again
             write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 

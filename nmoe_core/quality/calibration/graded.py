@@ -76,8 +76,8 @@ def read_graded(directory: Path) -> Graded:
 
 
 def current_result(directory: Path, fingerprints: Fingerprints) -> Result | None:
-    """The result of the grading in `directory` if it was made from these inputs, else None; None
-    also if its rows were edited. Removes leftovers of a killed grading."""
+    """The result of the grading in `directory`; None if it was made from other inputs or its rows
+    were edited. Removes leftovers of a killed grading."""
     if not is_current(directory / SUMMARY_NAME, fingerprints):
         return None
     try:

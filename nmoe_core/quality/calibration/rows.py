@@ -204,7 +204,7 @@ def _predictions(path: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(doc_id, str):
             raise _bad_prediction(path, f"line {line.number}: {line.payload[:80]!r}")
         if doc_id in found:
-            raise _bad_prediction(path, f"line {line.number}: document {doc_id} again")
+            raise _bad_prediction(path, f"line {line.number}: document {doc_id} occurs twice")
         found[doc_id] = row
     return found
 

@@ -130,12 +130,12 @@ def grade_rows(
 ) -> Iterator[Row]:
     """Rows of `quality_scores.jsonl`: each decision, with every number that it depends on.
 
-    For a document that left early, `scores` is null, `aggregated` is the aggregate at the step
-    where it left, and the decision is `drop`. The probe's fields are null if the document left at
-    the student or the student grades alone. Keys `q_student` and `student_scores` are added if the
-    student scores first. A document without finite states has `aggregated` 0, the decision `drop`,
-    and the reason under the key `failed`. The key `group`, from `groups`, is added if sources or
-    languages have their own thresholds.
+    For a document that left early, `scores` is null, `aggregated` comes from the grader at which it
+    left (student or probe), and the decision is `drop`. The probe's fields are null if the document
+    left at the student or the student grades alone. Keys `q_student` and `student_scores` are added
+    if the student scores first. A document without finite states has `aggregated` 0, the decision
+    `drop`, and the reason under the key `failed`. The key `group`, from `groups`, is added if
+    sources or languages have their own thresholds.
     """
     by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))

@@ -213,7 +213,7 @@ def current_header(path: Path, fingerprints: Fingerprints) -> Header | None:
 
 
 def training_state(path: Path) -> Path:
-    """Where the state of an unfinished training is saved; the path of the head is `path`."""
+    """The file that holds the state of an unfinished training of the head at `path`."""
     return path.with_name(f".{path.stem}.training.safetensors")
 
 

@@ -127,7 +127,7 @@ def _require_learnable(train: Labels) -> None:
         raise HeadError(
             "all labels are equal, so a head cannot learn from them",
             where=train.path,
-            found=f"aggregate {given[0]} for {len(train.doc_ids)} documents",
+            found=f"the aggregate {given[0]} for all {len(train.doc_ids)} documents",
             do="check the oracle",
             code="E-HEAD-CONSTANT",
         )

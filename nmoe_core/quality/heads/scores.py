@@ -177,7 +177,8 @@ class Scorer(Protocol):
 
     @property
     def digest(self) -> str:
-        """The digest of the grader; thresholds hold for one digest."""
+        """The digest of the grader; a calibration names the digest that its thresholds were fitted
+        for."""
         ...
 
     @property

@@ -51,8 +51,8 @@ class HeadTraining:
 
     The head is fitted on `train`; `val` and `test`, if given, are only reported on, in comparison
     with the student of the same labels in `heads_dir`. The corpus's `max_ctx` applies, not the
-    table's. Raises as `Labelled` and `load_student`, and HeadError if the backbone has no block
-    with the number of the tap (E-HEAD-FORMAT).
+    table's. Raises as `Labelled` and `load_student`, and HeadError if the tap is not a block of the
+    backbone (E-HEAD-FORMAT).
     """
 
     def __init__(
