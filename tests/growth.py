@@ -7,16 +7,22 @@ from typing import TypeVar
 _Input = TypeVar("_Input")
 
 
-def growth(work: Callable[[_Input], object], small: _Input, large: _Input) -> float:
+def growth(
+    work: Callable[[_Input], object], small: _Input, large: _Input, least_s: float = 1e-4
+) -> float:
     """Processor time of the work on the large input, in that on the small one; the least of
-    three tries each."""
-    return max(_least(work, large), 1e-4) / max(_least(work, small), 1e-4)
+    three tries each. Less than `least_s` counts as `least_s`, because a clock is not exact."""
+    for_large = _spent(work, large)
+    if for_large < 8 * least_s:
+        return 1.0
+    return min(for_large, _least(work, large)) / max(_least(work, small), least_s)
 
 
 def _least(work: Callable[[_Input], object], value: _Input) -> float:
-    times = []
-    for _ in range(3):
-        started = time.process_time()
-        work(value)
-        times.append(time.process_time() - started)
-    return min(times)
+    return min(_spent(work, value) for _ in range(3))
+
+
+def _spent(work: Callable[[_Input], object], value: _Input) -> float:
+    started = time.process_time()
+    work(value)
+    return time.process_time() - started

@@ -10,11 +10,15 @@ import tomllib
 from typing import Any
 
 MAX_DEPTH = 200  # a parser uses at most four of Python's 1,000 nested calls per level
-_TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# A text without an end reaches to the end: another search from each of its quotes would take
+# quadratic time, and the parser refuses it there.
+_TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _TOML_TEXTS = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}|' + r"'''.*?'{3,5}|" + _TEXTS.pattern + r"|'[^'\n]*+'|#[^\n]*+",
     re.DOTALL,
 )
+_KEYS = re.compile(r"[\w. \t-]+")
+_TOO_DEEP = "nested deeper than {} levels"
 
 
 def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> Any:
@@ -29,6 +33,10 @@ def json_value(text: str | bytes, max_depth: int = MAX_DEPTH, **hooks: Any) -> A
 def toml_table(text: str) -> dict[str, Any]:
     """The table of a TOML text. Raises ValueError if the text is not TOML or nested too deep."""
     _check_brackets(text, _TOML_TEXTS, MAX_DEPTH)
+    if text.count(".") > MAX_DEPTH:  # `tomllib` takes quadratic time for a key of many dots
+        for key in _KEYS.findall(_TOML_TEXTS.sub("", text)):
+            if key.count(".") > MAX_DEPTH:
+                raise ValueError(_TOO_DEEP.format(MAX_DEPTH))
     table = tomllib.loads(text)
     level: list[Any] = [table]
     for _ in range(MAX_DEPTH):  # dotted keys nest without brackets
@@ -38,7 +46,7 @@ def toml_table(text: str) -> dict[str, Any]:
             below += [item for item in items if isinstance(item, dict | list)]
         level = below
     if level:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(_TOO_DEEP.format(MAX_DEPTH))
     return table
 
 
@@ -48,4 +56,4 @@ def _check_brackets(text: str, texts: re.Pattern[str], max_depth: int) -> None:
         for bracket in re.findall(r"[\[\]{}]", texts.sub("", text)):
             depth += 1 if bracket in "[{" else -1
             if depth > max_depth:
-                raise ValueError(f"nested deeper than {max_depth} levels")
+                raise ValueError(_TOO_DEEP.format(max_depth))

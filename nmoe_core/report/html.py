@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_PICTURE = re.compile(r"!\[([^\]]*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
+_PICTURE = re.compile(r"!\[((?:(?!!\[)[^\]])*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
 # No script runs and no URL is fetched, whatever a document contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 

@@ -330,7 +330,11 @@ def _items(text: io.TextIOWrapper, limit: int, where: str) -> Iterator[bytes]:
         yield payload
         return
     for item in value if isinstance(value, list) else [value]:
-        yield json.dumps(item).encode() + b"\n"
+        try:
+            line = json.dumps(item).encode()
+        except RecursionError:
+            line = b'"nested too deep"'  # a bad record
+        yield line + b"\n"
 
 
 def _bytes(text: str) -> bytes:

@@ -23,10 +23,11 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.links import Directories, Links
 from nmoe_core.sources.storage import SourceFile, file_system, is_url, path_text, store_errors
 
-_BRACES = re.compile(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}")
+_BRACES = re.compile(r"\{(?=[^{}]*(?:,|\.\.))([^{}]*)\}")
 _PLACEHOLDERS = {"{stdlib}/": "stdlib", "{site_packages}/": "purelib"}
 _LOCAL_URL = re.compile("^(file|local)://")
 _MAX_EXPANSIONS = 100_000
+_MAX_CHARS = 2**16
 
 
 def find_files(
@@ -70,22 +71,23 @@ def expand_braces(pattern: str) -> list[str]:
     ['x_01.json', 'x_01.gz']
 
     Raises:
-        SourceError: The result has more than 100,000 patterns (E-SOURCE-PATTERN).
+        SourceError: The pattern has more than 65,536 characters, or the result more than 100,000
+            patterns (E-SOURCE-PATTERN).
     """
-    done: dict[str, None] = {}
+    done: list[str] = []
     waiting = [pattern]
     while waiting:
         first = waiting.pop()
         match = _BRACES.search(first)
         if match is None:
-            done[first] = None
+            done.append(first)
         else:
             head = first[: match.start()]
             tail = first[match.end() :]
             waiting += [head + item + tail for item in reversed(_items(match[1], pattern))]
-        if len(done) + len(waiting) > _MAX_EXPANSIONS:
+        if len(done) + len(waiting) > _MAX_EXPANSIONS or len(pattern) > _MAX_CHARS:
             raise _too_many(pattern)
-    return list(done)
+    return list(dict.fromkeys(done))
 
 
 def sample_files(files: Sequence[SourceFile], max_bytes: int, seed: int) -> list[SourceFile]:

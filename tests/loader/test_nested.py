@@ -97,6 +97,15 @@ def test_toml_of_as_many_levels_is_read_and_one_of_more_is_refused(form: str, tm
             read_toml(path)
 
 
+def test_a_key_of_many_dots_is_refused_before_it_is_parsed(monkeypatch) -> None:
+    monkeypatch.setattr("tomllib.loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="nested deeper than 200 levels"):
+        toml_table("'a'" + '. "b"' * 100_000 + " = 1")
+    monkeypatch.undo()
+    dots = {"a": [1.5] * 300, "b": "." * 300, "c": {"d": 0.5}}
+    assert toml_table(f"a = {dots['a']} # {'.' * 300}\nb = '{'.' * 300}'\nc.d = 0.5") == dots
+
+
 def test_a_deep_mapping_of_yaml_is_refused(tmp_path) -> None:
     path = tmp_path / "deep.yaml"
     path.write_text(f"a: {_lists(MAX_DEPTH - 1)}")

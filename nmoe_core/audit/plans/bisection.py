@@ -35,7 +35,9 @@ from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.jsonl import parse_object
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)\b", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[-+]?(?:(?<!\d)\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf)\b", re.IGNORECASE
+)
 Document = tuple[str, Path, int, int]
 Value = Callable[[LoaderPlan], float]
 

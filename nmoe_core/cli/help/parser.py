@@ -79,7 +79,7 @@ class HelpfulParser(PathParser):
         return _question([n for w in misspelt for n in difflib.get_close_matches(w, known)])
 
     def error(self, message: str) -> NoReturn:
-        if found := re.search(r"invalid choice: '(.+?)' \(choose from (.*)\)", message):
+        if found := re.search(r"invalid choice: '([^']+)' \(choose from ([^()]*)\)", message):
             choices = re.findall(r"[\w-]+", found[2])
             if near := difflib.get_close_matches(found[1], choices):
                 message = f"{message[: found.start(2) - 14]}{_question(near)}"

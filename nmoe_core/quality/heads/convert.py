@@ -1,11 +1,13 @@
 """Converts pickled head weights of the two published forms (docs/hydra.md has their tensors).
 
-torch's weights-only reader loads the pickle, so no code in the file runs. A file of the second form
-holds its tensors in one dictionary, or in one dictionary per part.
+torch's weights-only reader loads the pickle, so no code in the file runs. An archive of compressed
+members, which torch does not write, is refused. A file of the second form holds its tensors in one
+dictionary, or in one dictionary per part.
 """
 
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 
 import torch
@@ -27,6 +29,7 @@ UNKNOWN = "unknown"
 _DAMAGED = (
     *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, ArithmeticError, AssertionError, struct.error, OSError, MemoryError),
+    *(zipfile.BadZipFile, NotImplementedError),
 )
 _FORMS = "a probe (proj, or gate) or a judge (q0, proj, enc0... or q_token, projector, encoder...)"
 _SECOND_FORM = {"projector": "proj", "encoder": "enc0", "rubric_head": "shared_head"}
@@ -60,6 +63,13 @@ def import_pickle(
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
+        if zipfile.is_zipfile(
+            regular(path)
+        ):  # torch unpacks members that were compressed a thousand times
+            with zipfile.ZipFile(regular(path)) as archive:
+                size_bytes = sum(member.file_size for member in archive.infolist())
+            if size_bytes > path.stat().st_size:
+                raise ValueError(f"members of {size_bytes} bytes in {path.stat().st_size}")
         value = torch.load(regular(path), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None

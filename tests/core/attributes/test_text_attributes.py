@@ -112,6 +112,16 @@ def test_personal_data_counts_where_its_digits_are_right(
     assert pii(of(texts))[name].to_pylist() == expected
 
 
+def test_candidates_are_the_matches_of_the_patterns() -> None:
+    rng = random.Random(0)
+    parts = [*"a1@.-+():/\0\1\u00e9 \n", "A1", "1.2", "415", "4111", "8.8.8.8", "version", "DE89"]
+    texts = ["".join(rng.choices([*parts, "me@b.org"], k=30)) for _ in range(3000)]
+    for name, pattern in PATTERNS.items():
+        of_each = [re.findall(pattern.regex, text, re.ASCII) for text in texts]
+        good = pattern.is_one or bool
+        assert pii(of(texts))[name].to_pylist() == [sum(map(good, one)) for one in of_each]
+
+
 def test_planted_personal_data_is_found_in_real_texts() -> None:
     rng = random.Random(0)
     texts = real_texts()

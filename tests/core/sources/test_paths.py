@@ -144,6 +144,13 @@ def test_numbers_are_as_wide_as_the_wider_end_where_one_begins_with_a_zero(
     assert (expanded[0], expanded[-1], len(expanded)) == (first, last, 4)
 
 
+def test_equal_names_and_a_long_pattern_are_counted_too() -> None:
+    assert expand_braces("{a,a}" * 10) == ["a" * 10]
+    for pattern in ("{a,a}" * 60, "{a,b}" * 2**16, "a" * 2**17):
+        with refused("E-SOURCE-PATTERN", "too many names"):
+            expand_braces(pattern)
+
+
 def test_a_pattern_stands_for_a_hundred_thousand_names_and_no_more() -> None:
     for pattern in ("{1..100000}", "{000001..100000}", "{1..1000}-{1..100}"):
         assert len(expand_braces(pattern)) == 100_000

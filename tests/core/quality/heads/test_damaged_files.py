@@ -1,6 +1,7 @@
 """Damaged files of heads and checkpoints: one clear error, or success."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,22 @@ def test_a_pickle_of_other_tensors_or_of_code_is_refused(
     with refused("E-HEAD-FORMAT"):
         import_pickle(tmp_path / "head.pt", tmp_path / "heads", backbone, MAX_CTX)
     assert not (tmp_path / "heads").exists()
+
+
+def test_a_pickle_is_refused_before_its_compressed_members_are_unpacked(
+    tmp_path: Path, backbone: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"proj.weight": torch.zeros(5, 4096)}, tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "head.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    assert (tmp_path / "head.pt").stat().st_size < 4096
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpacked"))
+    with refused("E-HEAD-FORMAT", "members of [0-9]+ bytes in"):
+        import_pickle(tmp_path / "head.pt", tmp_path / "heads", backbone, MAX_CTX)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")

@@ -1,0 +1,60 @@
+"""Work in proportion to bytes: no text from outside, however it is made, takes quadratic time."""
+
+import re
+from functools import partial
+
+import pytest
+
+from tests import growing, patterns
+from tests.growth import growth
+
+_USES, _MADE = patterns.uses()
+_SMALL = 2**10
+_LARGE = 2**13
+_LEAST_S = 1e-3
+_LINEAR = 3 * _LARGE / _SMALL  # quadratic growth would be 64
+# Expressions that are made while they run, and what they are made of.
+_IN_RUNS = {
+    "nmoe_core/labels/oracles/http.py": "a model's name of the configuration, and digits",
+    "nmoe_core/tasks/selection/outcome.py": "the name of a column",
+    "nmoe_core/text/equivalence.py": "one class",
+    "nmoe_core/text/reference.py": "one run of blanks; see the readers below",
+    "nmoe_core/text/tokenizer_files.py": "literals",
+}
+
+
+def test_every_expression_is_known_before_it_runs_except_those_of_literals() -> None:
+    assert {place.partition(":")[0] for place in _MADE} == set(_IN_RUNS)
+    assert len(_USES) > 70
+
+
+def _slow(use: patterns.Use) -> list[tuple[str, str, str]]:
+    """Beginnings, units and ends of the texts whose time grows by more than the text."""
+    work = partial(patterns.run, use)
+    slow = []
+    for head, unit in patterns.units(use.pattern):
+        for tail in ("", "\ufffe"):
+            small, large = (head + unit * (n // len(unit)) + tail for n in (_SMALL, _LARGE))
+            if growth(work, small, large, _LEAST_S) > _LINEAR:
+                slow.append((head, unit, tail))
+    return slow
+
+
+@pytest.mark.parametrize("use", _USES, ids=lambda use: f"{use.place[:60]} {use.method}")
+def test_time_of_every_expression_is_linear(use: patterns.Use) -> None:
+    assert not _slow(use)
+
+
+def test_a_quadratic_expression_would_be_found() -> None:
+    assert _slow(patterns.Use("here", re.compile("a+@"), "search"))
+
+
+@pytest.mark.parametrize("reader", growing.READERS)
+def test_time_of_every_reader_is_linear(reader: str) -> None:
+    read = growing.READERS[reader]
+    read("a b c")
+    slow = []
+    for name, make in growing.FAMILIES.items():
+        if growth(read, make(_SMALL), make(_LARGE), _LEAST_S) > _LINEAR:
+            slow.append(name)
+    assert not slow
