@@ -12,8 +12,8 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.partitions import range_tags
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from tests.assets.daemon import Daemon
 from tests.assets.small_project import execute, failures, opened
-from tests.assets.test_automation import Daemon
 from tests.core.tasks.graph.world import marks, not_current
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")

@@ -9,7 +9,7 @@ from dagster import AssetKey
 from sqlalchemy import Engine, event
 
 from nmoe_assets.component import build_definitions
-from tests.assets.test_automation import Daemon
+from tests.assets.daemon import Daemon
 from tests.project import jsonl_source, write_project
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")

@@ -1,0 +1,107 @@
+"""A daemon's ticks over events that a test reports."""
+
+from collections.abc import Collection, Iterable
+
+import dagster as dg
+from dagster import AssetKey, DagsterInstance
+
+from nmoe_assets.partitions import label_partitions
+from tests.assets.dagster_internals import StepMaterializationData
+from tests.assets.small_project import ALL, KEYS
+
+HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
+
+
+class Daemon:
+    """Ticks of the automation sensor over events that a test reports."""
+
+    def __init__(self, defs: dg.Definitions, instance: DagsterInstance) -> None:
+        self.defs, self.instance, self.cursor = defs, instance, None
+
+    def report(self, *key: str, version: str, partition: str | None = None) -> None:
+        tags = {"dagster/data_version": version}
+        event = dg.AssetMaterialization(AssetKey(key), partition=partition, tags=tags)
+        self.instance.report_runless_asset_event(event)
+
+    def check(self, *key: str, name: str, passed: bool, run_id: str = "") -> None:
+        """A verdict, in the run that made the asset or by itself."""
+        verdict = dg.AssetCheckEvaluation(
+            asset_key=AssetKey(key), check_name=name, passed=passed, metadata={}
+        )
+        event = dg.DagsterEvent(
+            event_type_value="ASSET_CHECK_EVALUATION", job_name="job", event_specific_data=verdict
+        )
+        self.instance.report_dagster_event(event, run_id=run_id)
+
+    def pass_checks(self, assets: Collection[AssetKey], run_id: str = "") -> None:
+        for check in self.defs.resolve_asset_graph().asset_check_keys:
+            if check.asset_key in assets:
+                self.check(*check.asset_key.path, name=check.name, passed=True, run_id=run_id)
+
+    def start(self, job: str, *keys: str) -> dg.DagsterRun:
+        """A run over all partitions of these assets of a job, at work."""
+        return self.instance.create_run_for_job(
+            job_def=self.defs.resolve_job_def(job),
+            asset_selection=frozenset(AssetKey(key.split("/")) for key in keys),
+            tags=ALL,
+            status=dg.DagsterRunStatus.STARTED,
+        )
+
+    def made(self, run: dg.DagsterRun, key: str, version: str, partition: str | None) -> None:
+        """What a run logs of an output."""
+        materialization = dg.AssetMaterialization(
+            AssetKey(key.split("/")), partition=partition, tags={"dagster/data_version": version}
+        )
+        event = dg.DagsterEvent(
+            event_type_value="ASSET_MATERIALIZATION",
+            job_name=run.job_name,
+            step_key="step",
+            event_specific_data=StepMaterializationData(materialization),
+        )
+        self.instance.report_dagster_event(event, run_id=run.run_id)
+
+    def makes(self, run: dg.DagsterRun, key: str, version: str) -> None:
+        """A run makes all partitions of an asset and ends."""
+        for partition in KEYS:
+            self.made(run, key, version + partition, partition)
+        self.end(run)
+
+    def end(self, run: dg.DagsterRun) -> None:
+        """It succeeds, its checks too."""
+        self.pass_checks(run.asset_selection or (), run.run_id)
+        event = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name)
+        self.instance.report_dagster_event(event, run_id=run.run_id)
+
+    def tick(self) -> dict[str, set[str | None]]:
+        result = dg.evaluate_automation_conditions(
+            defs=self.defs, instance=self.instance, cursor=self.cursor
+        )
+        self.cursor = result.cursor
+        requested: dict[str, set[str | None]] = {}
+        for found in result.results:
+            keys = {
+                p.partition_key for p in found.true_subset.expensively_compute_asset_partitions()
+            }
+            if keys:
+                requested["/".join(found.key.path)] = keys
+        return requested
+
+    def everything(
+        self, version: str = "1", sources: Iterable[str] = ("code", "docs", "notes")
+    ) -> None:
+        for source in sources:
+            self.report(source, "documents", version=version)
+            for name in ("shards", "quality_scores", "topics", "curated"):
+                for key in KEYS:
+                    self.report(source, name, version=version + key, partition=key)
+            for name in ("manifest", "docid_slices", "curated_manifest"):
+                self.report(source, name, version=version)
+        self.report("docs", "valid_shards", version=version, partition="0000")
+        self.report("docs", "valid_manifest", version=version)
+        for key in label_partitions.get_partition_keys():
+            self.report("hydra", "oracle_labels", version=version, partition=key)
+        for name in (*HEADS, "regrade_plan"):
+            self.report("hydra", name, version=version)
+        self.report("curation", "topic_model", version=version)
+        self.report("mixture", "loader_plan", version=version)
+        self.pass_checks(self.defs.resolve_asset_graph().get_all_asset_keys())
