@@ -206,7 +206,7 @@ def _print_totals(run: Run, planned: Iterable[Any]) -> None:
     for part in planned:
         if part.exists:
             print(f"{part.source}/{part.split}: exists; prep adds what is new or within budget")
-    print(f"dry run, no files written; prep would write below {run.tree.data.absolute()}")
+    print(f"dry run, no file written; prep would write below {run.tree.data.absolute()}")
 
 
 def _plan_row(part: Any) -> list[object]:

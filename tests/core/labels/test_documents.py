@@ -20,7 +20,7 @@ from tests.refusals import refused
 
 BAD_LINES = {
     "{}": "field 'text' is missing",
-    "[1]": "list, not a JSON object",
+    "[1]": "not a JSON object but list",
     '{"text": 5}': "field 'text' is int, not text",
     "nonsense": "not JSON",
     "[" * 100_000: "not JSON",

@@ -140,7 +140,7 @@ def test_an_array_is_one_record_an_item_wherever_the_reading_starts(here: Path) 
     assert [r.text for r in records[:300] if not isinstance(r, BadRecord)] == [
         item["text"] for item in items
     ]
-    said = "a.json:{}: {}, not a JSON object"
+    said = "a.json:{}: not a JSON object but {}"
     assert [str(r) for r in records[300:]] == [
         f"{here}/{said.format(301, 'int')}",
         f"{here}/{said.format(302, 'str')}",
