@@ -47,6 +47,7 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
         (["--out", "x", "--oracle", "http"], "base_url"),
         (["--out", "x", "--oracle", "http", "--set=oracle.http.base_url=http://h/v1"], "model"),
         (["--out", "x", "--oracle", "heuristic"], "--input-docids"),
+        (["--out", "x", "--set=oracle.kind=heuristic"], "--input-docids"),
         (["--out", "x", "--oracle", "heuristic", "--input-docids", "s"], "--data-root"),
         (
             ["--out", "x", "--oracle", "heuristic", "--set=oracle.max_doc_tokens=1"],
