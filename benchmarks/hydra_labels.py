@@ -140,6 +140,7 @@ class _Instant:
     """An oracle that takes no time."""
 
     scorer, fingerprint = Scorer("instant", "1", "rubric"), "instant"
+    scale = QUALITY
     facts: dict[str, Any] = {"backend": "none"}  # noqa: RUF012
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
@@ -156,8 +157,9 @@ def make_documents(root: Path) -> Documents:
     writer = ShardWriter(split / shard_dir_name(0), fmt)
     source = Path(__file__).read_text("utf-8")
     words = tokenizer.encode_batch([source * 2]).ids[:NUM_TOKENS]
+    rng = np.random.default_rng(0)
     for i in range(NUM_DOCUMENTS):
-        writer.add_document(np.roll(words, i), f"web:{i}", f"{i:064x}")
+        writer.add_document(rng.permutation(words), f"web:{i}", f"{i:064x}")
     writer.finish({}, {})
     write_json(split / "manifest.json", combine_shards(split, fmt, 1, {}))
     (path,) = split.rglob("*.npy")

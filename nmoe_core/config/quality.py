@@ -6,8 +6,11 @@ The text below a field becomes its help on the page of keys, which `make docs` b
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -51,13 +54,21 @@ class EngineOracleTable(ModelTable):
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )
+_API_KEY = re.compile(r"(\w+_)?API_KEY|ORACLE_KEY", re.ASCII | re.IGNORECASE)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class HttpOracleTable(StrictModel):
     """`[oracle.http]`: a server with the OpenAI API. The configuration names the environment
     variable of the API key, never the key."""
 
-    base_url: str = Field(pattern=r"^https?://[^\s@]+$")
+    base_url: str = Field(pattern=r"^https?://[!-?A-~]+$")
     """URL of the server, such as http://127.0.0.1:8000/v1."""
     model: str = Field(min_length=1)
     """Name of the model on the server."""
@@ -65,8 +76,11 @@ class HttpOracleTable(StrictModel):
     """Other model names that the server may return in its replies."""
     api: Literal["chat", "completions"] = "chat"
     """API endpoint. For `completions`, the prompt is rendered by nmoe in the Harmony format."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key. Its name is `ORACLE_KEY` or ends in `API_KEY`,
+    so no configuration can send another secret of the environment to a server."""
+    allow_key_over_http: bool = False
+    """Send the API key without encryption, to an http:// URL of another machine."""
     max_new: int = Field(default=2048, ge=1)
     """Maximum tokens of an answer."""
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
@@ -105,6 +119,24 @@ class HttpOracleTable(StrictModel):
         except TypeError as error:
             raise ValueError("a value cannot be sent as JSON") from error
         return fields
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _names_an_api_key(cls, name: str | None) -> str | None:
+        if name is not None and not _API_KEY.fullmatch(name):
+            raise ValueError("name a variable ORACLE_KEY, or one that ends in API_KEY")
+        return name
+
+    @model_validator(mode="after")
+    def _encrypts_the_key(self) -> HttpOracleTable:
+        parts = urlsplit(self.base_url)
+        is_readable = parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+        if self.api_key_env is not None and is_readable and not self.allow_key_over_http:
+            raise ValueError(
+                "the API key would go to another machine without encryption; use an https:// URL, "
+                "or set allow_key_over_http = true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_prices(self) -> HttpOracleTable:

@@ -1,18 +1,18 @@
 """One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
 
-A label costs the labelling process less than half a millisecond in all; a general HTTP client would
-take most of that time. httptools (the parser of Node.js) reads the responses. There are no
-redirects, cookies or proxies.
+httpcore, the transport of httpx, speaks HTTP and TLS. It follows no redirects, keeps no cookies,
+decompresses nothing, and reads neither proxies nor logins from the environment.
 """
 
 import asyncio
-import select
 import ssl
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httptools
+import httpcore
+
+_ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
 class Response(NamedTuple):
@@ -31,33 +31,26 @@ class ReplyTooLargeError(OSError):
     """A reply passed the limit, headers and announcements included; the rest was not read."""
 
 
-class Address:
-    """A URL to post to, and the headers that go with each request."""
-
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        parts = urlsplit(url)
-        is_secure = parts.scheme == "https"
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if is_secure else 80)
-        self.ssl = ssl.create_default_context() if is_secure else None
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        lines = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._head = "\r\n".join([*lines, "Content-Length: "]).encode("latin-1")
-
-    def request(self, body: bytes) -> bytes:
-        """The bytes of a whole request."""
-        return b"%s%d\r\n\r\n%s" % (self._head, len(body), body)
-
-
 class Connection:
-    """Posts to one address; `timeout_s` holds for one request, connecting included."""
+    """Posts to one URL; `timeout_s` holds for one request, connecting included.
 
-    def __init__(self, address: Address, timeout_s: float, max_reply_bytes: int) -> None:
-        self._address = address
+    `tls` checks the server's certificate, if the URL is one of https.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        max_reply_bytes: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._url = httpcore.URL(url)
+        self._headers = [("Host", urlsplit(url).netloc), *headers.items()]
         self.timeout_s = timeout_s
-        self._max_reply_bytes = max_reply_bytes
-        self._wire: _Wire | None = None
+        self._tls = tls
+        self._network = _Network(max_reply_bytes)
+        self._open: httpcore.AsyncHTTPConnection | None = None
 
     async def post(self, body: bytes) -> Response:
         """The response to one request; a connection is opened if there is none.
@@ -70,121 +63,71 @@ class Connection:
             TimeoutError, ReplyTooLargeError: A limit was passed.
             OSError: The connection was lost, or the bytes received are not HTTP.
         """
-        request = self._address.request(body)
+        network = self._network
         async with asyncio.timeout(self.timeout_s):
-            if self._wire is not None and self._wire.is_idle():
+            while True:
+                connection = self._open
+                if connection is None or not connection.is_idle() or connection.has_expired():
+                    await self.close()
+                    connection = httpcore.AsyncHTTPConnection(
+                        self._url.origin, self._tls, network_backend=network
+                    )
+                network.num_received = 0
+                is_new = connection is not self._open
+                self._open = connection
                 try:
-                    return await self._wire.exchange(request)
-                except OSError:
-                    if self._wire.num_received:
-                        raise
-            self.close()
-            where = self._address
-            loop = asyncio.get_running_loop()
-            try:
-                _, self._wire = await loop.create_connection(
-                    lambda: _Wire(self._max_reply_bytes), where.host, where.port, ssl=where.ssl
-                )
-            except OSError as error:
-                raise CannotConnectError(*error.args) from error
-            return await self._wire.exchange(request)
+                    response = await connection.request(
+                        "POST", self._url, headers=self._headers, content=body
+                    )
+                except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                    raise CannotConnectError(*error.args) from error
+                except _ERRORS as error:
+                    if is_new or network.num_received:
+                        raise ConnectionError(*error.args) from error
+                    continue
+                if network.num_received:
+                    headers = {name.lower(): value for name, value in response.headers}
+                    return Response(response.status, response.content, headers)
+                # These bytes came after the last response, so they answer no request.
+                await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close at once; `post` opens a new connection."""
-        if self._wire is not None:
-            self._wire.transport.abort()
+        if self._open is not None:
+            await self._open.aclose()
+            self._open = None
 
 
-class _Wire(asyncio.Protocol):
-    """One open connection: parses incoming bytes and passes the response to the request under
-    way."""
-
-    transport: asyncio.Transport
+class _Network(httpcore.AsyncNetworkBackend):
+    """Opens connections, and counts the bytes that they receive."""
 
     def __init__(self, max_reply_bytes: int) -> None:
+        self._backend: Any = httpcore.AnyIOBackend()
         self._max_reply_bytes = max_reply_bytes
-        self._parser = httptools.HttpResponseParser(self)
-        self._answer: asyncio.Future[Response] | None = None
-        self._headers: dict[bytes, bytes] = {}
-        self._parts: list[bytes] = []
-        self._has_head = False
-        self.num_received = 0  # Bytes since the last request.
+        self.num_received = 0  # since the last request
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._poll = select.poll()
-        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-
-    def is_idle(self) -> bool:
-        """Whether the connection is open and has no bytes to read.
-
-        The loop may not have run since the last response: a close, or unrequested bytes, may wait
-        in the socket, and the next request would mistake them for its response.
-        """
-        return not self.transport.is_closing() and not self._poll.poll(0)
-
-    async def exchange(self, request: bytes) -> Response:
-        self._answer = asyncio.get_running_loop().create_future()
-        self.num_received = 0
-        self.transport.write(request)
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            # The response to an abandoned request must not be taken for the next one's.
-            self.transport.abort()
-            raise
-
-    def data_received(self, data: bytes) -> None:
-        self.num_received += len(data)
+    def count(self, num_bytes: int) -> None:
+        self.num_received += num_bytes
         if self.num_received > self._max_reply_bytes:
             limit = f"the reply is longer than {self._max_reply_bytes} bytes (max_reply_bytes)"
-            self._end(ReplyTooLargeError(limit))
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._end(ConnectionError("the server switched to another protocol"))
-        except httptools.HttpParserError as error:
-            self._end(ConnectionError(f"not an HTTP response: {error}"))
+            raise ReplyTooLargeError(limit)
 
-    def on_message_begin(self) -> None:
-        """A response begins; one that no request waits for ends the connection."""
-        if self._answer is None or self._answer.done():
-            self.transport.abort()
+    async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._backend.connect_tcp(*args, **options), self)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
 
-    def on_headers_complete(self) -> None:
-        self._has_head = True
+class _Stream(httpcore.AsyncNetworkStream):
+    def __init__(self, stream: httpcore.AsyncNetworkStream, network: _Network) -> None:
+        self._stream = stream
+        self._network = network
+        self.write = stream.write
+        self.aclose = stream.aclose
+        self.get_extra_info = stream.get_extra_info
 
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        received = await self._stream.read(max_bytes, timeout)
+        self._network.count(len(received))
+        return received
 
-    def on_message_complete(self) -> None:
-        """A response is whole; one of 1xx only announces the response."""
-        if self._parser.get_status_code() >= 200:
-            self._end(None, keeps_alive=self._parser.should_keep_alive())
-        self._headers = {}
-        self._parts = []
-        self._has_head = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The server closed; that ends a body of no stated length, and breaks off any other."""
-        states_length = {b"content-length", b"transfer-encoding"} & self._headers.keys()
-        is_whole = exc is None and self._has_head and not states_length
-        lost = exc or ConnectionResetError("closed before the response was whole")
-        self._end(None if is_whole else lost)
-
-    def _end(self, error: Exception | None, *, keeps_alive: bool = False) -> None:
-        """Answer the request with an error, or with the bytes received."""
-        if self._answer is not None and not self._answer.done():
-            if error is None:
-                status = self._parser.get_status_code()
-                response = Response(status, b"".join(self._parts), self._headers)
-                self._answer.set_result(response)
-            else:
-                self._answer.set_exception(error)
-        if not keeps_alive:
-            self.transport.abort()
+    async def start_tls(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._stream.start_tls(*args, **options), self._network)

@@ -3,8 +3,7 @@
 A connection sends its next request when it has the last answer; answers come in any order. The
 server is asked to keep the answer's JSON schema, and the answer is always checked here, since
 servers ignore schemas silently. `replies` lists the effect of each reply. No message and no record
-holds the key. Before an error ends a run, the requests under way are awaited: they are paid. Cost
-beside the server's time: a quarter of a millisecond of one core per document.
+holds the key. Before an error ends a run, the requests under way are awaited: they are paid.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import functools
 import math
 import random
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -94,15 +94,17 @@ class HttpOracle(MeasuredOracle):
     def _connections(self) -> list[Connection]:
         """One connection per request that may be under way, opened when it is first used."""
         try:
-            from nmoe_core.labels.oracles.connection import Address, Connection
+            from nmoe_core.labels.oracles.connection import Connection
         except ImportError as error:
             raise ConfigError(
-                "httptools is not installed", do="pip install 'nmoe-data[oracle]'"
+                "httpcore is not installed", do="pip install 'nmoe-data[oracle]'"
             ) from error
-        address = Address(self._url, self._headers)
         table = self._table
-        limits = table.timeout_s, table.max_reply_bytes
-        return [Connection(address, *limits) for _ in range(table.concurrency)]
+        tls = ssl.create_default_context() if self._url.startswith("https:") else None
+        limits = (table.timeout_s, table.max_reply_bytes)
+        return [
+            Connection(self._url, self._headers, *limits, tls) for _ in range(table.concurrency)
+        ]
 
     async def _ask(self, flow: Flow, connection: Connection, question: Question) -> Outcome:
         """The outcome for one text, after the tries that it is allowed."""
@@ -260,7 +262,7 @@ class _Requests:
                 if self._error is not None:
                     return
         finally:
-            connection.close()
+            await connection.close()
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)

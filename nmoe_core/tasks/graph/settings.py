@@ -38,8 +38,9 @@ Settings = Mapping[str, Any]
 _WORK_OF_ORACLE = {"replace", "max_retries", "relabel", "engine", "http"}
 _WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
-    *("base_url", "api_key_env", "concurrency", "timeout_s", "max_attempts", "max_outage_s"),
-    *("max_reply_bytes", "accept_model", "input_price", "output_price", "max_cost"),
+    *("base_url", "api_key_env", "allow_key_over_http", "concurrency", "timeout_s"),
+    *("max_attempts", "max_outage_s", "max_reply_bytes", "accept_model", "input_price"),
+    *("output_price", "max_cost"),
 }
 # Earlier names of keys. Digests still use them, so renamed keys make no output stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}

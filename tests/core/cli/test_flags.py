@@ -21,7 +21,7 @@ RUBRIC = CONFIGS / "rubrics" / "quality_v1.toml"
 # A run in which each key can change alone.
 WHOLE = {
     "oracle.engine.checkpoint": "model",
-    "oracle.http.base_url": "http://b/v1",
+    "oracle.http.base_url": "https://b/v1",
     "oracle.http.model": "m",
     "oracle.http.input_price": 1.0,
     "oracle.http.output_price": 1.0,
@@ -32,9 +32,9 @@ VALUES = {
     "oracle.rubric": str(RUBRIC),
     "pack_sequences": "true",
     "oracle.engine.max_ctx": "64",
-    "oracle.http.base_url": "http://a/v1",
+    "oracle.http.base_url": "http://127.0.0.1/v1",
     "oracle.http.max_reply_bytes": "4096",
-    "oracle.http.api_key_env": "KEY",
+    "oracle.http.api_key_env": "ORACLE_KEY",
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
     "calibration.target_unit": "tokens",
@@ -75,7 +75,7 @@ def value_at(run: Run, name: str) -> Any:
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     oracle = '[oracle.engine]\ncheckpoint = "model"\n'
-    oracle += '[oracle.http]\nbase_url = "http://b/v1"\nmodel = "m"\n'
+    oracle += '[oracle.http]\nbase_url = "https://b/v1"\nmodel = "m"\n'
     oracle += "input_price = 1\noutput_price = 1\n"
     path.write_text(f'root = "out"\n{oracle}[heads]\nmax_ctx = 24\n')
     return path

@@ -219,21 +219,73 @@ def test_extra_fields_reach_every_request_and_the_version(server: JudgeServer, a
 def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message(
     server: JudgeServer, rubric: Rubric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = OracleTable(kind="http", http=server.table(api_key_env="JUDGE_KEY"))
+    table = OracleTable(kind="http", http=server.table(api_key_env="JUDGE_API_KEY"))
     for missing in ("", " \n"):
-        monkeypatch.setenv("JUDGE_KEY", missing)
-        with refused("E-CONFIG-MISSING", match="JUDGE_KEY"):
+        monkeypatch.setenv("JUDGE_API_KEY", missing)
+        with refused("E-CONFIG-MISSING", match="JUDGE_API_KEY"):
             make_oracle(table, rubric, Path)
-    monkeypatch.setenv("JUDGE_KEY", " s3cret\r\n")
+    monkeypatch.setenv("JUDGE_API_KEY", " s3cret\r\n")
     oracle = make_oracle(table, rubric, Path)
     assert len(list(oracle.label([Question("a")]))) == 1
     assert "Authorization: Bearer s3cret\r\n" in server.headers[0]
     assert "s3cret" not in json.dumps([oracle.facts, oracle.scorer])
     for value in ("s3 cret", "s3\ncret", "s3\x7fcret", "s3\u00a0cret", "schlüssel"):
-        monkeypatch.setenv("JUDGE_KEY", value)
-        with refused("E-CONFIG", match="JUDGE_KEY") as unusable:
+        monkeypatch.setenv("JUDGE_API_KEY", value)
+        with refused("E-CONFIG", match="JUDGE_API_KEY") as unusable:
             make_oracle(table, rubric, Path)
         assert "cret" not in str(unusable.value)
+
+
+def label_with_key(url: str, root: Path, name: str, *more: str) -> int:
+    return label(url, root, 1, f"--set=oracle.http.api_key_env={name}", *more)
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DATABASE_URL", "API_KEY_ID", "SSH_KEY"]
+)
+def test_a_variable_that_is_not_named_as_an_api_key_is_not_sent(
+    server: JudgeServer,
+    tmp_path: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(name, "s3cret")
+    assert label_with_key(server.url, tmp_path, name) == 1
+    line = capsys.readouterr().err
+    assert all(part in line for part in ("[E-CONFIG", "api_key_env", name, "ends in API_KEY"))
+    assert "s3cret" not in line
+    assert server.headers == []
+
+
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "API_KEY", "ORACLE_KEY", "my_api_key"])
+def test_a_variable_that_is_named_as_an_api_key_is_sent(
+    server: JudgeServer, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "s3cret")
+    assert label_with_key(server.url, tmp_path, name) == 0
+    assert "Authorization: Bearer s3cret\r\n" in server.headers[0]
+
+
+def test_a_key_goes_over_plain_http_to_another_machine_only_if_the_run_allows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORACLE_KEY", "s3cret")
+    allowed = ("--set", "oracle.http.allow_key_over_http=true")
+    no_outage = ("--set", "oracle.http.max_outage_s=0")
+    for host in ("judge.invalid", "127.0.0.1.judge.invalid", "[2001:db8::1]"):
+        assert label_with_key(f"http://{host}/v1", tmp_path, "ORACLE_KEY", *no_outage) == 1
+        line = capsys.readouterr().err
+        assert "allow_key_over_http" in line
+        assert "https" in line
+    for url, more in (
+        ("http://judge.invalid/v1", allowed),
+        ("https://judge.invalid/v1", ()),
+        ("http://localhost:9/v1", ()),
+        ("http://[::1]:9/v1", ()),
+    ):
+        assert label_with_key(url, tmp_path, "ORACLE_KEY", *no_outage, *more) == 1
+        assert "E-LABEL-ORACLE-DOWN" in capsys.readouterr().err
 
 
 def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_path: Path) -> None:
@@ -386,10 +438,10 @@ def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("JUDGE_KEY", KEY)
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
     monkeypatch.setattr("nmoe_core.labels.oracles.replies.FIRST_PAUSE_S", 0.001)
     server.always(ECHOES[name])
-    label(server.url, tmp_path, 20, "--set=oracle.http.api_key_env=JUDGE_KEY")
+    label(server.url, tmp_path, 20, "--set=oracle.http.api_key_env=JUDGE_API_KEY")
     assert f"Bearer {KEY}" in server.headers[0]
     shown = "".join(capfd.readouterr())
     files = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
@@ -434,7 +486,8 @@ def test_a_reply_without_end_is_cut_at_its_limit(server: JudgeServer, flood: str
     with closing(Loopback(flood_it)) as flooding:
         limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
         oracle = server.oracle(base_url=flooding.url, **limits)
-        naming = ["reply_too_large", "1048576 bytes"]
+        is_head = flood in ("headers", "one header")
+        naming = ["too long"] if is_head else ["reply_too_large", "1048576 bytes"]
         with refused("E-LABEL-ORACLE-DOWN", naming=naming) as down:
             list(oracle.label(map(Question, documents_of(40))))
     assert len(down.value.line()) < 600

@@ -92,6 +92,7 @@ NO_EFFECT = (
     ),
     *("oracle.replace", "oracle.max_retries", "cache_dir", "configs", "oracle.engine.device"),
     *("oracle.engine.batch_size", "oracle.http.base_url", "oracle.http.api_key_env"),
+    "oracle.http.allow_key_over_http",
     *("oracle.http.concurrency", "oracle.http.timeout_s", "oracle.http.max_attempts"),
     *("oracle.http.max_outage_s", "oracle.http.max_reply_bytes", "oracle.http.accept_model"),
     *("oracle.http.input_price", "oracle.http.output_price", "oracle.http.max_cost"),
