@@ -213,6 +213,7 @@ def test_a_curated_document_leads_back_to_its_source_label_score_and_decision(
             assert text.replace("\n", " ")[:40] == snippet[:40]
 
 
+@pytest.mark.long
 def test_commands_make_the_splits_labels_heads_and_thresholds_that_the_assets_made(
     project: Path, tmp_path: Path
 ) -> None:
