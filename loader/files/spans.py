@@ -77,7 +77,7 @@ class DocumentIndex:
             first = int(np.searchsorted(ends, np.uint64(max(0, position - start)), "right"))
             last = int(np.searchsorted(ends, np.uint64(stop - start), "left"))
             edges += [int(end) + start - position for end in ends[first:last]]
-            # The document that continues beyond the row; files end with a document.
+            # Add the document that continues beyond the row, unless the row ends with the file.
             if last < len(ends):
                 edges.append(length)
             file += 1

@@ -1,9 +1,9 @@
 """Windows of a corpus that are cut where another tokenizer's windows of the same text are cut.
 
 The twin is the same corpus in another tokenizer: the same documents in the same order. A position
-inside a document is mapped in proportion to the document's tokens, so a window reads the same
-documents as its twin, and a document starts and ends in windows with the same numbers in both.
-Costs 16 bytes per window.
+inside a document is mapped in proportion: the middle of a document in tokens of one corpus is its
+middle in tokens of the other. So a window reads the same documents as its twin, and a document
+starts and ends in windows with the same numbers. Costs 16 bytes per window.
 """
 
 from collections.abc import Callable, Iterator, Sequence

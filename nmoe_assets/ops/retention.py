@@ -91,7 +91,7 @@ def retention_job(
 
 
 def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
-    """A schedule of the job by `[retention] cron`; empty if that is empty."""
+    """The schedule of the job by `[retention] cron`; no schedule if `cron` is empty."""
     table = run.config.retention
     if not table.cron:
         return []

@@ -1,4 +1,4 @@
-"""The suffix array of tokens: all positions, ordered by the tokens from there on.
+"""The suffix array of tokens: all positions, sorted by the sequence of tokens that starts there.
 
 libdivsufsort sorts bytes, so each id becomes two or three bytes, the highest first, and only the
 positions at which an id begins are kept. This takes 15 bytes of memory per token while it runs, 10
@@ -62,7 +62,7 @@ def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Positions of all tokens, ordered by the ids from there on: uint32 `[num_tokens]`.
+    """All positions, sorted by the sequence of ids that starts there: uint32 `[num_tokens]`.
 
     tokens: uint32 or uint16 `[num_tokens]`, at least one. Raises FormatError if there are more than
     `MAX_TOKENS`, or an id has more than three bytes (E-SEEN-SIZE).

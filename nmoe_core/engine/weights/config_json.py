@@ -38,7 +38,8 @@ _FIXED |= {"partial_rotary_factor": 1.0, "quantization_config": None}
 
 
 def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `ModelConfig` from any form; raises as `ModelConfig.from_dict`."""
+    """Arguments of `ModelConfig` from a `config.json` of any form; raises as
+    `ModelConfig.from_dict`."""
     family = family_of(raw)
     if family is not GPT_OSS:
         return _decoder_fields({**_DEFAULTS, **_set(raw)}, family)

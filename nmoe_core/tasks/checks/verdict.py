@@ -95,8 +95,8 @@ def refusal_fails(*names: str) -> Callable[[Callable[P, Verdicts]], Callable[P, 
 
 
 def sampling_margin(run: Run, share: float, count: int) -> float:
-    """Margin of a share measured on `count` documents: its standard errors and one document of
-    rounding."""
+    """Sampling error of a share measured on `count` documents: a multiple of the standard error,
+    plus one document for rounding."""
     error = math.sqrt(max(share * (1 - share), 0.0) / max(count, 1))
     return run.config.checks.standard_errors * error + 1 / max(count, 1)
 

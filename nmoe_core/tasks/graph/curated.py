@@ -36,7 +36,7 @@ def topic_model(run: Run, sources: list[str]) -> Look:
     return Look(then, now, old, new, inputs)
 
 
-_PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that follow from manifests
+_PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that are computed from manifests
 
 
 class CurationLooks:

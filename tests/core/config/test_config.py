@@ -248,7 +248,7 @@ def test_an_order_may_be_spelled_with_a_hyphen() -> None:
     assert Run(None, {"curation.order": "window-fill"}).config.curation.order == "window_fill"
 
 
-def test_a_run_knows_where_each_of_its_files_lies(tmp_path: Path) -> None:
+def test_a_run_has_the_path_of_each_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('root = "out"\ndata_root = "elsewhere/data"\n')
     tree, out = Run(tmp_path / "run.toml").tree, tmp_path / "out"
     shard = tree.shard("web", 3)

@@ -55,7 +55,7 @@ def test_keys_of_a_windowed_block_take_the_window_and_no_more(small_config: Mode
 
 
 @pytest.mark.parametrize("length", [8, 10])
-def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_those_that_go_on_from_it(
+def test_a_prefix_outlives_its_sequence_and_is_not_changed_by_later_sequences(
     small_config: ModelConfig, length: int
 ):
     cache = _cache(small_config)

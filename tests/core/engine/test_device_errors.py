@@ -62,7 +62,7 @@ WORK = (
 
 
 @pytest.mark.parametrize("work", [WORK[:1], pytest.param(WORK, marks=pytest.mark.slow)])
-def test_work_on_a_device_that_fails_is_one_error_and_the_next_run_goes_on(
+def test_a_device_failure_is_one_error_and_the_next_run_resumes(
     labelled: Callable[[int], Project],
     capsys: pytest.CaptureFixture[str],
     work: Sequence[tuple[str, type, str]],
@@ -104,7 +104,7 @@ def test_the_error_of_another_process_is_known_by_its_text() -> None:
             raise error
 
 
-def test_completions_go_on_after_a_device_that_failed(
+def test_completions_resume_after_a_device_failure(
     tmp_path: Path, tiny_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))

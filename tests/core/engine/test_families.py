@@ -279,7 +279,7 @@ def test_a_tiny_checkpoint_of_a_family_is_read_by_transformers(tmp_path: Path, f
     assert_equals_transformers(ours, theirs, torch.arange(40)[None])
 
 
-def test_factors_between_which_no_frequency_lies_are_refused() -> None:
+def test_factors_without_a_frequency_between_them_are_refused() -> None:
     Llama3Scaling(8.0, 1.0, 1.5, 32)
     for high in (1.0, 0.5):
         with refused("E-CHECKPOINT-CONFIG", "high_freq_factor"):

@@ -227,7 +227,7 @@ def test_calls_that_make_no_sense_are_refused(tiny_model: Transformer, arguments
     assert tiny_model.tokens_processed == before
 
 
-def test_a_config_given_by_hand_stands_in_for_the_files(tiny_dir, tiny_model: Transformer):
+def test_a_given_config_replaces_the_config_of_the_files(tiny_dir, tiny_model: Transformer):
     config: ModelConfig = dataclasses.replace(tiny_model.config, sliding_window=4)
     model = Transformer.from_checkpoint(tiny_dir, config=config)
     assert model.config.sliding_window == 4

@@ -48,7 +48,7 @@ def test_an_abandoned_run_leaves_the_generator_as_it_was(tiny_model: Transformer
     assert generator.generate_batch([prompt_of(5)], 4) == [greedy(tiny_model, prompt_of(5), 4)]
 
 
-def test_a_sequence_waits_for_its_update_and_the_others_go_on(tiny_model: Transformer):
+def test_a_sequence_waits_for_its_update_and_other_sequences_continue(tiny_model: Transformer):
     generator = make_generator(tiny_model, 64, 2)
     slow, quick = generator.add(prompt_of(4), 3), generator.add(prompt_of(6), 3)
     logits, ids = stepped(generator)

@@ -155,7 +155,7 @@ def test_a_row_group_without_rows_is_passed_over(tmp_path: Path) -> None:
     rows=st.integers(1, 20),
     block_bytes=st.sampled_from([1, 200, 10_000]),
 )
-def test_reading_goes_on_at_the_end_of_any_block(
+def test_reading_resumes_at_the_end_of_any_block(
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
     lengths: list[int],
@@ -180,7 +180,7 @@ def test_reading_goes_on_at_the_end_of_any_block(
     assert all(end.row - start.row == len(records) for start, end, records in whole)
 
 
-def test_a_run_that_goes_on_reads_no_row_group_before_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_reads_no_row_group_before_its_start(tmp_path: Path) -> None:
     texts = [f"{i} " + "word " * 2000 for i in range(400)]
     _write(tmp_path / "a", pa.table({"text": texts}), "parquet", rows=20)
     source = _source("parquet", tmp_path / "a")

@@ -151,7 +151,7 @@ def test_null_texts_are_empty_and_a_column_of_floats_is_no_id(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet", "jsonl"])
-def test_reading_goes_on_at_the_end_of_any_block(
+def test_reading_resumes_at_the_end_of_any_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.hub._BATCH_ROWS", 16)

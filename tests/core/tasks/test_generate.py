@@ -119,7 +119,7 @@ def test_a_second_run_does_nothing_and_new_prompts_are_appended(work: Work) -> N
 @pytest.mark.parametrize(
     "kill_at", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 7, 12))]
 )
-def test_a_killed_run_goes_on_to_the_bytes_of_an_undisturbed_one(work: Work, kill_at: int) -> None:
+def test_a_killed_run_resumes_and_writes_the_same_bytes(work: Work, kill_at: int) -> None:
     flags = ("--temperature", "0.9", "--seed", "4")
     whole = work.complete(*flags)
     work.forget()
@@ -274,7 +274,7 @@ def test_a_bad_prompt_or_option_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("failpoint", ["write:1:ENOSPC", "write:2:ENOSPC", "write:9:EIO"])
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(work: Work, failpoint: str) -> None:
+def test_a_full_disk_is_one_line_and_the_next_run_resumes(work: Work, failpoint: str) -> None:
     whole = work.complete()
     work.forget()
     with failing(failpoint):

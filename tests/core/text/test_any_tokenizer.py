@@ -361,7 +361,7 @@ def test_a_merge_that_is_no_pair_is_refused(
         load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>")).rows(["a b"])
 
 
-def test_a_token_that_stands_alone_is_not_for_gigatoken(
+def test_gigatoken_is_not_used_for_a_tokenizer_with_a_single_word_token(
     files: dict[str, str], tmp_path: Path
 ) -> None:
     made = tokenizers.Tokenizer.from_file(files["byte-level"])

@@ -162,7 +162,7 @@ def test_stray_bytes_are_no_part_of_the_next_answer(stray: bytes, pause_s: float
     assert with_server(talk, use) == [b"0", b"1", b"2"]
 
 
-def test_bytes_that_wait_in_the_socket_while_the_loop_stands_still_are_no_answer() -> None:
+def test_bytes_that_wait_in_the_socket_while_the_loop_is_blocked_are_no_answer() -> None:
     writers: list[asyncio.StreamWriter] = []
 
     async def talk(client: Client) -> None:

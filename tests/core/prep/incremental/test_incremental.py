@@ -292,7 +292,7 @@ def test_documents_that_were_cut_are_tokenised_again_and_those_below_are_not(
 
 
 @pytest.mark.usefixtures("frequent_commits")
-def test_growth_that_is_ended_goes_on_and_leaves_the_old_version_readable(
+def test_interrupted_growth_resumes_and_leaves_the_old_version_readable(
     web: Web, tmp_path: Path, documents: Rows
 ) -> None:
     small = web.with_(max_tokens=9000)
@@ -314,9 +314,7 @@ def test_growth_that_is_ended_goes_on_and_leaves_the_old_version_readable(
 
 
 @pytest.mark.usefixtures("frequent_commits")
-def test_a_first_pass_that_was_ended_goes_on_under_a_larger_budget(
-    web: Web, tmp_path: Path
-) -> None:
+def test_an_interrupted_first_pass_resumes_with_a_larger_budget(web: Web, tmp_path: Path) -> None:
     web.with_(max_tokens=20_000).interrupt()
     with refused("E-PREP-CHANGED", "unfinished output was made with another max_tokens"):
         web.with_(max_tokens=19_999).prep(existing="grow")

@@ -222,7 +222,7 @@ def test_without_links_or_exchange_versions_are_copies(
     assert _tree(web.out) == before
 
 
-def test_shards_are_copied_where_the_new_version_lies_on_another_file_system(
+def test_shards_are_copied_if_the_new_version_is_on_another_file_system(
     web: Web, grow: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def failing_with(code: int) -> None:

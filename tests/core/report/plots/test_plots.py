@@ -144,7 +144,7 @@ def test_pictures_are_small_pngs_of_1600_pixels_with_the_same_bytes_each_time(na
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_no_legend_lies_on_the_data(name: str):
+def test_no_legend_covers_the_data(name: str):
     _, figure = first_drawn(name)
     for axes in figure.axes:
         if (legend := axes.get_legend()) is not None:

@@ -101,7 +101,7 @@ def test_what_does_not_add_up_is_said_and_what_an_older_tree_lacks_is_not_known(
     assert NOT_ACCOUNTED not in counts(account["sources"]["books"])
 
 
-def test_it_lies_beside_the_run_and_is_printed_and_drawn_on_the_page(
+def test_the_account_is_written_printed_and_drawn_on_the_page(
     odd: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = copied(odd, tmp_path / "copy")
