@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from nmoe_core.base.errors import NmoeError, device_errors, printable
+from nmoe_core.base.errors import NmoeError, device_errors
 from nmoe_core.base.interrupts import graceful_shutdown
 from nmoe_core.cli import attributes, curate, generate, heads, prep, run, shards, stores
 from nmoe_core.cli.audit import plans, seen, takedown
@@ -22,6 +22,7 @@ from nmoe_core.cli.flags import EarlierFlag, apply_default_config
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
+from nmoe_core.cli.output import in_line, printable_streams
 from nmoe_core.cli.project import commands as project
 from nmoe_core.config.renamed import with_current_verb
 
@@ -97,7 +98,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = with_current_verb(sys.argv[1:] if argv is None else argv)
-    arguments = build_parser().parse_args(words)
+    with printable_streams():
+        return _run(build_parser().parse_args(words))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     apply_default_config(arguments)
     try:
         with graceful_shutdown(), progress_shown(), device_errors():
@@ -115,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if arguments.debug:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"ERROR [E-IO]: {printable(where)}{error.strerror or error}", file=sys.stderr)
+        where = f"{in_line(error.filename)}: " if error.filename else ""
+        print(f"ERROR [E-IO]: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, is_dataclass
-from io import StringIO
-from typing import Any
+from typing import Any, TextIO, cast
 
 from nmoe_core.base.errors import printable
 
@@ -27,9 +27,37 @@ def add_verb(
     return verb
 
 
+class PrintableStream:
+    """Standard output or error of a command. All text passes through `printable`, since any of it
+    may come from a stranger; a carriage return stays at either end, where progress lines put it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        start = "\r" * text.startswith("\r")
+        body = text.removeprefix("\r")
+        end = "\r" * body.endswith("\r")
+        self._stream.write(start + printable(body.removesuffix("\r")) + end)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def printable_streams() -> Iterator[None]:
+    """Make everything `printable` that the block prints."""
+    with (
+        redirect_stdout(cast("TextIO", PrintableStream(sys.stdout))),
+        redirect_stderr(cast("TextIO", PrintableStream(sys.stderr))),
+    ):
+        yield
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document; a dataclass becomes an object."""
-    print(printable(json.dumps(value, ensure_ascii=False, indent=2, default=_plain)))
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -37,10 +65,8 @@ def _plain(value: Any) -> Any:
 
 
 def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
-    """Print facts as JSON or by `show`, made `printable`; return the exit status."""
-    with redirect_stdout(StringIO()) as shown:
-        (print_json if as_json else show)(facts)
-    print(printable(shown.getvalue()), end="")
+    """Print facts as JSON or by `show`; return the exit status."""
+    (print_json if as_json else show)(facts)
     return 0
 
 

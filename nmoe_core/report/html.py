@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+from nmoe_core.base.errors import printable
+
 _PICTURE = re.compile(r"!\[((?:(?!!\[)[^\]])*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
 # No script runs and no URL is fetched, whatever a document contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
@@ -18,8 +19,7 @@ class Html(str):
 
 
 def escaped(value: object) -> Html:
-    """A value as HTML: numbers with thousands separators, None as empty. Control characters and
-    characters that change the direction of text are shown as U+FFFD."""
+    """A value as HTML: numbers with thousands separators, None as empty. Texts are `printable`."""
     if isinstance(value, Html):
         return value
     if value is None:
@@ -30,8 +30,7 @@ def escaped(value: object) -> Html:
         return Html(f"{value:,.3f}")
     if isinstance(value, int):
         return Html(f"{value:,}")
-    text = str(value).encode("utf-8", "replace").decode()
-    return Html(html.escape(_CONTROL.sub("\ufffd", text)))
+    return Html(html.escape(printable(str(value))))
 
 
 def joined(parts: Iterable[object]) -> Html:
