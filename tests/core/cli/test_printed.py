@@ -114,7 +114,7 @@ def test_no_verb_lets_documents_forge_lines_or_command_the_terminal(
         ("explain", forged, *config),
         ("seen", forged, *config),
         ("takedown", "gone.txt", *config),
-        ("hydra", "look", *config),
+        ("hydra", "review", *config),
         ("attributes", "--only", forged, *config),
         ("verify", str(manifest)),
         ("inspect", "--manifest", str(manifest), "--all"),
