@@ -16,7 +16,7 @@ import numpy as np
 from loader.errors import FormatError, PlanError
 from loader.files.checksummed_json import check_seal, sealed
 from loader.files.format import read_json_object
-from loader.plan.file import checked_plan
+from loader.plan.file import PlanFile
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 
@@ -111,7 +111,7 @@ def verify_certificate(path: str | Path) -> Certificate:
         found = f"format {value.get('format')!r}, step {step!r}"
         raise _refused(path, found, CERTIFICATE_FORMAT)
     plans = [
-        checked_plan(value.get(key), f"{path}: {key}", path.parent)
+        PlanFile(value.get(key), f"{path}: {key}", path.parent).checked()
         for key in ("plan_before", "plan_after")
     ]
     made = certify(plans[0], plans[1], step)

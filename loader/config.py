@@ -8,6 +8,7 @@ the loader's keys are read. None and "" mean not set.
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,6 +21,7 @@ from loader.plan import check as preflight
 from loader.plan import tables
 from loader.plan.build import build_plan, sources_read
 from loader.plan.datasets import (
+    ListedSource,
     datasets_plan,
     locate,
     read_mappings,
@@ -31,9 +33,9 @@ from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.packaged import find_config
 from loader.plan.records import LoaderPlan
-from loader.plan.remote import fetch_plan, local_data
+from loader.plan.remote import local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
-from loader.plan.streaming import streamed_plan
+from loader.plan.streaming import StoredPlan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
@@ -112,9 +114,7 @@ def resolve_plan(
         return cfg
     if isinstance(cfg, str | Path):
         if is_url(cfg):
-            if cache_bytes is not None:
-                return streamed_plan(address(cfg), cache_dir, cache_bytes)
-            return load_plan(fetch_plan(address(cfg), cache_dir))
+            return StoredPlan(address(cfg), cache_dir, cache_bytes).open()
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)
         given = read_config(cfg)
@@ -129,7 +129,7 @@ def resolve_plan(
         given = _attributes(cfg) | own
     if cache_dir is not None:
         given["cache_dir"] = cache_dir
-    return _plan(checked(given, where), where)
+    return _Planned(checked(given, where), where).plan()
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -236,56 +236,69 @@ def _unknown(key: object, where: object, do: str) -> ConfigError:
     )
 
 
-def _plan(run: RunSettings, where: str) -> LoaderPlan:
-    if run.datasets is not None:
-        return datasets_plan(read_tables(run.datasets, f"{where}: datasets", run.base), run, where)
-    if run.configs is not None or run.weights is not None:
-        return datasets_plan(read_mappings(run.configs, run.weights, where, run.base), run, where)
-    if run.flow_mode is not None:
-        return _mixture_plan(run, where)
-    if run.hf_dataset_name is not None:
-        return datasets_plan(read_tables([{"hf_name": run.hf_dataset_name}], where), run, where)
-    if (named := run.data_path or run.dataset_path) is not None:
-        return _single_plan(local_data(named, run.cache_dir), run)
-    raise ConfigError(
-        "no data source is set",
-        where=where,
-        expected="datasets, configs and weights, data_path,"
-        " or flow_mode with mixture_toml, flow_profiles_toml and data_root",
-    )
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A run's settings and the place that gives them, for messages."""
 
+    run: RunSettings
+    where: str
 
-def _mixture_plan(run: RunSettings, where: str) -> LoaderPlan:
-    mixture = run.required("mixture_toml", where)
-    flows = run.required("flow_profiles_toml", where)
-    stages = resolve_stages(mixture, flows, str(run.flow_mode), run.active_params_b)
-    below_root = run.root and run.root / "data"
-    data_root = run.data_root or below_root or run.required("data_root", where)
-    names = sources_read(stages, run.phases)
-    plan = build_plan(
-        stages,
-        {name: locate(data_root / name / "train", run.allow_unmanifested) for name in names},
-        run,
-        root=data_root,
-        plan_id=f"{mixture.stem}:{run.flow_mode}",
-        valid=valid_manifests({name: data_root / name / "valid" for name in names}),
-    )
-    preflight.check_steps(plan, run.steps, where)
-    return plan
+    def plan(self) -> LoaderPlan:
+        """The plan of the sources that the settings name, in the first of the ways to name them."""
+        run = self.run
+        if run.datasets is not None:
+            return self._listed(read_tables(run.datasets, f"{self.where}: datasets", run.base))
+        if run.configs is not None or run.weights is not None:
+            return self._listed(read_mappings(run.configs, run.weights, self.where, run.base))
+        if run.flow_mode is not None:
+            return self._mixture()
+        if run.hf_dataset_name is not None:
+            return self._listed(read_tables([{"hf_name": run.hf_dataset_name}], self.where))
+        if (named := run.data_path or run.dataset_path) is not None:
+            return self._single(local_data(named, run.cache_dir))
+        raise ConfigError(
+            "no data source is set",
+            where=self.where,
+            expected="datasets, configs and weights, data_path,"
+            " or flow_mode with mixture_toml, flow_profiles_toml and data_root",
+        )
 
+    def _listed(self, sources: tuple[ListedSource, ...]) -> LoaderPlan:
+        return datasets_plan(sources, self.run, self.where)
 
-def _single_plan(directory: Path, run: RunSettings) -> LoaderPlan:
-    if directory.name == MANIFEST_NAME:
-        directory = directory.parent
-    train, valid = split_dirs(directory)
-    path = locate(train, run.allow_unmanifested)
-    name = preflight.read_data(path, run.vocabulary).dataset or directory.name
-    num_tokens = run.steps * run.batch_size * run.seq_len
-    return build_plan(
-        [Stage("all", name, num_tokens, (StageSource(name, 1.0),))],
-        {name: path},
-        run,
-        root=directory,
-        plan_id=f"{name}:data_path",
-        valid=valid_manifests({name: valid} if valid else {}),
-    )
+    def _mixture(self) -> LoaderPlan:
+        run = self.run
+        mixture = run.required("mixture_toml", self.where)
+        flows = run.required("flow_profiles_toml", self.where)
+        stages = resolve_stages(mixture, flows, str(run.flow_mode), run.active_params_b)
+        below_root = run.root and run.root / "data"
+        data_root = run.data_root or below_root or run.required("data_root", self.where)
+        names = sources_read(stages, run.phases)
+        plan = build_plan(
+            stages,
+            {name: locate(data_root / name / "train", run.allow_unmanifested) for name in names},
+            run,
+            root=data_root,
+            plan_id=f"{mixture.stem}:{run.flow_mode}",
+            valid=valid_manifests({name: data_root / name / "valid" for name in names}),
+        )
+        preflight.check_steps(plan, run.steps, self.where)
+        return plan
+
+    def _single(self, directory: Path) -> LoaderPlan:
+        """The plan of one directory of shards, for the given number of steps."""
+        run = self.run
+        if directory.name == MANIFEST_NAME:
+            directory = directory.parent
+        train, valid = split_dirs(directory)
+        path = locate(train, run.allow_unmanifested)
+        name = preflight.read_data(path, run.vocabulary).dataset or directory.name
+        num_tokens = run.steps * run.batch_size * run.seq_len
+        return build_plan(
+            [Stage("all", name, num_tokens, (StageSource(name, 1.0),))],
+            {name: path},
+            run,
+            root=directory,
+            plan_id=f"{name}:data_path",
+            valid=valid_manifests({name: valid} if valid else {}),
+        )

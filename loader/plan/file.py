@@ -4,7 +4,7 @@ A plan with too little data is refused when it is built or loaded, not during tr
 """
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_type_hints
@@ -43,81 +43,94 @@ def load_plan(path: str | Path) -> LoaderPlan:
         value = read_json_object(path, _MAX_BYTES)
     except FormatError as error:
         raise PlanError("not a loader plan", found=str(error), code="E-PLAN-FORMAT") from None
-    return checked_plan(value, path, path.parent)
+    return PlanFile(value, path, path.parent).checked()
 
 
-def checked_plan(value: Any, where: object, directory: Path) -> LoaderPlan:
-    """The plan in the JSON value of a file in `directory`, checked as by `load_plan`."""
-    plan = parse_plan(value, where, directory)
-    preflight.check_plan(plan, where)
-    if value.get("plan_hash") != plan.plan_hash:
-        raise PlanError(
-            "plan_hash does not match the plan",
-            where=where,
-            found=value.get("plan_hash"),
-            expected=plan.plan_hash,
-            do="build the plan again; do not edit it",
-            code="E-PLAN-HASH",
-        )
-    for source in (*plan.sources, *plan.valid):
-        preflight.open_data(plan, source)
-    return plan
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """The content of a plan's file.
 
-
-def parse_plan(value: Any, where: object, directory: Path = Path()) -> LoaderPlan:
-    """The plan in the JSON value of a file in `directory`. Its hash, ranges and data are not
-    checked. Raises PlanError if a field is missing, unknown or of another type (E-PLAN-FORMAT).
+    Attributes:
+        value: Its JSON value, which may be anything.
+        where: The file, for messages.
+        directory: Its directory, from which the plan's root starts.
     """
-    found = value.get("format") if isinstance(value, dict) else value
-    if found != PLAN_FORMAT:
-        raise malformed(where, f"format {found!r}"[:80], repr(PLAN_FORMAT))
-    scalars = {key: item for key, item in value.items() if key not in _READ_APART}
-    scalars = _typed(scalars, LoaderPlan, where, "plan")
-    root = PurePosixPath(scalars["root"])
-    if root.is_absolute() or is_url(scalars["root"]):
-        raise malformed(where, f"root {scalars['root']!r}", "a relative path")
-    stages = []
-    for i, row in enumerate(_list_of(value.get("stages"), where, "stages")):
-        place = f"stages[{i}]"
-        rest = dict(row) if isinstance(row, dict) else {}
-        sources = _records(PlanSource, rest.pop("sources", None), where, f"{place}.sources")
-        stages.append(PlanStage(**_typed(rest, PlanStage, where, place), sources=sources))
-    return LoaderPlan(
-        **scalars,
-        stages=tuple(stages),
-        valid=_records(SourceData, value.get("valid"), where, "valid"),
-        consumed=_records(Consumed, value.get("consumed", []), where, "consumed"),
-        masked=_records(MaskedTokens, value.get("masked", []), where, "masked"),
-        twins=_records(TwinData, value.get("twins", []), where, "twins"),
-        base=Path(os.path.abspath(directory / root)),
-    )
 
+    value: Any
+    where: object
+    directory: Path = Path()
 
-def _records(kind: type[T], value: Any, at: object, where: str) -> tuple[T, ...]:
-    rows = enumerate(_list_of(value, at, where))
-    return tuple(kind(**_typed(row, kind, at, f"{where}[{i}]")) for i, row in rows)
+    def checked(self) -> LoaderPlan:
+        """The plan, checked as by `load_plan`."""
+        plan = self.plan()
+        preflight.check_plan(plan, self.where)
+        if self.value.get("plan_hash") != plan.plan_hash:
+            raise PlanError(
+                "plan_hash does not match the plan",
+                where=self.where,
+                found=self.value.get("plan_hash"),
+                expected=plan.plan_hash,
+                do="build the plan again; do not edit it",
+                code="E-PLAN-HASH",
+            )
+        for source in (*plan.sources, *plan.valid):
+            preflight.open_data(plan, source)
+        return plan
 
+    def plan(self) -> LoaderPlan:
+        """The plan; its hash, ranges and data are not checked. Raises PlanError if a field is
+        missing, unknown or of another type (E-PLAN-FORMAT)."""
+        value = self.value
+        found = value.get("format") if isinstance(value, dict) else value
+        if found != PLAN_FORMAT:
+            raise malformed(self.where, f"format {found!r}"[:80], repr(PLAN_FORMAT))
+        scalars = {key: item for key, item in value.items() if key not in _READ_APART}
+        scalars = self._typed(scalars, LoaderPlan, "plan")
+        root = PurePosixPath(scalars["root"])
+        if root.is_absolute() or is_url(scalars["root"]):
+            raise malformed(self.where, f"root {scalars['root']!r}", "a relative path")
+        stages = []
+        for i, row in enumerate(self._list_of(value.get("stages"), "stages")):
+            place = f"stages[{i}]"
+            rest = dict(row) if isinstance(row, dict) else {}
+            sources = self._records(PlanSource, rest.pop("sources", None), f"{place}.sources")
+            stages.append(PlanStage(**self._typed(rest, PlanStage, place), sources=sources))
+        return LoaderPlan(
+            **scalars,
+            stages=tuple(stages),
+            valid=self._records(SourceData, value.get("valid"), "valid"),
+            consumed=self._records(Consumed, value.get("consumed", []), "consumed"),
+            masked=self._records(MaskedTokens, value.get("masked", []), "masked"),
+            twins=self._records(TwinData, value.get("twins", []), "twins"),
+            base=Path(os.path.abspath(self.directory / root)),
+        )
 
-def _list_of(value: Any, at: object, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise malformed(at, f"{where} {type(value).__name__}", "a list")
-    return value
+    def _records(self, kind: type[T], value: Any, place: str) -> tuple[T, ...]:
+        rows = enumerate(self._list_of(value, place))
+        return tuple(kind(**self._typed(row, kind, f"{place}[{i}]")) for i, row in rows)
 
+    def _list_of(self, value: Any, place: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise malformed(self.where, f"{place} {type(value).__name__}", "a list")
+        return value
 
-def _typed(value: Any, record: type, at: object, where: str) -> dict[str, Any]:
-    """Check that `value` is an object with exactly the record's simple fields, each of its type."""
-    if not isinstance(value, dict):
-        raise malformed(at, f"{where} {type(value).__name__}", "an object")
-    kinds = _kinds(record)
-    for key in value:
-        if key not in kinds:
-            raise malformed(at, f"{where}: unknown key {key!r}", f"{nearest(key, kinds)!r}")
-    for key, kind in kinds.items():
-        if key in DEFAULTS and key not in value:
-            continue
-        if type(value.get(key)) is not kind or not _is_clean(value[key]):
-            raise malformed(at, f"{where}.{key} = {value.get(key)!r}"[:120], kind.__name__)
-    return value
+    def _typed(self, value: Any, record: type, place: str) -> dict[str, Any]:
+        """Check that `value` is an object with exactly the record's simple fields, each of its
+        type."""
+        if not isinstance(value, dict):
+            raise malformed(self.where, f"{place} {type(value).__name__}", "an object")
+        kinds = _kinds(record)
+        for key in value:
+            if key not in kinds:
+                found = f"{place}: unknown key {key!r}"
+                raise malformed(self.where, found, f"{nearest(key, kinds)!r}")
+        for key, kind in kinds.items():
+            if key in DEFAULTS and key not in value:
+                continue
+            if type(value.get(key)) is not kind or not _is_clean(value[key]):
+                found = f"{place}.{key} = {value.get(key)!r}"[:120]
+                raise malformed(self.where, found, kind.__name__)
+        return value
 
 
 @cache

@@ -34,7 +34,7 @@ from loader.files.locks import locked
 from loader.files.nested import json_value
 from loader.files.regular import read_file
 from loader.files.store import STORE_CODE, copy, read_bytes
-from loader.plan.file import malformed, parse_plan
+from loader.plan.file import PlanFile, malformed
 from loader.plan.records import SourceData
 from loader.plan.settings import LOCAL_CACHE
 
@@ -76,7 +76,7 @@ def fetch_manifests(
         value = json_value(content)
     except ValueError as error:
         raise malformed(url, str(error)) from None
-    plan = parse_plan(value, url)
+    plan = PlanFile(value, url).plan()
     root = join(parent(url), plan.root)
     mirror = _mirror(cache, root)
     sources = {source.manifest: source for source in (*plan.sources, *plan.valid, *plan.twins)}

@@ -1,11 +1,11 @@
-"""Plans whose tokens stay in a store: copies the files that are needed before the first step.
+"""Plans in a store: copies the files that are needed before the first step.
 
-These are the plan, its manifests and the checksums of their blocks; `loader.files.block_files`
-reads the tokens.
+If the tokens stay in the store, these are the plan, its manifests and the checksums of their
+blocks; `loader.files.block_files` reads the tokens.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,19 +16,44 @@ from loader.files.blocks import BLOCKS_NAME, read_blocks
 from loader.files.format import Manifest, load_manifest, resolve_inside
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
-from loader.plan.remote import fetch_manifests, fetch_whole, in_parallel
+from loader.plan.remote import fetch_manifests, fetch_plan, fetch_whole, in_parallel
 from loader.plan.schedule import SHUFFLED_TOKENS
 
 
-def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> LoaderPlan:
-    """A plan whose tokens are read from the store in blocks, with a cache of at most `cache_bytes`.
-    Raises as `fetch_plan`, ConfigError if windows are shuffled and the cache is too small for all
-    tokens, and FormatError if a manifest has no blocks (E-BLOCKS)."""
-    local, root, cache = fetch_manifests(url, cache_dir, partial(in_parallel, _fetch_blocks))
-    plan = load_plan(local)
-    num_bytes = sum(
-        load_manifest(resolve_inside(plan.base, s.manifest)).total_tokens * 4 for s in plan.sources
-    )
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A plan in a store.
+
+    Attributes:
+        url: Its URL.
+        cache_dir: See `fetch_plan`.
+        cache_bytes: None to copy all tokens before the first step. Otherwise they are read in
+            blocks, through a cache of at most this size.
+    """
+
+    url: str
+    cache_dir: str | Path | None
+    cache_bytes: int | None
+
+    def open(self) -> LoaderPlan:
+        """The plan, with its files in the cache. Raises as `fetch_plan` and `load_plan`; with
+        `cache_bytes` also ConfigError if windows are shuffled and the cache is too small for all
+        of them, and FormatError if a manifest has no blocks (E-BLOCKS)."""
+        if self.cache_bytes is None:
+            return load_plan(fetch_plan(self.url, self.cache_dir))
+        fetch = partial(in_parallel, _fetch_blocks)
+        local, root, cache = fetch_manifests(self.url, self.cache_dir, fetch)
+        plan = load_plan(local)
+        _require_room(plan, self.cache_bytes)
+        readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        store = StoreData(root, cache / "blocks", self.cache_bytes, readers)
+        return replace(plan, store=store)
+
+
+def _require_room(plan: LoaderPlan, cache_bytes: int) -> None:
+    num_bytes = 0
+    for source in plan.sources:
+        num_bytes += load_manifest(resolve_inside(plan.base, source.manifest)).total_tokens * 4
     if plan.shuffle_blocks:  # the current block and the next one
         num_bytes = min(num_bytes, 2 * 4 * SHUFFLED_TOKENS * len(plan.sources))
     if plan.shuffles and cache_bytes < num_bytes:
@@ -39,9 +64,6 @@ def streamed_plan(url: str, cache_dir: str | Path | None, cache_bytes: int) -> L
             expected=f"at least {num_bytes}",
             do="set shuffle_blocks instead of shuffle, or omit cache_bytes to copy all data first",
         )
-    readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    store = StoreData(root, cache / "blocks", cache_bytes, readers)
-    return replace(plan, store=store)
 
 
 def _fetch_blocks(place: tuple[str, Manifest]) -> None:

@@ -8,7 +8,7 @@ from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import MANIFEST_NAME, check_digest, load_manifest, resolve_inside
 from loader.files.locks import locked
 from loader.files.nested import json_value
-from loader.plan.file import parse_plan
+from loader.plan.file import PlanFile
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan
 from nmoe_core.audit.lineage import Facts, explain_step
@@ -44,7 +44,7 @@ def _plan_at(url: str) -> LoaderPlan:
         value = json_value(store.read_bytes(url) or b"null")
     except ValueError:
         value = None
-    return parse_plan(value, url)
+    return PlanFile(value, url).plan()
 
 
 def _fetch(directory: str, local: Path, checksum: str | None) -> None:

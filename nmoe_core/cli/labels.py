@@ -125,7 +125,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
     """Label slices of a run or one file of documents, or estimate the cost."""
-    from nmoe_core.labels.jobs import slice_jobs
+    from nmoe_core.labels.jobs import labelling_of
     from nmoe_core.tasks.commands import label_file, label_job
     from nmoe_core.tasks.hydra import label_slices
     from nmoe_core.tasks.shards import chosen_sources
@@ -134,7 +134,9 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
     file = named_file(arguments, "label", of_run=("slices",), of_file=("out",))
     if file is None:
         if arguments.estimate:
-            return _estimate(run, slice_jobs(run, chosen_sources(run), arguments.slices))
+            return _estimate(
+                run, labelling_of(run).slice_jobs(chosen_sources(run), arguments.slices)
+            )
         return label_slices(run, chosen_sources(run), arguments.slices)
     out = required(arguments, "out")
     if arguments.estimate:
@@ -143,10 +145,9 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
 
 
 def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
-    from nmoe_core.labels.cost import estimate_labels
-    from nmoe_core.labels.jobs import oracles_of
+    from nmoe_core.labels.jobs import labelling_of
 
-    estimates = estimate_labels(run, jobs, oracles_of(run))
+    estimates = labelling_of(run).estimate(jobs)
     return {name: Result("", asdict(row)) for name, row in estimates.items()}
 
 

@@ -14,16 +14,17 @@ from pathlib import Path
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.quality import OracleTable
-from nmoe_core.config.run import Run
+from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.jobs import LabelJob, Oracles, label_parts
 from nmoe_core.labels.oracle import Oracle
 from nmoe_core.labels.oracles.harmony import fenced
 from nmoe_core.labels.reuse import KnownAnswers, sha256_of
-from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.tokenizer import Tokenizer
 
 TEMPLATE_TOKENS = 128
 MIN_ANSWERS = 30
+# Documents, the directory of their labels, and the oracle that labels them.
+Part = tuple[Documents, Path, Oracle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,15 @@ class Estimate:
     cost: float | None
 
 
-def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dict[str, Estimate]:
-    """Estimate the questions that labelling would still ask: per job name, and for `all` jobs."""
-    tokenizer = load_tokenizer(run.tokenizer)
-    table = run.config.oracle
-    prompt = run.rubric.text().join(fenced(""))
+def estimate_labels(
+    table: OracleTable,
+    rubric: Rubric,
+    tokenizer: Tokenizer,
+    jobs: Iterable[tuple[str, Iterable[Part]]],
+) -> dict[str, Estimate]:
+    """Estimate the questions that labelling would still ask: per job name, and for `all` jobs. The
+    jobs are given by name, with their parts."""
+    prompt = rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
     # Texts to ask about, shared by the jobs that reuse each other's answers.
@@ -51,9 +56,9 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
         def known_of(oracle: Oracle, *directories: Path) -> KnownAnswers:
             return stack.enter_context(KnownAnswers(directories, oracle))
 
-        for job in jobs:
+        for name, parts in jobs:
             num = tokens_in = tokens_out = 0
-            for documents, out_dir, oracle in label_parts(run, job, oracles):
+            for documents, out_dir, oracle in parts:
                 known = known_of(oracle, *sorted({out_dir, *documents.labelled}))
                 where = documents.labelled or (out_dir,)
                 texts = seen.setdefault((oracle.fingerprint, where), set())
@@ -61,7 +66,7 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
                 num += len(asked)
                 tokens_in += sum(map(documents.num_tokens, asked)) + len(asked) * prompt_tokens
                 tokens_out += round(len(asked) * _tokens_of_an_answer(known, table))
-            rows[job.name] = num, tokens_in, tokens_out
+            rows[name] = num, tokens_in, tokens_out
     rows["all"] = tuple(map(sum, zip(*rows.values()))) or (0, 0, 0)
     return {
         name: Estimate(num, tokens_in, tokens_out, _cost(table, tokens_in, tokens_out))
@@ -69,20 +74,15 @@ def estimate_labels(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> dic
     }
 
 
-def require_budget(run: Run, jobs: Iterable[LabelJob], oracles: Oracles) -> None:
-    """Refuse jobs that would cost more than `[oracle.http] max_cost` (E-LABEL-COST). Without this
-    key, the texts are not read."""
-    http = run.config.oracle.http
-    if run.config.oracle.kind != "http" or http is None or http.max_cost is None:
-        return
-    found = estimate_labels(run, jobs, oracles)["all"]
-    if (cost := found.cost or 0.0) > http.max_cost:
+def require_cost(found: Estimate, max_cost: float, model: str) -> None:
+    """Refuse labels that would cost more than `[oracle.http] max_cost` (E-LABEL-COST)."""
+    if (cost := found.cost or 0.0) > max_cost:
         raise LabelError(
             "labelling would cost more than allowed",
-            where=http.model,
+            where=model,
             found=f"{cost:,.2f} for {found.questions:,} questions of {found.tokens_in:,} tokens "
             f"and answers of {found.tokens_out:,}",
-            expected=f"at most {http.max_cost:,.2f}",
+            expected=f"at most {max_cost:,.2f}",
             do="label fewer documents, lower max_doc_tokens or max_new, or raise [oracle.http] "
             "max_cost",
             code="E-LABEL-COST",

@@ -4,7 +4,9 @@ A source that several stages use is prepared once, for the sum of their quotas. 
 only reference `{data_root}/{source}/{split}` and never copy it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from loader.plan.mixture import Stage, quotas, resolve_stages
@@ -37,14 +39,86 @@ class SourcePlan:
         return self.spec.split_expression("valid") is not None
 
 
-def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
-    """The stages of the run's flow, with token targets and source weights."""
-    return resolve_stages(
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """The settings that decide which sources a run prepares.
+
+    Attributes:
+        mixture_toml, profiles: The files of the mixture and of the flow profiles.
+        name: The flow.
+        active_params_b: See `RunSettings`.
+        max_tokens: The total over all sources, or "all" or "flow".
+        columns: Columns that every source passes through.
+        path: The configuration, for messages.
+    """
+
+    mixture_toml: Path
+    profiles: Path
+    name: str
+    active_params_b: float | None
+    max_tokens: str | int
+    columns: tuple[str, ...]
+    path: Path
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, with token targets and source weights."""
+        return resolve_stages(self.mixture_toml, self.profiles, self.name, self.active_params_b)
+
+    def sources(self, only_stage: str | None) -> list[SourcePlan]:
+        """See `run_sources`."""
+        stages = [stage for stage in self.stages() if only_stage in (None, stage.name)]
+        if not stages:
+            known = ", ".join(stage.name for stage in self.stages())
+            raise ConfigError(
+                "flow has no such stage", where=self.path, found=only_stage, expected=known
+            )
+        specs: dict[str, SourceSpec] = {}
+        shares: dict[str, float] = {}
+        for part in stages:
+            for spec in self._specs(part.mixture):
+                other = specs.setdefault(spec.id, spec)
+                known_as = [other.columns, other.reading_digest("")]
+                if known_as != [spec.columns, spec.reading_digest("")]:
+                    raise ConfigError(
+                        "two mixtures define the same source differently",
+                        where=self.mixture_toml,
+                        found=spec.id,
+                    )
+            total_weight = sum(source.weight for source in part.sources)
+            for source in part.sources:
+                share = part.num_tokens * source.weight / total_weight
+                shares[source.name] = shares.get(source.name, 0.0) + share
+        names = [name for name, share in shares.items() if share > 0]
+        if self.max_tokens == "all":
+            return [SourcePlan(specs[name], None) for name in names]
+        whole_flow = sum(stage.num_tokens for stage in stages)
+        budget = whole_flow if self.max_tokens == "flow" else parse_count(self.max_tokens)
+        parts = quotas(budget, [shares[name] for name in names])
+        # At least one token, hence one document, so that rounding never removes a source.
+        return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
+
+    def _specs(self, mixture: str) -> Iterator[SourceSpec]:
+        """The sources of a mixture, as its file describes them."""
+        for i, table in enumerate(read_toml(self.mixture_toml)["mixtures"][mixture]["sources"]):
+            where = f"{self.mixture_toml} [mixtures.{mixture}] source {i}"
+            yield validate(SourceSpec, table, where).with_columns(self.columns)
+
+
+def _flow(run: Run, name: str | None = None, max_tokens: str | int | None = None) -> _Flow:
+    return _Flow(
         run.required("mixture_toml"),
         run.required("flow_profiles_toml"),
-        flow or run.required("flow_mode"),
+        name or run.required("flow_mode"),
         run.loader.active_params_b,
+        run.config.prep.max_tokens if max_tokens is None else max_tokens,
+        run.config.attributes.columns,
+        run.path,
     )
+
+
+def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
+    """The stages of the run's flow, with token targets and source weights."""
+    return _flow(run, flow).stages()
 
 
 def run_sources(
@@ -59,38 +133,7 @@ def run_sources(
     If `flow` or `max_tokens` (the total over all sources) is None, the configured value is used.
     Raises ConfigError if the stage is unknown, or two stages define a source differently.
     """
-    stages = [s for s in run_stages(run, flow) if stage in (None, s.name)]
-    if not stages:
-        known = ", ".join(s.name for s in run_stages(run, flow))
-        raise ConfigError("flow has no such stage", where=run.path, found=stage, expected=known)
-    mixture_toml = run.required("mixture_toml")
-    tables = read_toml(mixture_toml)["mixtures"]
-    specs: dict[str, SourceSpec] = {}
-    shares: dict[str, float] = {}
-    for part in stages:
-        total_weight = sum(source.weight for source in part.sources)
-        for i, table in enumerate(tables[part.mixture]["sources"]):
-            where = f"{mixture_toml} [mixtures.{part.mixture}] source {i}"
-            spec = validate(SourceSpec, table, where).with_columns(run.config.attributes.columns)
-            other = specs.setdefault(spec.id, spec)
-            if [other.columns, other.reading_digest("")] != [spec.columns, spec.reading_digest("")]:
-                raise ConfigError(
-                    "two mixtures define the same source differently",
-                    where=mixture_toml,
-                    found=spec.id,
-                )
-        for source in part.sources:
-            share = part.num_tokens * source.weight / total_weight
-            shares[source.name] = shares.get(source.name, 0.0) + share
-    names = [name for name, share in shares.items() if share > 0]
-    asked = run.config.prep.max_tokens if max_tokens is None else max_tokens
-    if asked == "all":
-        return [SourcePlan(specs[name], None) for name in names]
-    whole_flow = sum(stage.num_tokens for stage in stages)
-    budget = whole_flow if asked == "flow" else parse_count(asked)
-    parts = quotas(budget, [shares[name] for name in names])
-    # At least one token, hence one document, so that rounding never removes a source.
-    return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
+    return _flow(run, flow, max_tokens).sources(stage)
 
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:

@@ -99,15 +99,13 @@ def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
 
 
 def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
-    """Label the documents of a file into `out` with the run's oracle; raises as `label_shard` and
-    `require_budget`."""
-    from nmoe_core.labels.cost import require_budget
-    from nmoe_core.labels.jobs import label_documents, oracles_of
+    """Label the documents of a file into `out` with the run's oracle; raises as
+    `Labelling.label`."""
+    from nmoe_core.labels.jobs import labelling_of
 
     job = label_job(run, file, out)
-    oracles = oracles_of(run)
-    require_budget(run, [job], oracles)
-    return label_documents(run, job, oracles, progress)
+    ((_, made),) = labelling_of(run).label([job], progress)
+    return made
 
 
 def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:

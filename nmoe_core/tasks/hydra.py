@@ -44,18 +44,15 @@ def label_slices(
     """Label slices (named `train-00` and so on, by default all) with the run's oracle.
 
     `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of these. Raises
-    as `label_shard` and `require_budget`, and ConfigError for an unknown slice.
+    as `Labelling.label`, and ConfigError for an unknown slice.
     """
-    from nmoe_core.labels.cost import require_budget
-    from nmoe_core.labels.jobs import label_documents, oracles_of, slice_jobs
+    from nmoe_core.labels.jobs import labelling_of
 
     require_inputs(run, "label", sources)
     keys = None if keys is None else list(keys)
-    oracles = oracles_of(run)
     outputs = {}
-    require_budget(run, slice_jobs(run, sources, None if is_whole_budget else keys), oracles)
-    for job in slice_jobs(run, sources, keys):
-        made = label_documents(run, job, oracles)
+    slices = labelling_of(run).label_slices(sources, keys, is_whole_budget=is_whole_budget)
+    for job, made in slices:
         facts = {
             "documents": made.facts["total"],
             "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),

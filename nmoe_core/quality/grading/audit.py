@@ -21,9 +21,8 @@ from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.config.run import Run
 from nmoe_core.labels.agreement import lower_bound, upper_bound, wilson
-from nmoe_core.labels.cost import require_budget
 from nmoe_core.labels.documents import shard_documents
-from nmoe_core.labels.jobs import LabelJob, label_documents, oracles_of
+from nmoe_core.labels.jobs import LabelJob, labelling_of
 from nmoe_core.labels.label_files import SCORES_NAME
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.scores import parse_scores, rounded
@@ -79,7 +78,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         CalibrationError: The calibration was not fitted on a grader's scores, so it holds no
             threshold for the oracle (E-CALIBRATION-HEADS).
         FormatError: A shard has no grades (E-MANIFEST-MISSING), or its grades were edited.
-        LabelError: As `label_shard` and `require_budget`.
+        LabelError: As `Labelling.label`.
     """
     calibrated = read_calibration(run.tree.calibration_summary)
     if "oracle_tau_keep" not in calibrated:
@@ -92,11 +91,8 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         )
     drawn = {source: _draw(run, source, count) for source in sources}
     jobs = [_job(run, source, found) for source, found in drawn.items()]
-    oracles = oracles_of(run)
-    require_budget(run, jobs, oracles)
     records: dict[str, Record] = {}
-    for job in jobs:
-        label_documents(run, job, oracles)
+    for job, _ in labelling_of(run).label(jobs):
         records |= latest(read_records(job.out_dir / SCORES_NAME))
     if len(drawn) > 1:
         drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}

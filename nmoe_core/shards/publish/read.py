@@ -19,7 +19,7 @@ from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, resolve_inside
 from loader.files.nested import json_value
-from loader.plan.file import load_plan, parse_plan
+from loader.plan.file import PlanFile, load_plan
 from loader.plan.records import PLAN_FORMAT, LoaderPlan
 from loader.plan.remote import uncommitted
 from nmoe_core.base.errors import FormatError, NmoeError
@@ -108,7 +108,7 @@ def opened(where: str) -> Iterator[Opened]:
             value = {}
         name = join(url, "").rpartition("/")[2]
         if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
-            plan = parse_plan(value, url)
+            plan = PlanFile(value, url).plan()
             base = join(base, plan.root)
             content = json.dumps(value | {"root": "."}).encode()
             for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:

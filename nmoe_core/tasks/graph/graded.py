@@ -52,14 +52,14 @@ def backbone(run: Run) -> Look:
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
     """The recorded and current inputs of the labels of each slice, and of the labels that measure
     the oracle's noise."""
-    from nmoe_core.labels.jobs import label_parts, nameless_oracles, planned_jobs
+    from nmoe_core.labels.jobs import labelling_of
     from nmoe_core.labels.label import is_answered, label_fingerprints
     from nmoe_core.labels.label_files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
 
-    oracles = nameless_oracles(run)
-    for job in planned_jobs(run):
+    labelling = labelling_of(run).without_key()
+    for job in labelling.planned_jobs():
         looks = []
-        for documents, directory, oracle in label_parts(run, job, oracles):
+        for documents, directory, oracle in labelling.parts(job):
             summary = directory / SUMMARY_NAME
             now = label_fingerprints(documents, oracle)
             then = recorded(summary)

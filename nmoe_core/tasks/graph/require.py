@@ -7,7 +7,7 @@ refused, because a new one reorders all documents: the job `curate` fits it agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -98,7 +98,7 @@ def _require(run: Run, kinds: Iterable[str], sources: list[SourcePlan]) -> None:
     for kind in kinds:
         if is_off and kind in _SCORED:
             continue
-        for compared in _inputs(run, kind, sources):
+        for compared in _EXISTING[kind](run, sources):
             changes = changed_settings(compared.then, compared.now)
             if changes:
                 raise _refused(run, compared.key, changes[0], _TASKS[kind], len(changes))
@@ -116,28 +116,6 @@ def _refused(run: Run, key: str, change: Change, task: str, count: int) -> Confi
     )
 
 
-def _inputs(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:
-    """All existing inputs of a kind."""
-    match kind:
-        case "shards":
-            yield from _shards(run, sources)
-        case "labels":
-            yield from _labels(run)
-        case "backbone":
-            yield from _backbone(run)
-        case "student" | "heads":
-            yield from _heads(run, kind)
-        case "calibration":
-            now = settings.calibration(run).settings
-            yield _Compared("hydra/calibration", made_with.calibration(run.tree), now)
-        case "duplicates":
-            if "duplicates" in run.config.attributes.use:
-                now = settings.attribute(run, "duplicates").settings
-                yield _Compared("curation/duplicates", made_with.duplicates(run.tree), now)
-        case _:
-            yield from _of_shards(run, kind, sources)
-
-
 def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
     for source in sources:
         now = settings.prep(run, source, "train").settings
@@ -145,8 +123,8 @@ def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
             yield _Compared(f"{source.name}/shards", made_with.shards(shard), now)
 
 
-def _labels(run: Run) -> Iterator[_Compared]:
-    from nmoe_core.labels.jobs import nameless_oracles
+def _labels(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    from nmoe_core.labels.jobs import labelling_of
     from nmoe_core.labels.label_files import SUMMARY_NAME
 
     table = run.config.oracle
@@ -154,7 +132,7 @@ def _labels(run: Run) -> Iterator[_Compared]:
     if table.kind == "engine":  # computing the facts of this oracle would hash its weights
         now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
     else:
-        oracle = nameless_oracles(run)(run.rubric)
+        oracle = labelling_of(run).without_key().oracle(run.rubric)
         now = made_with.asked(oracle.facts, oracle.scorer._asdict(), made_from)
     for split, number in LABEL_SHARDS:
         summary = run.tree.label_shard(split, number) / SUMMARY_NAME
@@ -162,7 +140,7 @@ def _labels(run: Run) -> Iterator[_Compared]:
         yield _Compared(f"hydra/oracle_labels {split}-{number:02d}", then, now)
 
 
-def _backbone(run: Run) -> Iterator[_Compared]:
+def _backbone(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
     path = run.tree.checkpoint / "config.json"
     if run.config.backbone.kind != "tiny" or not path.is_file():
         return
@@ -173,13 +151,16 @@ def _backbone(run: Run) -> Iterator[_Compared]:
     yield _Compared("hydra/backbone", then, made_with.backbone(tiny_recipe(run)))
 
 
-def _heads(run: Run, kind: str) -> Iterator[_Compared]:
+def _student(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
     from nmoe_core.quality.heads.head_files import read_header
 
-    if kind == "student" and run.tree.student.is_file():
+    if run.tree.student.is_file():
         then = made_with.student(read_header(run.tree.student))
         yield _Compared("hydra/student", then, settings.student(run).settings)
-    if kind == "heads" and run.config.grading.grader != "student":
+
+
+def _heads(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    if run.config.grading.grader != "student":
         yield from _head(run, "probe", run.tree.probe, run.config.heads.probe)
         yield from _head(run, "judge", run.tree.judge, run.config.heads.judge)
 
@@ -194,18 +175,51 @@ def _head(
         yield _Compared(f"hydra/{kind}_head", then, settings.head(run, kind).settings)
 
 
-def _of_shards(run: Run, kind: str, sources: list[SourcePlan]) -> Iterator[_Compared]:
-    if kind == "selection" and run.config.curation.where is None:
-        return
+def _calibration(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    now = settings.calibration(run).settings
+    yield _Compared("hydra/calibration", made_with.calibration(run.tree), now)
+
+
+def _duplicates(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    if "duplicates" in run.config.attributes.use:
+        now = settings.attribute(run, "duplicates").settings
+        yield _Compared("curation/duplicates", made_with.duplicates(run.tree), now)
+
+
+def _grades(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    now = settings.grades(run).settings
     for source in sources:
         for shard in run.tree.shards(source.name, run.config.prep.num_shards):
-            key = f"{source.name}/{kind}"
-            if kind == "quality_scores":
-                then = made_with.grades(shard, run.config.grading.grader)
-                yield _Compared(key, then, settings.grades(run).settings)
-            elif kind == "selection":
-                then = made_with.selection(shard)
-                yield _Compared(key, then, settings.selection(run).settings)
-            else:
-                then = made_with.curated(shard)
-                yield _Compared(key, then, settings.curated(run, source.name).settings)
+            then = made_with.grades(shard, run.config.grading.grader)
+            yield _Compared(f"{source.name}/quality_scores", then, now)
+
+
+def _selection(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    if run.config.curation.where is None:
+        return
+    now = settings.selection(run).settings
+    for source in sources:
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards):
+            yield _Compared(f"{source.name}/selection", made_with.selection(shard), now)
+
+
+def _curated(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
+    for source in sources:
+        now = settings.curated(run, source.name).settings
+        for shard in run.tree.shards(source.name, run.config.prep.num_shards):
+            yield _Compared(f"{source.name}/curated", made_with.curated(shard), now)
+
+
+# The existing inputs of each kind.
+_EXISTING: dict[str, Callable[[Run, list[SourcePlan]], Iterator[_Compared]]] = {
+    "shards": _shards,
+    "labels": _labels,
+    "backbone": _backbone,
+    "student": _student,
+    "heads": _heads,
+    "calibration": _calibration,
+    "duplicates": _duplicates,
+    "quality_scores": _grades,
+    "selection": _selection,
+    "curated": _curated,
+}

@@ -10,8 +10,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.cost import estimate_labels
-from nmoe_core.labels.jobs import oracles_of, slice_jobs
+from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import read_slice, write_source_slices
@@ -125,7 +124,7 @@ def test_draws_with_one_seed_for_all_documents_are_drawn_anew_and_no_label_is(
     made = label_slices(run, ["web"], ["val-00"])["val-00"]
     resampled = project / "labels/val/shard_0/resampled"
     started = json.loads((resampled / "started.json").read_text())
-    oracle = oracles_of(run)(run.rubric)
+    oracle = labelling_of(run).oracle(run.rubric)
     former = sha256_json([oracle.fingerprint, "sampled", 1.0])  # as an earlier version wrote it
     started["fingerprints"]["oracle"] = former
     (resampled / "started.json").write_text(json.dumps(started))
@@ -143,13 +142,13 @@ def test_a_text_in_several_slices_is_estimated_and_asked_once(
         def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
             return np.zeros(len(text.split()), np.uint32)
 
-    for module in ("jobs", "cost"):
-        monkeypatch.setattr(f"nmoe_core.labels.{module}.load_tokenizer", lambda _: Words())
+    monkeypatch.setattr("nmoe_core.labels.jobs.load_tokenizer", lambda _: Words())
     documents = [[i % 40 + 1, 2, 3] for i in range(600)]
     write_source(tmp_path / "data", "web", documents)
     write_source_slices(Tree.below(tmp_path, data=tmp_path / "data"), "web")
     run = run_of(tmp_path, f"relabel = 2\n{model_of(server)}")
-    estimate = estimate_labels(run, slice_jobs(run, ["web"]), oracles_of(run))["all"]
+    labelling = labelling_of(run)
+    estimate = labelling.estimate(labelling.slice_jobs(["web"]))["all"]
     label_slices(run, ["web"])
     assert server.asked.total() == estimate.questions
     assert len(server.asked) == 40
@@ -170,7 +169,8 @@ def test_labels_are_estimated_and_refused_above_max_cost_before_any_request(
     def estimate(*more: str) -> dict[str, dict[str, Any]]:
         run = run_of(project, f"{oracle}0")
         slices = more or [*(f"train-0{i}" for i in range(4)), "val-00", "val-01"]
-        rows = estimate_labels(run, slice_jobs(run, ["web"], slices), oracles_of(run))
+        labelling = labelling_of(run)
+        rows = labelling.estimate(labelling.slice_jobs(["web"], slices))
         return {name: asdict(row) for name, row in rows.items()}
 
     before = estimate()
