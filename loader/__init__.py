@@ -1,23 +1,22 @@
 """Deterministic, elastic, exactly resumable loading of token shards. Needs numpy only."""
 
 from loader.batches import Batch
-from loader.certificate import Certificate, verify_certificate
-from loader.config import build_loader, read_config, resolve_plan
+from loader.config import build_loader, open_loader, read_config, resolve_plan
+from loader.edits.certificate import Certificate, verify_certificate
+from loader.edits.masking import mask
+from loader.edits.remix import remix
+from loader.edits.twin import twin
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.files.format import Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
 from loader.loader import DeterministicLoader
-from loader.masking import mask
 from loader.metrics import SourceLosses, count_metrics, source_losses
-from loader.opening import open_loader
 from loader.plan.build import build_plan
 from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import PlanSettings
-from loader.remix import remix
-from loader.twin import twin
 
 __version__ = "0.1.0"
 Loader = DeterministicLoader

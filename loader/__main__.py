@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
+from loader.edits.certificate import Certificate, verify_certificate
 from loader.errors import ConfigError, NmoeError, printable
 from loader.files.addresses import PathParser
 from loader.files.blocks import write_blocks

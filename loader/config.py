@@ -95,6 +95,19 @@ def build_loader(
     return loader, plan
 
 
+def open_loader(
+    cfg: object,
+    split: Split = "train",
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str = "auto",
+    **options: Unpack[LoaderOptions],
+) -> DeterministicLoader:
+    """The loader of this process's rows. Takes and raises what `build_loader` does."""
+    return build_loader(cfg, rank, world_size, split, backend=backend, **options)[0]
+
+
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:

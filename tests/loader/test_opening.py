@@ -9,7 +9,7 @@ import pytest
 
 import loader
 from loader import build_loader, cu_seqlens, open_loader, position_ids, resolve_plan
-from loader.opening import data_rank
+from loader.ranks import data_rank
 from tests.refusals import refused
 
 IGNORED = -100

@@ -23,7 +23,7 @@ from loader import (
 )
 from loader import verify_certificate as verify
 from loader.__main__ import main
-from loader.certificate import certify
+from loader.edits.certificate import certify
 from loader.files.checksummed_json import sealed
 from loader.rows.stream import Stream
 from tests.loader.shared import check_least_consumed, remainders

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from loader.edits.masking import mask
 from loader.errors import PlanError
-from loader.masking import mask
 from loader.plan.records import LoaderPlan
 from loader.rows.origins import origins
 from loader.rows.stream import Stream

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loader.certificate import Certificate, verify_certificate
 from loader.config import resolve_plan
+from loader.edits.certificate import Certificate, verify_certificate
+from loader.edits.remix import remix
 from loader.errors import PlanError
 from loader.files.format import read_json_object
 from loader.loader import DeterministicLoader
 from loader.plan.records import LoaderPlan, PlanStage
 from loader.plan.tables import unknown_name
-from loader.remix import remix
 from nmoe_core.base.atomic import replacing, write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run

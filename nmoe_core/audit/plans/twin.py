@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loader.edits.twin import twin, uncompared
 from loader.plan.records import LoaderPlan
-from loader.twin import twin, uncompared
 from nmoe_core.base.atomic import replacing, write_bytes
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loader.config import resolve_plan
+from loader.edits.masking import mask
 from loader.errors import PlanError, without_credentials
 from loader.files.format import read_json_object
-from loader.masking import mask
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from loader.state import resume

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from loader.certificate import Certificate, certify
+from loader.edits.certificate import Certificate, certify
 from loader.errors import ConfigError, PlanError
 from loader.order.policies import weight_unit
 from loader.order.swrr import OWED_UNIT

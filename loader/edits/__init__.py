@@ -1,0 +1,1 @@
+"""Edits of a plan: other weights, documents left out, another tokenizer; and their certificates."""
