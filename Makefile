@@ -25,7 +25,7 @@ $(STAMP)-all: setup
 	touch $@
 
 $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
-	mkdir -p $(DAGSTER_HOME)
+	mkdir -p -m 700 $(DAGSTER_HOME)
 	cp $< $@
 
 demo: setup  ## the main job on real text found on this machine
@@ -75,7 +75,7 @@ crash: setup  ## kill and resume; every place with FULL=1, others with CRASH_SEE
 	$(PYTEST) $(if $(FULL),-m 'not gpu') tests/crash
 
 ui: setup  ## Dagster in the browser
-	$(BIN)/dagster dev -h 127.0.0.1 -w workspace.yaml
+	$(BIN)/nmoe ui --config $(NMOE_CONFIG)
 
 fuzz: setup  ## N changed files of each format, from SEED on
 	$(BIN)/python -m tests.fuzz -n $(or $(N),1000) $(if $(SEED),--seed $(SEED))

@@ -8,12 +8,14 @@
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
 | `show_under_location` | a run from the command line appears on its job's page and in the timeline | the tag `.dagster/repository`, which the page reads but the timeline does not | the timeline omits runs of `dagster job execute`, such as the demo |
 | `find_migrations_once` | a process that opens the SQLite instance for every tick keeps its size | none | alembic keeps a function for each opening until the process ends: some 50 MB a day for a code location |
+| `change_commands_of_dev` | the webserver of `nmoe ui` asks for a token | none: `dagster dev` has no option for its webserver | `nmoe ui` would have to start, watch and end three processes of Dagster itself |
 | `event_files` | the files of a deleted run are deleted too | none | an empty SQLite file stays for each run that `retention` deleted |
 """  # noqa: E501
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
@@ -30,6 +32,7 @@ __all__ = [
     "CheckRunHealthResult",
     "CheckTarget",
     "WorkerStatus",
+    "change_commands_of_dev",
     "event_files",
     "find_migrations_once",
     "launch_backfill",
@@ -89,6 +92,19 @@ def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, locati
     instance.add_run_tags(run.run_id, {".dagster/repository": label})
     if (stored := instance.get_run_by_id(run.run_id)) is not None:
         instance.run_storage.replace_job_origin(stored, origin)
+
+
+def change_commands_of_dev(changes: Mapping[str, str]) -> None:
+    """Replace words in the commands of the processes that `dagster dev` starts."""
+    from dagster._cli import dev
+
+    names = vars(dev)
+    start = names["open_ipc_subprocess"]
+
+    def start_changed(parts: Sequence[str], **options: Any) -> Any:
+        return start([changes.get(part, part) for part in parts], **options)
+
+    names["open_ipc_subprocess"] = start_changed
 
 
 def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:

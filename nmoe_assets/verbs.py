@@ -132,9 +132,9 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 
 
 def serve(run: Run, port: int) -> int:
-    """Replace this process by `dagster dev` of the project. Raises ConfigError if the port is in
-    use (E-CONFIG-PORT), or `.env` sets variables that decide which code runs
-    (E-CONFIG-ENVIRONMENT)."""
+    """Replace this process by `dagster dev` of the project, whose webserver asks for a token.
+    Raises ConfigError if the port is in use (E-CONFIG-PORT), or `.env` sets variables that decide
+    which code runs (E-CONFIG-ENVIRONMENT)."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -151,10 +151,10 @@ def serve(run: Run, port: int) -> int:
     # Dagster imports from this directory first, so it must not be the project's.
     loaded_from = ["-d", sysconfig.get_path("stdlib")]
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
-    served = ["-h", _HOST, "-p", str(port)]  # only for this machine, since the UI has no password
-    arguments = ["-m", "dagster", "dev", "-m", "nmoe_assets.definitions", *loaded_from]
-    arguments = [*quiet, *arguments, *served, "--log-level", "warning"]
-    print(f"http://{_HOST}:{port} opens in a few seconds; Ctrl-C stops it", flush=True)
+    served = ["-h", _HOST, "-p", str(port)]
+    arguments = ["-m", "nmoe_assets.ops.webserver", "dev", "-m", "nmoe_assets.definitions"]
+    arguments = [*quiet, *arguments, *loaded_from, *served, "--log-level", "warning"]
+    print("the UI starts; its address follows in a few seconds; Ctrl-C stops it", flush=True)
     os.chdir(run.base)
     # A shell starts background processes with SIGINT ignored; Dagster would then ignore SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -178,7 +178,7 @@ def _set_up(run: Run) -> None:
         os.environ.setdefault(name, value)
     os.environ["NMOE_CONFIG"] = str(run.path)
     home = Path(os.environ.setdefault("DAGSTER_HOME", str(run.base / ".dagster"))).absolute()
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(0o700, parents=True, exist_ok=True)  # samples of documents, logs
     if not (home / "dagster.yaml").exists():
         shipped = importlib.resources.files("nmoe_core") / "configs" / "dagster" / "dagster.yaml"
         with importlib.resources.as_file(shipped) as path:

@@ -65,6 +65,8 @@ class Page:
             TimeoutError: It never did.
         """
         self.call("Page.navigate", url="about:blank")
+        while self.evaluate("location.href") != "about:blank":
+            time.sleep(_POLL_S)  # else the next call may be dropped, and never answered
         started = time.perf_counter()
         self.call("Page.navigate", url=url)
         shown = f"document.body ? document.body.innerText.includes({json.dumps(expected)}) : false"

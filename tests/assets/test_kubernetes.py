@@ -1,7 +1,13 @@
 """The Helm values are YAML, name only what Dagster's chart knows, and agree with the project."""
 
+import http.client
 import importlib.util
+import os
+import socket
+import subprocess
 import sys
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -12,13 +18,14 @@ from dagster_k8s.job import get_user_defined_k8s_config
 
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
+from tests.assets.server import Dagster, end
 from tests.project import CONFIGS, REPOSITORY
 from tests.refusals import refused
 
 # What this project sets, each key as the values schema of the chart of Dagster 1.13 has it.
 CHART = {
-    "": "concurrency dagster-user-deployments dagsterDaemon generatePostgresqlPasswordSecret "
-    "global postgresql retention runLauncher telemetry",
+    "": "concurrency dagster-user-deployments dagsterDaemon dagsterWebserver "
+    "generatePostgresqlPasswordSecret global postgresql retention runLauncher telemetry",
     "global": "postgresqlSecretName dagsterHome",
     "postgresql": "enabled postgresqlHost postgresqlUsername postgresqlDatabase postgresqlScheme "
     "service",
@@ -30,6 +37,7 @@ CHART = {
     "runLauncher.config.k8sRunLauncher": "imagePullPolicy loadInclusterConfig failPodOnRunFailure "
     "runK8sConfig",
     "runLauncher.config.k8sRunLauncher.runK8sConfig": "containerConfig podSpecConfig jobSpecConfig",
+    "dagsterWebserver": "replicaCount",
     "dagsterDaemon": "enabled env runCoordinator runMonitoring runRetries",
     "dagsterDaemon.runCoordinator": "enabled type config",
     "dagsterDaemon.runCoordinator.config": "queuedRunCoordinator",
@@ -106,6 +114,76 @@ def test_the_values_contain_no_password(values: dict[str, Any]) -> None:
     assert values["generatePostgresqlPasswordSecret"] is False
     assert "postgresqlPassword" not in values["postgresql"]
     assert values["global"]["postgresqlSecretName"]
+
+
+def test_only_the_webserver_that_asks_for_a_token_runs_and_its_names_are_those_of_the_chart(
+    values: dict[str, Any],
+) -> None:
+    assert values["dagsterWebserver"] == {"replicaCount": 0}
+    deployment, service = _manifests()
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"] == "{repository}:{tag}".format_map(
+        values["dagster-user-deployments"]["deployments"][0]["image"]
+    )
+    secrets = [
+        entry["valueFrom"]["secretKeyRef"]["name"]
+        for entry in container["env"]
+        if "valueFrom" in entry
+    ]
+    assert secrets == ["nmoe-ui", values["global"]["postgresqlSecretName"]]
+    assert container["volumeMounts"][0]["mountPath"].startswith(values["global"]["dagsterHome"])
+    assert {volume["configMap"]["name"] for volume in pod["volumes"]} == {
+        "nmoe-dagster-instance",
+        "nmoe-dagster-workspace-yaml",
+    }
+
+
+def _manifests() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((CONFIGS / "kubernetes" / "webserver.yaml").read_text()))
+
+
+def test_the_webserver_of_the_cluster_answers_its_hosts_to_those_who_have_the_secret(
+    tmp_path: Path,
+) -> None:
+    [container] = _manifests()[0]["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "workspace.yaml").write_text("load_from: []\n")
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    changed = {"python": sys.executable, "3000": str(port), "0.0.0.0": "127.0.0.1"}
+    changed["/dagster-workspace/workspace.yaml"] = "workspace.yaml"
+    words = [*container["command"], *container["args"]]
+    [hosts] = [e["value"] for e in container["env"] if e["name"] == "NMOE_UI_HOSTS"]
+    given = {"NMOE_UI_TOKEN": "the-secret\n", "NMOE_UI_HOSTS": hosts}
+    with open(tmp_path / "log", "wb") as log:
+        server = subprocess.Popen(
+            [changed.get(word, word) for word in words],
+            env={**os.environ, "DAGSTER_HOME": str(tmp_path), **given},
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+        )
+
+    def status(**headers: str) -> int:
+        with suppress(OSError), closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+            client.request("GET", "/server_info", headers=headers)
+            return client.getresponse().status
+        return 0
+
+    bearer = "Bearer the-secret"
+    try:
+        Dagster.wait(status, 120, "the webserver answers")
+        assert status(Authorization=bearer) == 200
+        assert status(Authorization=bearer, Host=hosts, Origin=f"https://{hosts}") == 200
+        assert status(Authorization=bearer, Host=f"other.{hosts}") == 400
+        assert status(Host=hosts) == 401
+        assert status(Authorization="Bearer ", Host=hosts) == 401
+    finally:
+        end(server)
+    assert "the-secret" not in (tmp_path / "log").read_text()
 
 
 def test_a_pod_is_given_longer_to_end_than_its_workers_take(values: dict[str, Any]) -> None:
