@@ -167,11 +167,15 @@ def test_the_webserver_of_the_cluster_answers_its_hosts_to_those_who_have_the_se
             stderr=log,
         )
 
-    def status(**headers: str) -> int:
+    def status(path: str = "/server_info", **headers: str) -> int:
         with suppress(OSError), closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
-            client.request("GET", "/server_info", headers=headers)
-            return client.getresponse().status
+            client.request("GET", path, headers=headers)
+            answer = client.getresponse()
+            cookies.append(answer.headers.get("Set-Cookie", ""))
+            return answer.status
         return 0
+
+    cookies: list[str] = []
 
     bearer = "Bearer the-secret"
     try:
@@ -181,6 +185,13 @@ def test_the_webserver_of_the_cluster_answers_its_hosts_to_those_who_have_the_se
         assert status(Authorization=bearer, Host=f"other.{hosts}") == 400
         assert status(Host=hosts) == 401
         assert status(Authorization="Bearer ", Host=hosts) == 401
+        assert status(Authorization=bearer, Origin="http://other.example") == 403
+        assert status("/graphql?query={version}", Authorization=bearer) == 405
+        assert not any(cookies), "only the address sets one"
+        assert status("/?token=the-secret", Host=hosts) == 200
+        assert {"HttpOnly", "SameSite=strict"} <= set(cookies[-1].split("; "))
+        assert status(Cookie=cookies[-1].partition(";")[0], Host=hosts) == 200
+        assert status(Cookie=cookies[-1].partition(";")[0]) == 401, "another port or host"
     finally:
         end(server)
     assert "the-secret" not in (tmp_path / "log").read_text()

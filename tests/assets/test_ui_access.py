@@ -26,6 +26,8 @@ from tests.assets.small_project import program_of
 from tests.planted import Planted
 from tests.project import jsonl_source, serving, write_project
 
+pytestmark = pytest.mark.long
+
 SELECTOR = {
     "repositoryLocationName": LOCATION,
     "repositoryName": "__repository__",
