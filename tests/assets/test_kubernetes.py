@@ -155,7 +155,7 @@ def test_the_webserver_of_the_cluster_answers_its_hosts_to_those_who_have_the_se
         port = free.getsockname()[1]
     changed = {"python": sys.executable, "3000": str(port), "0.0.0.0": "127.0.0.1"}
     changed["/dagster-workspace/workspace.yaml"] = "workspace.yaml"
-    words = [*container["command"], *container["args"]]
+    words: list[str] = [*container["command"], *container["args"]]
     [hosts] = [e["value"] for e in container["env"] if e["name"] == "NMOE_UI_HOSTS"]
     given = {"NMOE_UI_TOKEN": "the-secret\n", "NMOE_UI_HOSTS": hosts}
     with open(tmp_path / "log", "wb") as log:
