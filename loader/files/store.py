@@ -22,13 +22,13 @@ from urllib.parse import unquote, urlsplit
 from loader.errors import ConfigError, PlanError
 from loader.files.addresses import address
 from loader.files.aws_profile import profile_options
-from loader.files.regular import open_file
 
 STORE_CODE = "E-STORE"
 _OBSTORE = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file")
 _LOCAL_FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PART_BYTES = 8 * 2**20
 MAX_BYTES = 512 * 2**20  # limit for a file that is read into memory
+MAX_COPY_BYTES = 8 * 2**30  # limit for a copy whose size no manifest states
 _TIMEOUT = "NMOE_STORE_TIMEOUT_S"
 _TIMEOUTS = 6
 
@@ -69,25 +69,59 @@ def _parts(found: Any) -> Iterator[bytes]:
         yield part
 
 
-def copy(url: str, local: Path) -> bool:
-    """Copy a file to `local` and sync it; False if the file is missing. Raises as `read_bytes`."""
+def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
+    """Copy a file to `local` and sync it; False if there is none. Raises as `read_bytes`, also if
+    the file has more than `max_bytes`; then nothing stays at `local`."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
         try:
-            if store is None:
-                files, path = _fsspec(url)
-                files.get_file(path, str(local))
-            else:
-                chunks = _obstore().get(store, key).stream(min_chunk_size=_PART_BYTES)
-                with open(local, "wb") as file:
-                    file.writelines(chunks)
+            with _whole_or_absent(local), open(local, "wb") as file:
+                size_bytes = 0
+                for part in _streamed(store, url, key, max_bytes):
+                    size_bytes += len(part)
+                    _check_size(url, size_bytes, max_bytes)
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
         except FileNotFoundError:
-            local.unlink(missing_ok=True)
             return False
-    with open_file(local) as file:
-        os.fsync(file.fileno())
     return True
+
+
+def _streamed(store: Any, url: str, key: str, max_bytes: int) -> Iterator[bytes]:
+    """The parts of a file. A stated size over the limit is refused before the first byte."""
+    if store is None:
+        files, path = _fsspec(url)
+        _check_size(url, files.size(path) or 0, max_bytes)
+        with files.open(path, "rb") as remote:
+            while part := remote.read(_PART_BYTES):
+                yield part
+    else:
+        found = _obstore().get(store, key)
+        _check_size(url, found.meta["size"], max_bytes)
+        yield from found.stream(min_chunk_size=_PART_BYTES)
+
+
+def _check_size(url: str, size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise PlanError(
+            "file is too long to be copied",
+            where=url,
+            found=f"{size_bytes} bytes",
+            expected=f"at most {max_bytes}, by its manifest or its kind",
+            do="restore the file in the store",
+            code=STORE_CODE,
+        )
+
+
+@contextmanager
+def _whole_or_absent(local: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        local.unlink(missing_ok=True)
+        raise
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:

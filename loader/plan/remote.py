@@ -24,6 +24,7 @@ from loader.errors import ConfigError, FormatError, PlanError
 from loader.files.addresses import address, is_url, join, local_path, parent
 from loader.files.format import (
     MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
     Manifest,
     ShardEntry,
     check_digest,
@@ -190,10 +191,10 @@ def _fetch_manifest(root: str, mirror: Path, relative: str, digest: str | None =
 
 
 def fetch_whole(url: str, local: Path) -> bool:
-    """Copy a file to its place atomically; False if the file is missing in the store. Raises as
-    `copy`."""
+    """Copy a manifest, or the file of its blocks, to its place atomically; False if the file is
+    missing in the store. Raises as `copy`."""
     part = _beside(local, ".part")
-    if not copy(url, part):
+    if not copy(url, part, MAX_MANIFEST_BYTES):
         return False
     os.replace(part, local)
     return True
@@ -235,7 +236,7 @@ def _fetch_file(url: str, local: Path, sizes: range, checksum: str, code: str) -
     if _is_checked(local, checksum, sizes):
         return
     part = _beside(local, ".part")
-    if not copy(url, part):
+    if not copy(url, part, sizes[-1]):
         raise FormatError("file is missing", where=url, code=f"{code}-MISSING")
     try:
         size = part.stat().st_size

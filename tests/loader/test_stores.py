@@ -170,7 +170,7 @@ def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_pat
 
 def test_a_second_fetch_copies_only_damaged_or_missing_files(files, tmp_path, monkeypatch):
     asked, copy = [], remote.copy
-    monkeypatch.setattr(remote, "copy", lambda url, part: asked.append(url) or copy(url, part))
+    monkeypatch.setattr(remote, "copy", lambda url, *to: asked.append(url) or copy(url, *to))
     plan = fetch_plan(files[2], tmp_path / "cache")
     shards = sorted(plan.parent.rglob("*.npy"))
     asked.clear()
@@ -320,6 +320,39 @@ def test_a_reply_that_is_not_as_long_as_it_says_is_an_error_of_the_store(
     with serving(type("Handler", (Boasting,), {"length": length})) as (host, _):
         line = the_line(f"http://{host}/plan.json", tmp_path, capsys)
     assert ("E-PLAN-FORMAT" if length == 4000 else "E-STORE") in line
+
+
+@pytest.mark.parametrize("kind", ["manifest", "shard", "index"])
+def test_no_copy_from_a_store_is_longer_than_its_manifest_says(
+    bucket, tmp_path, capsys, monkeypatch, kind
+):
+    """The server states no true length, or sends more than it may."""
+    monkeypatch.setattr("loader.plan.remote.MAX_MANIFEST_BYTES", 2**16)
+    ending = {"manifest": "train/manifest.json", "shard": ".npy", "index": ".idx"}[kind]
+    served = endless(bucket, ending)
+    with serving(served) as (host, _):
+        line = the_line(f"http://{host}/plans/plan.json", tmp_path, capsys)
+    assert "E-STORE" in line
+    assert "too long to be copied" in line
+    copies = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not [path for path in copies if path.name.endswith((ending, f"{ending}.part"))]
+
+
+def endless(bucket: Path, ending: str) -> type[Quiet]:
+    """A server of the bucket that says that files of one ending are very long, and sends much."""
+
+    class Handler(Quiet):
+        def do_GET(self) -> None:
+            path = bucket / self.path.lstrip("/")
+            is_long = self.path.endswith(ending)
+            content = path.read_bytes() if path.is_file() else b""
+            self.send_response(200 if path.is_file() else 404)
+            self.send_header("Content-Length", str(10**13 if is_long else len(content)))
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.end_headers()
+            self.wfile.write(content)
+
+    return Handler
 
 
 def test_a_whole_file_is_read_into_memory_up_to_a_limit(tmp_path, capsys, monkeypatch):

@@ -17,7 +17,13 @@ from typing import Any
 
 from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest, resolve_inside
+from loader.files.format import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    load_manifest,
+    resolve_inside,
+)
 from loader.files.nested import json_value
 from loader.plan.file import PlanFile, load_plan
 from loader.plan.records import PLAN_FORMAT, LoaderPlan
@@ -112,7 +118,8 @@ def opened(where: str) -> Iterator[Opened]:
             base = join(base, plan.root)
             content = json.dumps(value | {"root": "."}).encode()
             for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:
-                if not store.copy(join(base, source), resolve_inside(root, source)):
+                to = resolve_inside(root, source)
+                if not store.copy(join(base, source), to, MAX_MANIFEST_BYTES):
                     raise uncommitted(join(base, source))
         (root / name).write_bytes(content)
         try:
