@@ -157,7 +157,8 @@ class ParquetSource(_ColumnsSource):
         import pyarrow.parquet as pq
 
         with file.open() as stream:
-            yield from pq.ParquetFile(stream).iter_batches(SAMPLED_RECORDS, use_threads=False)
+            rows = pq.ParquetFile(stream).iter_batches(1, use_threads=False)
+            yield from _joined(rows, SAMPLED_RECORDS)
 
     def _batches(self, parquet: Any, probe: Any, number: int) -> Iterator[Any]:
         """The batches of a row group. The number of rows per batch is limited such that they fit

@@ -172,18 +172,22 @@ def field_names(schema: Any) -> list[str]:
 
 
 def batch_samples(batch: Any) -> list[Sample]:
-    """The first rows of a batch; a text that is not UTF-8 is None."""
+    """The first rows of a batch, fewer if their texts share long values; a text that is not UTF-8
+    is None."""
     import pyarrow as pa
 
     batch = batch.slice(0, SAMPLED_RECORDS)
-    columns = {}
+    texts = {}
     for name in field_names(batch.schema):
-        columns[name] = [None] * len(batch)
         field = find_field(batch.schema, name)
         if field is not None and _holds_text(pa, _value_type(pa, field.kind)):
-            array = _values(pa, batch.column(field.column), field.path)
-            columns[name] = [_text_or_none(v) for v in _as_bytes(pa, array).to_pylist()]
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+            texts[name] = _as_bytes(pa, _values(pa, batch.column(field.column), field.path))
+            texts[name].validate(full=True)
+    rows: list[Any] = [{}] * len(batch)
+    if texts:
+        rows = next(_unshared(pa, pa.RecordBatch.from_pydict(texts)), batch[:0]).to_pylist()
+    names = field_names(batch.schema)
+    return [{name: _text_or_none(row.get(name)) for name in names} for row in rows]
 
 
 def _text_or_none(value: bytes | None) -> str | None:

@@ -4,7 +4,7 @@ A file opens as a seekable binary stream (with range reads in a store) and has a
 revision. The revision of a local file is the SHA-256 of its bytes. The revision of a remote file is
 the store's own mark, prefixed with its kind (`etag:`, `md5:`, `modified:`), or its SHA-256 if the
 store has none. fsspec and the store's client read credentials and endpoints from the environment.
-Reading a compressed file takes memory independent of its size.
+Reading a compressed file takes at most 160 MiB of memory, whatever its size.
 """
 
 import bz2
@@ -36,6 +36,9 @@ TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
 _LEAST_ZSTD_INPUT_BYTES = 64
 _MUCH_BYTES = 2**18
+_XZ_MAGIC = b"\xfd7zXZ\0"
+_XZ_INPUT_BYTES = 2**16
+_XZ_MEMORY_BYTES = 160 * 2**20  # for a dictionary of 128 MiB, the most that zstd reads too
 _DIGESTS = {"ETag": "etag", "etag": "etag", "md5Hash": "md5", "content_md5": "md5"}
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -215,7 +218,7 @@ def decompressed(stored: BinaryIO, suffix: str) -> Read:
     if suffix == ".bz2":
         return bz2.BZ2File(stored).read
     if suffix == ".xz":
-        return lzma.LZMAFile(stored).read
+        return reader_of(_xz_pieces(stored))
     if suffix not in COMPRESSED:
         return stored.read
     return reader_of(_zstd_pieces(stored))
@@ -271,6 +274,23 @@ def torn(where: str, error: Exception) -> SourceError:
     return SourceError(
         f"file cannot be read to its end: {error}", where=where, code="E-SOURCE-TORN"
     )
+
+
+def _xz_pieces(stored: BinaryIO) -> Iterator[bytes]:
+    """The bytes of all streams of a file; `lzma.LZMAFile` cannot limit the memory of a stream.
+    Raises EOFError if the last stream is truncated; other bytes after it are ignored."""
+    chunk = stored.read(_XZ_INPUT_BYTES)
+    while True:
+        stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+        while not stream.eof:
+            if stream.needs_input and not (chunk := chunk or stored.read(_XZ_INPUT_BYTES)):
+                raise EOFError("the last xz stream is truncated")
+            if piece := stream.decompress(chunk, _READ_BYTES):
+                yield piece
+            chunk = b""
+        chunk = stream.unused_data + stored.read(_XZ_INPUT_BYTES)
+        if not chunk or chunk[:6] != _XZ_MAGIC[: len(chunk)]:
+            return
 
 
 def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:

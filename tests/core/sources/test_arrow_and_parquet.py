@@ -306,6 +306,19 @@ def test_rows_that_name_one_long_value_take_the_memory_of_a_few(
     assert len(found) > 1000
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_a_file_are_few_if_its_texts_share_a_long_value(
+    tmp_path: Path, kind: str
+) -> None:
+    for value, count in (("a" * 2**22, 3), ("short", 50)):
+        naming = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array([value]))
+        _write(tmp_path / "a", pa.table({"n": range(60), "text": naming}), kind, 60)
+        found = list(_source(kind, tmp_path / "a").samples())
+        assert 1 <= len(found) <= count
+        assert found[0] == {"n": None, "text": value}
+    assert len(found) == 50
+
+
 def test_many_short_values_of_one_dictionary_are_no_fault(tmp_path: Path) -> None:
     texts = [f"{i % 7} short" for i in range(30_000)]
     table = pa.table({"text": pa.array(texts).dictionary_encode()})

@@ -2,10 +2,12 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import sys
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -22,7 +24,7 @@ from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import marked_encoding
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import OnError, Reading, Record
-from nmoe_core.sources.storage import SourceFile
+from nmoe_core.sources.storage import SourceFile, decompressed
 from tests.core.sources.read import ANY_BYTES, MARK, outcome, records, texts
 from tests.refusals import refused
 
@@ -147,6 +149,30 @@ def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, suffix: s
         records(source)
 
 
+def test_an_xz_file_that_needs_much_memory_is_refused_before_it_takes_it(tmp_path: Path) -> None:
+    source = _source(tmp_path, LINE, ".XZ")
+    path = Path(source.files[0].path)
+    payload = bytearray(path.read_bytes())
+    payload[16] = 40  # a dictionary of 4 GiB, in the header of the first block
+    end = 8 + 4 * payload[12]
+    payload[12 + end - 8 : 12 + end - 4] = zlib.crc32(payload[12 : 12 + end - 8]).to_bytes(
+        4, "little"
+    )
+    path.write_bytes(payload)
+    with refused("E-SOURCE-TORN", "Memory usage limit exceeded"):
+        records(source)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=3), st.sampled_from([b"", b"\0" * 4, b"x" * 9]))
+def test_every_stream_of_an_xz_file_is_read(parts: list[bytes], end: bytes) -> None:
+    payload = b"".join(map(lzma.compress, [b"", *parts]))
+    with patch("nmoe_core.sources.storage._XZ_INPUT_BYTES", 7):
+        read = decompressed(io.BytesIO(payload + end), ".xz")
+        assert b"".join(iter(lambda: read(5), b"")) == b"".join(parts)
+        with pytest.raises(EOFError):
+            decompressed(io.BytesIO(payload + b"\xfd7z"), ".xz")(1000)
+
+
 def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> None:
     line = b'{"text": "' + b"a" * 1000 + b'"}\n'
     source = _source(tmp_path, line * 200_000, ".zst")
@@ -181,9 +207,9 @@ def test_a_line_longer_than_many_blocks_is_one_record(
     finally:
         sys.setprofile(None)
     assert [block.start.row for block in source.blocks()][-1] <= 2
-    # The pieces of a line are joined once, besides once in each of 39,000 reads of a .zst;
+    # The pieces of a line are joined once, besides once in each of 39,000 reads of pieces;
     # joining all at each piece would copy 195 GB.
-    assert num_joins < (50_000 if suffix.startswith(".zst") else 100)
+    assert num_joins < (50_000 if suffix in (".zst", ".zstd", ".XZ") else 100)
 
 
 @pytest.mark.parametrize("suffix", PACKS)
