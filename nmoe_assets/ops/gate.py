@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-LOOPBACK = ("127.0.0.1", "localhost", "*.localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 # A page that leads on, not a redirect: after a redirect from another site's link, the browser would
 # not send a cookie that is for this site alone.
