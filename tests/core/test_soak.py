@@ -74,6 +74,7 @@ def is_sampled_too_seldom(watch: soak.Watch, directory: Path) -> None:
     watch.at(watch.num_items)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "fault"),
     [

@@ -131,7 +131,9 @@ def _shards(documents: Mapping[tuple[str, str], str], num_shards: int) -> list[S
 
 
 @pytest.mark.parametrize(("contained", "visits"), [(None, 128), (0.8, 3)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
+)
 def test_after_changes_of_shards_the_rows_are_those_of_a_fresh_run(
     seed: int, contained: float | None, visits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +169,9 @@ def test_after_changes_of_shards_the_rows_are_those_of_a_fresh_run(
 
 
 @pytest.mark.parametrize(("threshold", "visits"), [(0.7, 128), (0.5, 2)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
+)
 def test_after_changes_of_documents_the_rows_are_those_of_a_fresh_run(
     seed: int, visits: int, threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
