@@ -126,7 +126,7 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
             if num_chars >= _SAMPLE_BYTES:
                 break
         num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
-    lengths = np.diff(tokenizer.encode_batch(normalize_batch(texts)[0]).offsets)
+    lengths = tokenizer.lengths(normalize_batch(texts)[0])
     whole = lengths[lengths >= settings.min_doc_tokens]
     if settings.long_documents == "cut":
         whole = np.minimum(whole, settings.max_doc_tokens)

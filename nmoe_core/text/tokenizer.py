@@ -127,6 +127,16 @@ class Tokenizer:
         encoded = self.encode_batch(texts)
         return np.split(encoded.ids, np.asarray(encoded.offsets)[1:-1]) if texts else []
 
+    def lengths(self, texts: Sequence[str]) -> np.ndarray:
+        """Number of tokens of each text, 0 if the tokenizer fails on it: int64 `[texts]`."""
+        try:
+            return np.diff(self.encode_batch(texts).offsets)
+        except TokenizerError as error:
+            if error.code != "E-TOKENIZER-TEXT":
+                raise
+            counts = [] if len(texts) == 1 else [self.lengths([text]) for text in texts]
+            return np.concatenate(counts or [np.zeros(1, np.int64)])
+
     def encode_long(self, text: str, max_tokens: int) -> np.ndarray:
         """The first `max_tokens` ids of a text of any length: uint32 `[length]`; encodes in pieces
         if the tokenizer allows it."""

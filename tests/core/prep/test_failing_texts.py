@@ -123,6 +123,14 @@ def test_a_text_that_the_tokenizer_gives_up_on_is_a_bad_record(
     assert main(["verify", str(tmp_path / "out" / "manifest.json"), "--checksums"]) == 0
 
 
+def test_such_a_text_has_no_tokens_in_an_estimate(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(TokenizerSettings(str(giving_up(tmp_path)), engine="reference"))
+    one, two = (len(row) for row in tokenizer.rows(["one", "two words"]))
+    assert tokenizer.lengths(["one", HOPELESS, "two words"]).tolist() == [one, 0, two]
+    assert tokenizer.lengths([HOPELESS]).tolist() == [0]
+    assert tokenizer.lengths([]).tolist() == []
+
+
 def test_whatever_else_encodes_such_a_text_says_so_in_one_line(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(TokenizerSettings(str(giving_up(tmp_path)), engine="reference"))
     says = "begins with 'aaaa.*retry-limit"
