@@ -236,6 +236,20 @@ def test_a_line_past_the_limit_is_refused_before_more_is_held_and_one_below_it_i
     assert len(found[50].text) == (LIMIT_MB - 1) * MIB
 
 
+@pytest.mark.parametrize("unit", ["[]", "{}", '{"":0}', '{"":""}', "1", "1.5", '"\\u6771"', '"aa"'])
+@pytest.mark.parametrize("form", ['{"text": "", "n": [%s 1]}', "[%s 1]"])
+def test_a_line_takes_at_most_fifty_times_its_bytes(tmp_path: Path, form: str, unit: str) -> None:
+    line = (form % (f"{unit}, " * (2**19 // len(unit)))).replace(" ", "").encode() + b"\n"
+    source = _source(tmp_path, LINE + line)
+    tracemalloc.start()
+    try:
+        assert len(records(source)) == 2
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 50 * len(line)
+
+
 @pytest.mark.parametrize("suffix", PACKS)
 def test_a_line_as_long_as_the_limit_is_read_with_and_without_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
