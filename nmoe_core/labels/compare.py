@@ -1,7 +1,8 @@
 """Compares two files of labels, such as a second oracle's or a person's, with intervals.
 
 A row is one dimension, or the aggregate, within one source or `all` sources. A document counts if
-both files label it and both scorers read the same text. Intervals are bootstrapped from a fixed
+both files label it and both scorers read the same text. A label that a person corrected counts with
+the grades of its oracle. Intervals are bootstrapped from a fixed
 seed and omitted below 10 documents; the interval of `same` is Clopper-Pearson's. Cost: 1.5 seconds
 for 800 documents of seven sources.
 """
@@ -14,8 +15,9 @@ import numpy as np
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import exact_interval
+from nmoe_core.labels.corrections import without_correction
 from nmoe_core.labels.label_files import SCORES_NAME, checked_digest
-from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_scorer, read_records
+from nmoe_core.labels.oracle import Record, is_salvaged, one_scale, one_scorer, read_records
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import Scale, parse_scores, rounded
 
@@ -29,8 +31,8 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
 
     A path is a merged file, the file of one label shard, or the directory of a label shard. Records
     that a person wrote need `doc_id`, `source`, `ok` and `scores`. Raises LabelError if a file is
-    missing (E-LABEL-MISSING) or the files share no documents (E-LABEL-COVERAGE), and as
-    `read_labels`.
+    missing (E-LABEL-MISSING), labels a document twice (E-LABEL-CORRUPT), or the files share no
+    documents (E-LABEL-COVERAGE), and as `read_labels`.
     """
     files = [path / SCORES_NAME if path.is_dir() else path for path in (first, second)]
     (a, said_a), (b, said_b) = map(_read, files)
@@ -71,10 +73,24 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
     if not path.is_file():
         raise LabelError("labels are missing", where=path, code="E-LABEL-MISSING")
     checked_digest(path)
-    records = latest(read_records(path))
+    records: dict[str, Record] = {}
+    num_corrected = 0
+    for number, record in enumerate(read_records(path), 1):
+        num_corrected += "corrected" in record
+        if records.get(record["doc_id"], {}).get("ok") and record["ok"]:
+            raise LabelError(
+                "two labels of one document",
+                where=f"{path}:{number}",
+                found=record["doc_id"],
+                do="keep one of its lines",
+                code="E-LABEL-CORRUPT",
+            )
+        if record["ok"] or record["doc_id"] not in records:
+            records[record["doc_id"]] = without_correction(record)
     labels = {key: r for key, r in records.items() if r["ok"] and not is_salvaged(r)}
     scorer = one_scorer(records.values(), path)
     counts = {"labels": len(labels), "left_out": len(records) - len(labels)}
+    counts["corrected"] = num_corrected
     return labels, {"path": str(path), **counts, **scorer._asdict()}
 
 

@@ -34,11 +34,13 @@ def correct_label(
 ) -> Record:
     """Append the correction of a labelled document; dimensions that are not given keep their grade.
 
-    Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), or if
-    the scores are not integer grades of the rubric (E-LABEL-SCORES).
+    Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), its
+    label failed by another rubric than the run's (E-LABEL-MIXED), or the scores are not integer
+    grades of the rubric (E-LABEL-SCORES).
     """
     found = find_label(run.tree, doc_id)
-    scale = scale_in(found) if found["ok"] else Scale.of(run.rubric)
+    # A failed label does not hold the scale of its rubric.
+    scale = scale_in(found) if found["ok"] else _scale_of_run(run, found)
     corrections = read_corrections(run.tree)
     before = corrected(found, corrections)
     known = before.get("scores") or {}
@@ -59,6 +61,19 @@ def correct_label(
         log.cut()
         log.append(orjson.dumps(record) + b"\n", durable=True)
     return record
+
+
+def _scale_of_run(run: Run, record: Record) -> Scale:
+    if record.get("rubric_hash") != run.rubric.hash:
+        raise LabelError(
+            "this label is by another rubric than the run's",
+            where=record["doc_id"],
+            found=record.get("rubric_hash"),
+            expected=run.rubric.hash,
+            do="set [oracle] rubric to the rubric of the label, or label again first",
+            code="E-LABEL-MIXED",
+        )
+    return Scale.of(run.rubric)
 
 
 def find_label(tree: Tree, doc_id: str) -> Record:
@@ -99,8 +114,9 @@ def corrections_digest(tree: Tree) -> str:
     return sha256_file(path) if path.is_file() else ""
 
 
-def corrected(record: Record, corrections: Corrections) -> Record:
-    """Apply the correction of a label, if there is one."""
+def corrected(record: Record, corrections: Corrections, scale: Scale | None = None) -> Record:
+    """Apply the correction of a label, if there is one. The aggregate is by `scale`, which must
+    have the rubric's current weights; by default the scale of the label."""
     found = corrections.get(_key(record))
     if found is None:
         return record
@@ -108,12 +124,27 @@ def corrected(record: Record, corrections: Corrections) -> Record:
     # If the record was corrected before, `was` already holds the oracle's label.
     was = record.get("corrected", {}).get("was", record.get("scores"))
     told = {key: found[key] for key in ("by", "note", "at")} | {"was": was}
-    label = scale_in(found).label(found["scores"])
+    if scale is None:
+        scale = scale_in(record if record["ok"] else found)
+    label = scale.label(found["scores"])
     return kept | {"ok": True, "salvaged": False} | label | {"corrected": told}
 
 
 def all_corrected(records: Iterable[Record], corrections: Corrections) -> list[Record]:
-    return [corrected(record, corrections) for record in records]
+    """Apply the corrections of labels. A correction was weighed with the weights of its time, so it
+    is weighed anew with those of the labels by its rubric."""
+    records = list(records)
+    scales = {record.get("rubric_hash"): scale_in(record) for record in records if record["ok"]}
+    return [corrected(one, corrections, scales.get(one.get("rubric_hash"))) for one in records]
+
+
+def without_correction(record: Record) -> Record:
+    """The oracle's own label of a record that a person corrected."""
+    if "corrected" not in record:
+        return record
+    was = record["corrected"]["was"]
+    label = {"ok": False} if was is None else scale_in(record).label(was)
+    return record | label
 
 
 def _key(record: Record) -> tuple[str, str]:

@@ -99,3 +99,29 @@ def test_a_person_s_labels_need_not_name_the_scale_of_those_that_they_are_compar
     assert list(found) == ["depth", "style", "aggregate"]
     same = [a == b for a, b in zip(grades, grades[:9] + grades[:21])]
     assert 9 / 30 < np.mean(same) <= found["aggregate"]["same"] < 1
+
+
+def test_the_grades_of_a_model_are_compared_without_the_corrections_of_a_person(
+    grades: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    first, second = (g[:40] for g in grades)
+    models = labels(first)
+    corrected = [
+        row | {"scores": given["scores"], "corrected": {"by": "mara", "was": row["scores"]}}
+        for row, given in zip(models, labels(second))
+    ]
+    of_failed = labels(second[:1], 90)[0] | {"corrected": {"by": "mara", "was": None}}
+    person = written(tmp_path / "person", [*labels(second), *labels(second[:1], 90)])
+    plain = compare_labels(written(tmp_path / "a", models), person)
+    merged = compare_labels(written(tmp_path / "b", [*corrected, of_failed]), person)
+    assert merged["rows"] == plain["rows"]
+    assert [said["corrected"] for said in merged["labels"]] == [41, 0]
+
+
+def test_two_labels_of_one_document_in_a_file_are_refused(
+    grades: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    ours = written(tmp_path / "a", labels(grades[0][:9]))
+    theirs = written(tmp_path / "b", [*labels(grades[1][:9]), *labels(grades[0][:1])])
+    with refused("E-LABEL-CORRUPT", naming=["d0", "b:10"]):
+        compare_labels(ours, theirs)

@@ -9,7 +9,7 @@ from nmoe_core.labels.corrections import corrected, read_corrections
 from nmoe_core.labels.label_files import read_labels
 from nmoe_core.labels.oracle import is_salvaged
 from tests.core.quality.grading.small_run import SETTINGS, labelled_run, nmoe
-from tests.project import Project, read_rows, said
+from tests.project import Project, json_lines, read_rows, said
 from tests.refusals import refused_line
 
 
@@ -92,6 +92,21 @@ def test_a_failed_label_gets_scores_and_labels_made_again_keep_them(tmp_path: Pa
     assert set(found[doc_id]["scores"].values()) == {3}
     assert not is_salvaged(found[doc_id])
     assert read_rows(shard)[0].get("corrected") is None, "the oracle's own label stays"
+
+
+def test_a_correction_of_another_rubrics_failed_label_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = labelled_run(tmp_path, 40, SETTINGS)
+    path = next(iter(sorted((project.run.tree.labels / "train").glob("shard_*/scores.jsonl"))))
+    rows = read_rows(path)
+    failed = {key: rows[0][key] for key in rows[0].keys() - {"scores", "aggregated"}}
+    path.write_text(json_lines([failed | {"ok": False, "raw": "?", "answered": True}, *rows[1:]]))
+    review = ("hydra", "review", "--config", str(project.config), "--by", "mara")
+    asked = (*review, "--correct", failed["doc_id"], "--scores", "education=3")
+    line = refused_line(capsys, *asked, "--set", "oracle.rubric=education_v1")
+    assert "E-LABEL-MIXED" in line
+    assert not (project.run.tree.labels / "corrections.jsonl").exists()
 
 
 @pytest.mark.parametrize(

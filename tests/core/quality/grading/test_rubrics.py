@@ -125,15 +125,21 @@ def test_other_weights_ask_the_oracle_nothing_and_change_every_aggregate(
         nmoe(made, words)
     path = made.run.tree.merged_labels("train")
     before, asked = read_rows(path), server.asked.total()
+    grade = 3 if before[0]["scores"]["use"] == 1 else 1
+    correction = ("--correct", before[0]["doc_id"], "--scores", f"use={grade}", "--by", "mara")
+    nmoe(made, "hydra review", *correction)
     rubric.write_text(TWO.replace("weight = 3", "weight = 1"))
     for words in ("hydra oracle-label", "hydra merge-labels"):
         nmoe(made, words)
     after = read_rows(path)
     assert server.asked.total() == asked
-    assert [row["scores"] for row in after] == [row["scores"] for row in before]
+    assert after[0]["scores"] == before[0]["scores"] | {"use": grade}
+    assert [row["scores"] for row in after[1:]] == [row["scores"] for row in before[1:]]
+    assert read_labels(path).doc_ids, "corrections have the scale of all labels"
     for old, new in zip(before, after, strict=True):
         use, form = (new["scores"]["use"] - 1) / 2, new["scores"]["form"]
-        assert old["aggregated"] == pytest.approx(0.75 * use + 0.25 * form)
+        was = (old["scores"]["use"] - 1) / 2
+        assert old["aggregated"] == pytest.approx(0.75 * was + 0.25 * form)
         assert new["aggregated"] == pytest.approx(0.5 * use + 0.5 * form)
 
 
