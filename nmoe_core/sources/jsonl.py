@@ -85,8 +85,9 @@ class LinesBlock(Block):
         """The JSON objects; lines without one are skipped."""
         with self._opened_lines() as lines:
             for line in lines:
-                with suppress(ValueError):  # skip bad records: they have no fields
-                    yield parse_object(line)
+                if bytes(line[:1]).strip() or bytes(line).strip():
+                    with suppress(ValueError):  # skip bad records: they have no fields
+                        yield parse_object(line)
 
     @contextmanager
     def _opened_lines(self) -> Iterator[Iterable[Any]]:
@@ -156,6 +157,8 @@ class LinesBlock(Block):
                 try:
                     value = orjson.loads(raw)
                 except orjson.JSONDecodeError:
+                    if not bytes(raw).strip():
+                        continue
                     value, is_replaced = parse_json(raw, replace=replaces)
                 fields = value if type(value) is dict else as_object(value)
                 text = fields.get(text_field)
@@ -174,8 +177,6 @@ class LinesBlock(Block):
                 if is_placed:
                     found.placed.append(len(rows))
             except ValueError as error:
-                if not bytes(raw).strip():
-                    continue
                 row = start.row + i
                 found.bad[len(rows)] = BadRecord(row, self.where(row), str(error))
                 id_ = text = ""

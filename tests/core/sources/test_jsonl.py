@@ -26,6 +26,7 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.records import OnError, Reading, Record
 from nmoe_core.sources.storage import SourceFile, decompressed
 from tests.core.sources.read import ANY_BYTES, MARK, outcome, records, texts
+from tests.growth import growth
 from tests.refusals import refused
 
 PACKS: dict[str, Callable[[bytes], bytes]] = {
@@ -171,6 +172,20 @@ def test_every_stream_of_an_xz_file_is_read(parts: list[bytes], end: bytes) -> N
         assert b"".join(iter(lambda: read(5), b"")) == b"".join(parts)
         with pytest.raises(EOFError):
             decompressed(io.BytesIO(payload + b"\xfd7z"), ".xz")(1000)
+
+
+def test_a_blank_line_takes_about_the_time_of_a_record(tmp_path: Path) -> None:
+    """A megabyte may hold a million of them."""
+    (tmp_path / "blank").mkdir()
+    of_records = _source(tmp_path, LINE * 100_000)
+    of_blanks = _source(tmp_path / "blank", b"\n" * 100_000 + LINE)
+
+    def read(source: JsonlSource) -> None:
+        for block in source.blocks():
+            assert [*block.records()]
+            assert [*block.values()]
+
+    assert growth(read, of_records, of_blanks) < 2.5
 
 
 def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> None:
