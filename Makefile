@@ -11,7 +11,7 @@ export DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH := 10000
 export DAGSTER_DISABLE_TELEMETRY := yes
 export NMOE_CONFIG ?= demo
 
-.PHONY: setup demo test test-long test-newest test-all ui lint docs bench crash fuzz soak clean
+.PHONY: setup demo test test-long test-newest test-all ui lint docs wheels bench crash fuzz soak clean
 
 setup: $(STAMP) $(DAGSTER_HOME)/dagster.yaml  ## the environment, in .venv
 
@@ -91,6 +91,11 @@ lint: setup
 
 docs: setup  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheels: setup  ## both wheels and a CycloneDX bill of materials, in build/wheels
+	rm -rf build/wheels build/lib build/bdist.* loader/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheels ./loader .
+	$(BIN)/python .ci/make_sbom.py build/wheels
 
 bench: setup  ## headline figures as ratios against a peer or a physical limit
 	$(BIN)/python -m benchmarks

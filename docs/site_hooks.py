@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 HERE = Path(__file__).parent
-MADE_PAGES = ("api", "commands", "configuration", "errors")
+MADE_PAGES = ("api", "commands", "configuration", "dependencies", "errors")
 _LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)]+)\)")
 
 

@@ -24,7 +24,8 @@ PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
 README = PAGES[-1].read_text(encoding="utf-8")
 # `make docs` adds these to the site; they are no files of the repository.
 MADE_PAGES = [
-    REPOSITORY / "docs" / f"{name}.md" for name in ("api", "commands", "configuration", "errors")
+    REPOSITORY / "docs" / f"{name}.md"
+    for name in ("api", "commands", "configuration", "dependencies", "errors")
 ]
 MAX_COLUMNS = 120
 SETTINGS = [

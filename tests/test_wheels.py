@@ -2,8 +2,6 @@
 
 import json
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -226,28 +224,3 @@ def test_every_configuration_is_found_in_an_editable_installation(tmp_path: Path
     source = copied_source(tmp_path / "source")
     env = environment_of(tmp_path / "env", ["-e", source / "loader", "-e", source])
     assert find_configs(env, tmp_path).is_relative_to(source)
-
-
-def _pins(name: str) -> dict[str, str]:
-    """What a file pins: a version, or a version and a hash, by the name of each package."""
-    lines = (REPOSITORY / name).read_text().splitlines()
-    pins = (line.partition("==") for line in lines if line and not line.startswith("#"))
-    return {package.lower().replace("_", "-"): pin for package, _, pin in pins}
-
-
-def test_the_lock_has_every_pin_with_its_hash() -> None:
-    locked, pins = _pins("requirements.lock"), _pins("constraints.txt")
-    del pins["torch"], pins["triton"]  # builds for a machine's devices
-    assert {name: pin.partition(" ")[0] for name, pin in locked.items()} == pins
-    assert all(re.fullmatch(r"\S+ --hash=sha256:[0-9a-f]{64}", pin) for pin in locked.values())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    (sys.platform, platform.machine(), sys.version_info[:2]) != ("linux", "x86_64", (3, 11)),
-    reason="the lock is for Linux on x86-64 with Python 3.11",
-)
-def test_the_lock_is_what_pip_finds_by_these_hashes() -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-    lock = ["--no-deps", "--require-hashes", "-r", str(REPOSITORY / "requirements.lock")]
-    subprocess.run([*pip, *lock], check=True)
