@@ -21,6 +21,7 @@ from nmoe_core.config.schema import run_keys
 from tests.project import REPOSITORY, product_tests
 
 PAGES = [*sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "README.md"]
+SECURITY = REPOSITORY / "SECURITY.md"
 README = PAGES[-1].read_text(encoding="utf-8")
 # `make docs` adds these to the site; they are no files of the repository.
 MADE_PAGES = [
@@ -89,7 +90,9 @@ def test_the_page_of_keys_has_every_key_with_a_text() -> None:
     assert entries == {name.rpartition(".")[2] for name in run_keys()}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize(
+    "page", [*PAGES, SECURITY], ids=lambda path: str(path.relative_to(REPOSITORY))
+)
 def test_every_link_of_a_page_leads_to_a_file_and_no_line_is_too_long(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
