@@ -178,7 +178,10 @@ def main() -> None:
     asked = subprocess.run(
         [*pip, "--report", "-", "-c", CONSTRAINTS, *wanted], check=True, capture_output=True
     )
-    found = list(packages(json.loads(asked.stdout)["install"]))
+    report = json.loads(asked.stdout)
+    if int(report["pip_version"].partition(".")[0]) < 25:  # earlier ones report no SPDX expressions
+        sys.exit(f"pip is {report['pip_version']}; first run: python -m pip install -U pip")
+    found = list(packages(report["install"]))
     LOCK.write_text(_HEADER + "".join(f"{package.line}\n" for package in found))
     kept = ("#", *(f"{name}==" for name in WITHOUT_HASH))
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(kept)]

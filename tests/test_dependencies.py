@@ -24,6 +24,10 @@ KNOWN = tomllib.loads((REPOSITORY / "docs" / "licences.toml").read_text())
 INSTALLED: dict[str, dict[str, Any]] = {
     canonicalize_name(one.name): one.metadata.json for one in distributions()
 }
+FOR_ITS_MACHINE = pytest.mark.skipif(
+    (sys.platform, platform.machine(), sys.version_info[:2]) != ("linux", "x86_64", (3, 11)),
+    reason="the lock is for Linux on x86-64 with Python 3.11",
+)
 
 
 def test_the_lock_has_every_pin_with_its_hash() -> None:
@@ -38,6 +42,7 @@ def test_the_lock_has_every_pin_with_its_hash() -> None:
     assert len(packages) == len(LOCKED) - len(without)
 
 
+@FOR_ITS_MACHINE
 @pytest.mark.parametrize("extra", LOCK["extras"]())
 def test_the_lock_has_every_package_that_an_extra_needs(extra: str) -> None:
     needed = LOCK["needed"](LOCK["extras"]()[extra], INSTALLED)
@@ -48,10 +53,7 @@ def test_the_lock_has_every_package_that_an_extra_needs(extra: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    (sys.platform, platform.machine(), sys.version_info[:2]) != ("linux", "x86_64", (3, 11)),
-    reason="the lock is for Linux on x86-64 with Python 3.11",
-)
+@FOR_ITS_MACHINE
 def test_the_lock_is_what_pip_finds_by_these_hashes() -> None:
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     lock = ["--no-deps", "--require-hashes", "-r", str(REPOSITORY / "requirements.lock")]
