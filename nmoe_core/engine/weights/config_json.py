@@ -24,6 +24,7 @@ SAME_INTEGERS = (
 # The defaults of transformers for fields that a file of another family may omit.
 _DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
+    "layer_types": [],
     "norm_topk_prob": False,
     "tie_word_embeddings": False,
     "rope_scaling": {},
@@ -32,9 +33,13 @@ _DEFAULTS: dict[str, Any] = {
     "beta_slow": 1.0,
     "truncate": True,
 }
-# Settings of other families that change the computation, at the only values supported here.
-_FIXED = {"hidden_act": "silu", "mlp_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
-_FIXED |= {"partial_rotary_factor": 1.0, "quantization_config": None}
+# Settings that change the computation, at the only values supported here: of all families, of
+# gpt-oss, and of the others.
+_FIXED = {"hidden_act": "silu", "is_causal": True, "partial_rotary_factor": 1.0}
+_FIXED |= {"per_layer_config": None}
+_FIXED_GPT_OSS = _FIXED | {"attention_bias": True, "tie_word_embeddings": False}
+_FIXED_OTHERS = _FIXED | {"mlp_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
+_FIXED_OTHERS |= {"quantization_config": None}
 
 
 def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fields of the families that exist only in the Hugging Face form."""
-    _require(raw, _FIXED)
+    _require(raw, _FIXED_OTHERS)
     heads, hidden = (take(raw, int, name) for name in ("num_attention_heads", "hidden_size"))
     if family is LLAMA:
         raw = {"num_key_value_heads": heads} | raw
@@ -70,6 +75,9 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
     if raw.get("use_sliding_window"):
         windows = take(raw, int, "sliding_window")
         kinds = _window_kinds(raw, family)
+    elif family is QWEN3 and any(kind != FULL for kind in take(raw, list, "layer_types")):
+        expected = f"only {FULL}, since use_sliding_window is not true"
+        raise variant("layer_types", raw["layer_types"], expected)
     theta, scaling = read_rope(raw, _DEFAULTS)
     fields: dict[str, Any] = {name: take(raw, int, name) for name in same}
     fields |= {"num_experts": 1, "experts_per_token": 1}
@@ -97,7 +105,7 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
 def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     if family is not QWEN3:
         raise variant("use_sliding_window", True, "False")
-    if raw.get("layer_types") is not None:
+    if raw["layer_types"]:
         return tuple(take(raw, list, "layer_types"))
     first = take(raw, int, "max_window_layers")
     return tuple(SLIDING if layer >= first else FULL for layer in range(_depth(raw)))
@@ -125,7 +133,7 @@ def _require(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
 
 def _hf_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that only the Hugging Face form has, of any transformers version."""
-    _require(raw, {"hidden_act": "silu", "attention_bias": True, "tie_word_embeddings": False})
+    _require(_set(raw), _FIXED_GPT_OSS)
     fields: dict[str, Any] = {
         "max_position_embeddings": take(raw, int, "max_position_embeddings"),
         "rms_norm_eps": take(raw, float, "rms_norm_eps"),

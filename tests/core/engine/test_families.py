@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import FULL, SLIDING
 from nmoe_core.engine.weights.rope import Llama3Scaling, YarnScaling
+from nmoe_core.engine.weights.tiny_config import tiny_config
 from tests.core.engine.builders import assert_equals_transformers, greedy, make_generator
 from tests.refusals import refused
 
@@ -134,6 +135,8 @@ def test_bfloat16_is_near_float32_in_the_median(tmp_path: Path, family: str):
 
 
 def _raw(family: str = "llama", **changes: Any) -> dict[str, Any]:
+    if family == "gpt_oss":
+        return tiny_config("gpt_oss", 0, 2) | changes
     config = getattr(transformers, f"{FAMILIES[family]}Config")(num_hidden_layers=2, head_dim=64)
     return config.to_dict() | {"architectures": [f"{FAMILIES[family]}ForCausalLM"]} | changes
 
@@ -150,6 +153,12 @@ def _raw(family: str = "llama", **changes: Any) -> dict[str, Any]:
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
         ("llama", {"model_type": "mamba"}, "model_type"),
+        ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config"),
+        ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": False}, "layer_types"),
+        ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": None}, "layer_types"),
+        ("llama", {"is_causal": False}, "is_causal"),
+        ("gpt_oss", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("gpt_oss", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
     ],
 )
 def test_a_variant_that_is_not_computed_is_refused_by_name(family: str, changes, field: str):
