@@ -40,8 +40,8 @@ max_doc_tokens = 128      # the oracle and the grader read the beginning of a do
 [grading]
 grader = "student"        # the smallest grader: a regression on n-grams
 [calibration]
-target_keep = 0.5         # share of documents to keep
-max_false_drop = 0.5      # largest share of dropped documents that were worth keeping
+target_keep = 0.5         # share of documents decided `keep`
+max_false_drop = 0.5      # largest share of the dropped documents that were worth keeping
 [backbone]
 kind = "tiny"             # random weights; topics come from its embedding table
 [curation]
@@ -51,7 +51,7 @@ num_topics = 4
 id = "notes"
 kind = "jsonl"
 paths = [DOCUMENTS]
-tokens_b = 0.00001        # ten thousand tokens
+tokens_b = 0.00001        # length of the training: ten thousand tokens
 [flow.own]
 mode = "own"
 stages = ["pretrain"]
@@ -73,7 +73,7 @@ def main() -> None:
 
     for split in splits_of(run, ["train"]):
         print("prep:", make_split(run, split).facts["tokens"], "tokens in shards")
-    make_all_slices(run)  # chooses documents to label: for training, thresholds and tests
+    make_all_slices(run)  # divides the documents: for training, thresholds and tests
     labels = label_slices(run, ["notes"])  # the oracle's scores of these documents
     print("label:", sum(made.facts["documents"] for made in labels.values()), "documents")
     for name in ("train", "val", "test"):
@@ -90,7 +90,7 @@ def main() -> None:
     for _ in range(10):
         inputs, _ = loader.next()  # int64 [batch_size, seq_len]
         digest = hashlib.sha256(inputs.numpy().tobytes()).hexdigest()
-        print(f"step {loader.step}: batch {tuple(inputs.shape)} {digest[:12]}")
+        print(f"step {loader.step - 1}: batch {tuple(inputs.shape)} {digest[:12]}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.settings import PrepSettings, shard_format
+from nmoe_core.sources.file_sources import FilesBlock
 from nmoe_core.sources.open import open_reader, split_rows
 from nmoe_core.sources.records import BadRecord, Source
 from nmoe_core.sources.spec import SourceSpec
@@ -126,6 +127,8 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
             if num_chars >= _SAMPLE_BYTES:
                 break
         num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
+        if isinstance(block, FilesBlock):  # one file per record, and files differ in size
+            num_bytes = sum(file.size_bytes() for file in block.files[:num_records])
     lengths = tokenizer.lengths(normalize_batch(texts)[0])
     whole = lengths[lengths >= settings.min_doc_tokens]
     if settings.long_documents == "cut":

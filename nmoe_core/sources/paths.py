@@ -129,12 +129,11 @@ def _too_many(pattern: str) -> SourceError:
     )
 
 
-def _nothing_found(pattern: str, found: str) -> SourceError:
+def _nothing_found(pattern: str, place: str) -> SourceError:
     return SourceError(
         "no such file",
         where=pattern,
-        found=found,
-        expected="at least one file",
+        expected=f"at least one file at {place}",
         do="correct the path of this source",
         code="E-SOURCE-NOTFOUND",
     )

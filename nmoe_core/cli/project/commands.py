@@ -232,7 +232,10 @@ def run_tasks(arguments: argparse.Namespace) -> int:
         from nmoe_core.tasks.graph.records import forget
 
         forget(run, arguments.rebuild)
-    status, made = _of_dagster("run")(run, arguments.tasks, show)
+    if not arguments.tasks and not not_current(run):
+        status, made = 0, []
+    else:
+        status, made = _of_dagster("run")(run, arguments.tasks, show)
     left = not_current(run) if status == 0 else []
     if arguments.json:
         print_json({"tasks": made, "status": status, "not_current": [*map(_why, left)]})
@@ -335,6 +338,8 @@ def _show_graders(report: dict[str, Any]) -> None:
     exits = ("tau_probe", "tau_student")  # 0 if no document leaves early
     taus = {name: t for name, t in report["thresholds"].items() if t or name not in exits}
     print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
+    if report["dropping"]:
+        print(textwrap.fill(report["dropping"], 112))
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
     if report["backbone"] == "tiny" and report["grader"] != "student":
         print("(both are placeholders for large models: these scores do not measure quality)")

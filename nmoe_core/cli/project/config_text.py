@@ -82,8 +82,8 @@ grader = {grader}
 kind = "tiny"
 
 [calibration]
-target_keep = 0.5        # share of documents to keep
-max_false_drop = 0.15    # most dropped documents that were worth keeping, at 95 % confidence
+target_keep = 0.5        # share of documents decided `keep`; the others are `band` or `drop`
+max_false_drop = 0.15    # largest share of the dropped documents that were worth keeping, at 95 %
 
 [curation]
 {rule}

@@ -8,9 +8,9 @@ environment always gives the same file. Each line has `id` (module and qualified
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -75,4 +75,6 @@ def write_docstrings(output: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(write_docstrings(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path, help="the file to write")
+    print(write_docstrings(parser.parse_args().output))

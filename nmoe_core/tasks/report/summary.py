@@ -66,6 +66,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "grader_choice": calibration.get("grader_choice"),
         "heads": {} if is_off else scoreboard(run),
         "cost": [] if is_off else grader_costs(run),
+        "dropping": calibration.get("dropping"),
         "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {
             "path": str(run.tree.plan),

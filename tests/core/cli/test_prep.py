@@ -151,6 +151,20 @@ def test_a_dry_run_of_a_single_record_expects_its_tokens(
     assert planned["estimated_tokens"] == done["tokens"]
 
 
+def test_a_dry_run_of_text_files_of_very_different_sizes_expects_their_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sample of a megabyte holds only the long files, which come first."""
+    files = {f"in/a{i:02}.txt": f"file {i} has words of its own " * 1600 for i in range(25)}
+    files |= {f"in/b{i:03}.txt": f"a few words, and {i} " * 9 for i in range(400)}
+    table = {"id": "web", "kind": "files", "paths": ["in/*.txt"], "tokens_b": 1e-5}
+    made = write_project(tmp_path, [Source(table, files)], {"prep": {"max_tokens": "all"}})
+    command = ("prep-mixture", "--config", made.config)
+    (planned,) = said(capsys, *command, "--dry-run")
+    (done,) = said(capsys, *command)
+    assert planned["estimated_tokens"] == pytest.approx(done["tokens"], rel=0.2)
+
+
 def test_a_dry_run_names_what_is_wrong_with_every_source(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from tests.core.tasks.graph.world import (
     small_world,
     written_by,
 )
-from tests.project import Project, json_lines, output_of, read_rows
+from tests.project import Project, json_lines, output_of, read_rows, said
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -145,6 +145,17 @@ def test_a_run_that_was_made_is_current_and_making_it_again_writes_nothing(own: 
     assert {state.status for state in graph.states.values()} == {"current"}
     assert len(graph.states) > 60
     assert written_by(own.run) == set()
+
+
+def test_nmoe_run_starts_no_task_if_all_outputs_are_current(
+    made: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, "run", "--config", made.config) == {
+        "tasks": [],
+        "status": 0,
+        "not_current": [],
+    }
+    assert not (made.directory / ".dagster").exists(), "Dagster did not start"
 
 
 READ = "attributes.use=['signals', 'language', 'duplicates']"  # no evaluation set is read
