@@ -16,7 +16,7 @@ from typing import Any
 
 from nmoe_core.base.errors import NmoeError, device_errors
 from nmoe_core.base.interrupts import graceful_shutdown
-from nmoe_core.cli import attributes, curate, generate, heads, prep, run, shards, stores
+from nmoe_core.cli import attributes, curate, generate, heads, prep, preview, shards, stores
 from nmoe_core.cli.audit import plans, seen, takedown
 from nmoe_core.cli.flags import EarlierFlag, apply_default_config
 from nmoe_core.cli.help import completion
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, prep, shards, stores, attributes)
-    for module in (*prepared, heads, generate, curate, takedown, run, seen, plans):
+    for module in (*prepared, heads, generate, curate, takedown, preview, seen, plans):
         module.register(verbs)
     completion.register(verbs, parser)
     more = "Details of each: nmoe COMMAND --help"

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from nmoe_core.cli import run
+from nmoe_core.cli import preview
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_facts, print_table
 
@@ -80,7 +80,7 @@ def register(verbs: Any) -> None:
     _add_embed(parts)
     _add_compare(parts)
     _add_animate(parts)
-    run.register_curation(parts)
+    preview.register_curation(parts)
 
 
 def _add(parser: argparse.ArgumentParser, *names: str, **more: Any) -> None:

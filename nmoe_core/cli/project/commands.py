@@ -19,7 +19,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
 from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
-from nmoe_core.cli.run import print_outputs
+from nmoe_core.cli.preview import print_outputs
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:

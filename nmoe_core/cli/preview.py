@@ -142,7 +142,7 @@ def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
     rows = [[source, now, then] for source, (now, then) in tokens.items()]
     if rows and any(now != then for _, now, then in rows):
         print()
-        print_table(["source", "curated tokens now", "after the run (- unknown)"], rows)
+        print_table(["source", "curated tokens now", "after the run (empty: unknown)"], rows)
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:
