@@ -232,9 +232,9 @@ def run_tasks(arguments: argparse.Namespace) -> int:
         from nmoe_core.tasks.graph.records import forget
 
         forget(run, arguments.rebuild)
-    if not arguments.tasks and not not_current(run):
-        status, made = 0, []
-    else:
+    status = 0
+    made: list[dict[str, Any]] = []
+    if arguments.tasks or not_current(run):
         status, made = _of_dagster("run")(run, arguments.tasks, show)
     left = not_current(run) if status == 0 else []
     if arguments.json:

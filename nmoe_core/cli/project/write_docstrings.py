@@ -75,6 +75,6 @@ def write_docstrings(output: Path) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Write the docstrings of installed packages.")
     parser.add_argument("output", type=Path, help="the file to write")
     print(write_docstrings(parser.parse_args().output))
