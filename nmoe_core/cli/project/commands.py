@@ -323,9 +323,7 @@ def _show_report(report: dict[str, Any]) -> None:
     if count := len(report["not_current"]):
         first = report["not_current"][0]
         print(f"{count} outputs are not current, such as {first['output']} ({first['why']}):")
-        print(
-            "some figures above are older than their inputs; nmoe plan shows what nmoe run would do"
-        )
+        print("some figures are older than their inputs; nmoe plan shows what nmoe run would do")
 
 
 def _show_graders(report: dict[str, Any]) -> None:
