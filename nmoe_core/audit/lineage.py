@@ -1,7 +1,8 @@
-"""Lineage in both directions: the documents that a training step reads, and the fate of a document.
+"""Lineage in both directions: which documents a training step reads, and which steps read a
+document.
 
-Each fact is read from the committed files of the tasks, with a check that it belongs to the
-document. A fact is None if the task for it has not run yet.
+Each fact is read from the committed files of the tasks, and checked to belong to the document. A
+fact is None if the task that makes it has not run yet.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def explain_step(
     row: int | None = None,
     at_hand: Callable[[Path], None] = lambda directory: None,
 ) -> Facts:
-    """The rows of a step of the plan, or only `row`, and the documents of each row. `at_hand` is
-    called with the directory of each shard before its ids and lineage are read.
+    """The rows of a step of the plan (or only `row`), and the documents in each row. Before the ids
+    and lineage of a shard are read, `at_hand` is called with the shard's directory.
 
     Returns:
         `step`, `plan_hash`, `lr_scale` and `rows`. A row has `sequence`, `source` and `documents`;
@@ -200,13 +201,13 @@ def _find(run: Run, name: str) -> tuple[_Shard, ShardFile, int]:
         where=run.tree.data,
         found=" and ".join(places) or name,
         expected="a document id, or an ingest id that one document has",
-        do="name it by its document id" if found else "nmoe inspect shows ids",
+        do="pass its document id" if found else "find the id with `nmoe inspect`",
         code="E-DOCID",
     )
 
 
 def _shards_with(run: Run, ingest_id: str) -> Iterator[_Shard]:
-    """The one shard in each split of each source that can hold this ingest id."""
+    """In each split of each source, the only shard that can hold this ingest id."""
     for source in run_sources(run):
         for split in SPLITS:
             path = run.tree.manifest(source.name, split)
@@ -252,7 +253,8 @@ def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId
 
 
 def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
-    """Curated position of a document of a data shard; None if curation dropped it."""
+    """The position in the curated tree of a document of the data tree; None if curation dropped the
+    document."""
     curated = _Shard(shard.paths, is_curated=True)
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
@@ -264,7 +266,8 @@ def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
 
 
 def _labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:
-    """The merged label records of these documents; documents without a label are left out."""
+    """The merged label records of these documents; documents without a label are not in the
+    result."""
     found: dict[str, Facts] = {}
     for split in slices.SPLITS:
         path = run.tree.merged_labels(split)
@@ -287,12 +290,12 @@ class _Shard:
         self.files = shard_files(tree.curated if is_curated else tree.data, self.manifest)
 
     def number(self, rel: str, document: int) -> int:
-        """Number in the shard of document `document` of a file."""
+        """The number in the shard of a document, given its number in a file."""
         before = takewhile(lambda file: file.rel != rel, self.files)
         return sum(len(file.spans) for file in before) + document
 
     def file_of(self, number: int) -> tuple[ShardFile, int]:
-        """The file of document `number` of the shard, and its number in the file."""
+        """The file of document `number` of the shard, and the document's number in the file."""
         for file in self.files:
             if number < len(file.spans):
                 return file, number
@@ -301,7 +304,7 @@ class _Shard:
 
 
 class _Place(NamedTuple):
-    """Position of a document of the data tree in the curated tree, and its topic."""
+    """The position of a data-tree document in the curated tree, and its topic."""
 
     doc_id: DocId
     number: int

@@ -1,4 +1,5 @@
-"""The documents of a step of a plan, by path or URL, without the directory of the run."""
+"""The documents of a step of a plan that is given by path or URL, without the directory of the
+run."""
 
 import os
 from pathlib import Path
@@ -20,7 +21,7 @@ from nmoe_core.shards.publish.pieces import manifest_files
 
 def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None) -> Facts:
     """`explain_step` of a plan by its path or URL, without a run: labels are left out. For a URL,
-    ids and lineage of the shards that the step reads are copied beside the data. Raises as
+    the ids and lineage of the shards that the step reads are downloaded beside the data. Raises as
     `explain_step` and `fetch_plan`."""
     if not is_url(plan):
         path = Path(plan).absolute()
@@ -55,7 +56,7 @@ def _fetch(directory: str, local: Path, checksum: str | None) -> None:
         url = join(directory, local.name)
         part = local.with_name(f"{local.name}.part")
         if not store.copy(url, part):
-            do = "publish it again"
+            do = "publish the run again"
             raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")
         if checksum is not None:
             check_digest(part, checksum, "E-SHARD-CHECKSUM", url)

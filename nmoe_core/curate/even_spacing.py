@@ -1,8 +1,8 @@
 """Orders that space the documents of each topic evenly over the epoch. They need no window length.
 
 A topic's document with rank r of n is placed at (r + phase) / n of the epoch; each topic has a
-different phase. The orders differ in how they rank the documents of a topic. Costs a few sorts, O(N
-log N), and at most 64 bytes of memory per document besides the input.
+different phase. The orders differ in how they rank the documents of a topic. The cost is a few
+sorts, O(N log N), and at most 64 bytes of memory per document besides the input.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ _RADIX_SORTED = 2**16  # NumPy sorts keys of 16 bits in linear time
 
 
 class Turn(TypedDict, total=False):
-    """Options that change an order into a different, equally good order; both default to 0."""
+    """`seed` and `epoch`: options that change an order into a different, equally good order; both
+    default to 0."""
 
     seed: int
     epoch: int
@@ -32,12 +33,12 @@ def golden(
     groups: np.ndarray | None = None,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """Even spacing within each topic, with document lengths spread by golden-ratio steps.
+    """Space the documents of each topic evenly, and spread their lengths by golden-ratio steps.
 
     The documents of a topic are ranked by length; rank r is placed at the fraction r/phi mod 1 of
     the topic. Neighbours in the ranking are therefore far apart, and every part of the epoch has
-    the same mix of long and short documents. Any m neighbours are at least about 1 / (sqrt(5) m) of
-    the epoch apart.
+    the same mix of long and short documents. Two of m consecutive documents in the ranking are at
+    least about 1 / (sqrt(5) m) of the epoch apart.
 
     Args:
         by: Numbers `[N]` to spread evenly instead of the length, such as quality.
@@ -67,12 +68,13 @@ def count_stride(
     descending: bool = False,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """Even spacing of each topic by count, with a fixed order within the topic: a curriculum.
+    """Space each topic evenly by number of documents, and sort the documents within the topic: a
+    curriculum.
 
     Args:
-        by: Numbers `[N]` that rise along the epoch, such as length or quality; None for the source
-            order.
-        descending: Let the numbers fall instead.
+        by: Sort key `[N]`, which rises along the epoch, such as length or quality; None for the
+            source order.
+        descending: Sort by falling `by` instead.
     """
     column = None if by is None else _column("by", by, len(doc_clusters))
     key = np.empty(len(doc_clusters))
@@ -86,11 +88,13 @@ def count_stride(
 def balance_tokens(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, **turn: Unpack[Turn]
 ) -> np.ndarray:
-    """Even spacing by tokens: each prefix of the epoch holds every topic by its share of tokens.
+    """Space each topic evenly by tokens: at every position of the epoch, each topic has had nearly
+    its share of the tokens so far.
 
-    For exact mixing ratios. A topic of long documents gets wider gaps, so a window holds fewer
-    topics than with `golden`. Lengths are spread as with `golden`; a document is placed by the
-    middle of its tokens. A greedy algorithm on the token deficit gives the same order.
+    Use this order for exact mixing ratios. Long documents have wider gaps around them, so a window
+    holds fewer topics than with `golden`. Lengths are spread as with `golden`. A document's
+    position is that of its middle token. A greedy algorithm on the token deficit gives the same
+    order.
     """
     key = np.empty(len(doc_clusters))
     shift = turn_of(**turn)
@@ -105,8 +109,7 @@ def balance_tokens(
 def insert_only(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, **turn: Unpack[Turn]
 ) -> np.ndarray:
-    """An order in which appended documents are inserted and old documents keep their relative
-    order.
+    """Insert appended documents between old ones; old documents keep their relative order.
 
     The r-th document of a topic, in order of arrival, is placed at r/phi mod 1 of the epoch; later
     documents do not change this place. Less even than `golden`. Keep the seed, the epoch and the

@@ -44,8 +44,8 @@ def order_pictures(
     terms: Sequence[Sequence[str]],
     what: str = "clusters",
 ) -> dict[str, bytes]:
-    """`order_picture`, the clusters' shares along the order, and their shares at its start and
-    end."""
+    """Three pictures: `order_picture`, the clusters' shares along the order, and their shares at
+    its start and end."""
     rows = doc_clusters, doc_tokens, orders
     pictures = {"order": order_picture(*rows, seq_len, what)}
     if len(doc_clusters):
@@ -70,8 +70,8 @@ def compared_picture(spaces: ComparedSpaces, seed: int) -> bytes:
 class FilmFiles:
     """The arrays of one run of `nmoe curate`.
 
-    Labels and order default to the files beside the embeddings (`*_labels.npy`, `*_order.npy`);
-    without these files the rows are clustered and ordered for the film.
+    Labels and order default to the files beside the embeddings (`*_labels.npy`, `*_order.npy`). If
+    these files are missing, the rows are clustered and ordered for the film.
     """
 
     embeddings: Path  # float [N, D]
@@ -81,7 +81,7 @@ class FilmFiles:
     order: Path | None = None  # int [N]
 
     def numbers(self, name: str, num_records: int) -> np.ndarray | None:
-        """`labels` or `order`, int64 `[N]`; None if the file is not named and not beside the
+        """`labels` or `order`, int64 `[N]`; None if no path is given and the file is not beside the
         embeddings."""
         stem = self.embeddings.name.removesuffix("_embeddings.npy")
         path = self.embeddings.with_name(f"{stem}_{name}.npy")
@@ -100,8 +100,8 @@ def animate(
 ) -> list[Path]:
     """Write the two films of `report.plots.animation`; return their paths.
 
-    `num_clusters` and `seed` are used for labels, points and order that no file holds. Raises
-    CurationError if an array is missing or has another length, or if ffmpeg fails
+    `num_clusters` and `seed` are used to compute labels, points and order that are not read from a
+    file. Raises CurationError if an array is missing or has another length, or if ffmpeg fails
     (E-CURATION-EMBEDDING).
     """
     rows = open_array(files.embeddings, "f", None, None)

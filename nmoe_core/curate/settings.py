@@ -5,7 +5,7 @@ from nmoe_core.curate.shards.planning import CurateSettings
 
 
 def curate_settings(run: Run, source: str) -> CurateSettings:
-    """The settings of the run's `[curation]`; by default, windows are as long as the loader's."""
+    """The settings of the run's `[curation]`; by default, windows have the loader's length."""
     table = run.config.curation
     shared = table.model_dump(include={"include", "where", "epoch", "packing", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)

@@ -1,9 +1,9 @@
 """Cuts a training stream into windows and counts the contents of each.
 
 `concat` concatenates documents and cuts every `seq_len` tokens, as the loader does. `flush` starts
-a new window if a document does not fit, as the published diversity metric does; a document longer
-than a window then fills windows alone, and its remainder opens one more. Costs one pass and one
-sort over (window, topic) pairs.
+a new window if a document does not fit, as the published diversity metric does. With `flush`, a
+document longer than a window fills whole windows alone, and its remainder opens another window. The
+cost is one pass over the documents and one sort of (window, topic) pairs.
 """
 
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ def cut_windows(
 ) -> Windows:
     """Cut a stream of documents in training order; `tokens` include EOS.
 
-    `offset` tokens precede the first document in its window. Raises CurationError if the shapes of
-    the arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
+    `offset` is the number of tokens before the first document in its window. Raises CurationError
+    if the shapes of the arrays differ, or a length or `seq_len` is below 1 (E-CURATION-WINDOWS).
     """
     clusters, tokens = checked_documents(clusters, tokens, seq_len)
     if not len(tokens):
@@ -81,7 +81,7 @@ def checked_documents(
         raise CurationError(
             "windows cannot be filled",
             found=f"seq_len {seq_len}, topics {clusters.shape}, lengths {tokens.shape}",
-            expected="seq_len >= 1 and two arrays [N], lengths of at least 1 (the EOS)",
+            expected="seq_len >= 1; topics and lengths of one shape [N]; lengths >= 1 (the EOS)",
             code="E-CURATION-WINDOWS",
         )
     return clusters, tokens

@@ -152,8 +152,8 @@ def test_answers_are_given_again_before_a_cause_counts():
 
 def test_a_symptom_that_masks_do_not_explain_is_refused():
     for answers, named in (
-        ([False] * 9, "remains if all suspects are masked"),
-        ([True] * 9, "missing without a mask"),
+        ([False] * 9, "remains although all suspects are masked"),
+        ([True] * 9, "missing although no document is masked"),
         ([True] * 3 + [False] * 9, "contradict each other"),
     ):
         with refused("E-BISECT", naming=[named]):

@@ -2,14 +2,15 @@
 
 A replay runs the user's command over a plan in which some documents are masked: their text is
 replaced by EOS and they are not targets. The last number that the command prints measures the
-symptom, which is present if the number is above a threshold or NaN. Suspects are in the order in
-which the run reads them. The shortest prefix that must be masked to remove the symptom ends with a
-cause. Halving finds this cause in log2(n) replays, and one more replay tells whether it is the only
-cause. If not, it stays masked, and the documents before it are searched. The search assumes that
-masking more documents never brings the symptom back.
+symptom. The symptom is present if the number is above a threshold, or NaN. Suspects are in the
+order in which the run reads them. Take the shortest run of first suspects whose masking removes the
+symptom: its last document is a cause. Bisection finds this cause in log2(n) replays, and one more
+replay tells whether it is the only cause. If there are more causes, this document stays masked, and
+the documents before it are searched. The search assumes that masking more documents never brings
+the symptom back.
 
-One wrong answer would make halving name an innocent document, so the decisive replays are repeated
-for each cause before the search continues, and for all causes at the end.
+One wrong result would make bisection name an innocent document. So the decisive replays are
+repeated for each cause before the search continues, and for all causes at the end.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ Value = Callable[[LoaderPlan], float]
 def suspects_of(
     plan: LoaderPlan, first_step: int, stop_step: int, sources: Sequence[str] = ()
 ) -> list[Document]:
-    """Documents that the steps read, as (source, token file, start, end), each once, in reading
-    order. Raises ConfigError if the plan lacks a step or a source."""
+    """The documents that the steps read, as (source, token file, start, end), without repeats, in
+    reading order. Raises ConfigError if the plan lacks a step or a source."""
     stream = Stream(plan, "train")
     try:
         num_steps = stream.num_sequences // plan.batch_size
@@ -72,20 +73,20 @@ def find_causes(
     is_gone: Callable[[list[int]], bool],
     again: Callable[[list[int]], bool] | None = None,
 ) -> list[int]:
-    """A minimal set of suspects, by number, whose masking removes the symptom. `again` answers like
-    `is_gone` (the default), but from new replays. Raises PlanError if the symptom is missing
-    without a mask, remains if all suspects are masked, or if answers contradict each other
-    (E-BISECT)."""
+    """A minimal set of suspects, by number, whose masking removes the symptom. `again` is like
+    `is_gone` (the default), but runs new replays. Raises PlanError (E-BISECT) if the symptom is
+    missing although no document is masked, if it remains although all suspects are masked, or if
+    replays contradict each other."""
     again = again or is_gone
     causes: list[int] = []
     high = num_suspects
     was_gone = False
     was_there = False
     while not causes or not is_gone(causes):
-        if causes:  # else the search would visit one document after the other after a wrong answer
+        if causes:  # after a wrong answer, the search would otherwise visit every document
             _require_agreement(not again([*range(high), *causes[1:]]))
             _require_agreement(again([*range(high), *causes]))
-        low = 0  # masking so many suspects from the start is not enough
+        low = 0  # masking the first `low` suspects is not enough
         while high - low > 1:
             middle = (low + high) // 2
             if is_gone([*range(middle), *causes]):
@@ -96,13 +97,15 @@ def find_causes(
                 was_there = True
         if not was_gone and not is_gone([*range(num_suspects)]):
             raise PlanError(
-                "the symptom remains if all suspects are masked",
+                "the symptom remains although all suspects are masked",
                 do="start with an earlier step",
                 code="E-BISECT",
             )
         if not was_there and is_gone([]):
             raise PlanError(
-                "the symptom is missing without a mask", do="lower --above", code="E-BISECT"
+                "the symptom is missing although no document is masked",
+                do="lower --above",
+                code="E-BISECT",
             )
         _require_agreement(high > 0)
         was_gone = was_there = True
@@ -126,9 +129,9 @@ def _require_agreement(agrees: bool) -> None:
 
 
 class Replays:
-    """Runs a command over masked plans, and keeps the results in `directory`, so that an
-    interrupted search resumes. `{plan}` in the command is replaced by the plan's file. The value of
-    a plan is the median of `repeat` runs, an odd number, so the majority decides for any
+    """Runs a command over masked plans. The results are stored in `directory`, so that an
+    interrupted search can resume. `{plan}` in the command is replaced by the plan's file. The value
+    of a plan is the median of `repeat` runs, an odd number, so the majority decides for any
     threshold."""
 
     def __init__(self, command: str, directory: Path, repeat: int = 1) -> None:
@@ -151,7 +154,7 @@ class Replays:
                 "a line is not a record of a replay",
                 where=self._log.path,
                 found=str(error),
-                do="delete the file: the replays are run again",
+                do="delete the file; the next search runs all replays again",
                 code="E-BISECT",
             ) from None
         self._log.cut()
@@ -168,8 +171,9 @@ class Replays:
         self._log.close()
 
     def value(self, plan: LoaderPlan, *, again: bool = False) -> float:
-        """The last number that the command prints, or infinity if it is NaN; `again` ignores
-        earlier runs. Raises PlanError if the command fails or prints no number (E-BISECT)."""
+        """The last number that the command prints, or infinity if this number is NaN; `again`
+        ignores stored results. Raises PlanError if the command fails or prints no number
+        (E-BISECT)."""
         first = self._repeat if again and (plan.plan_hash, 0) in self.asked else 0
         numbers = range(first, first + self._repeat)
         self.asked |= {(plan.plan_hash, number) for number in numbers}
@@ -204,8 +208,8 @@ def bisect(
     above: float,
     again: Value | None = None,
 ) -> list[Document]:
-    """The suspects that cause the symptom, which is present if `value` of a plan is above a
-    threshold or NaN. `again` returns the value from new replays. Raises PlanError as
+    """The suspects that cause the symptom. The symptom is present if `value` of a plan is above the
+    threshold `above`, or NaN. `again` is like `value`, but runs new replays. Raises PlanError as
     `find_causes`."""
 
     def is_gone(masked: list[int], value: Value = value) -> bool:
@@ -219,7 +223,7 @@ def bisect(
 def write_bisection(
     plan: LoaderPlan, suspects: Sequence[Document], replays: Replays, above: float, output: Path
 ) -> dict[str, Any]:
-    """Search for the causes; then commit the plan without them, and last the result."""
+    """Search for the causes; then commit the plan with the causes masked, and last the result."""
     causes = bisect(plan, suspects, replays.value, above, partial(replays.value, again=True))
     masked = mask(plan, causes, replace_text=True)
     write_bytes(output / "masked.json", masked.placed_in(output).to_json().encode())

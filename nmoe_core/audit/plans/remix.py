@@ -25,8 +25,8 @@ _MAX_STATE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """New shares of a run from a step on; see `loader.remix`. `removed` names the sources that are
-    no longer read, so that no source is left out by accident."""
+    """The shares of a run's sources from a step on; see `loader.remix`. Sources that the run no
+    longer reads must be named in `removed`, so that no source is omitted by accident."""
 
     weights: Mapping[str, float]
     sources: Mapping[str, Path] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def write_remix(
             raise ConfigError(
                 "a removed source has a weight" if is_weighted else "a source has no weight",
                 where=f"source {name!r}",
-                do="set its weight, or remove it",
+                do="set its weight, or list it as removed",
             )
     given = {"sources": edit.sources, "phases": edit.phases, "steps": edit.steps}
     after, certificate = remix(plan, step, weights=edit.weights, **given)
@@ -75,7 +75,8 @@ def write_remix(
 
 
 def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -> dict[str, Any]:
-    """`write_remix` for the plan of a run; the remixes are numbered beside the plan."""
+    """Call `write_remix` for the plan of a run; the files of remixes are numbered, beside the
+    plan."""
     plan, reached = position_of(run.tree.plan, state_path)
     proof = run.tree.remix(len(run.tree.remixes()) + 1)
     return write_remix(plan, reached if step is None else step, edit, run.tree.plan, proof)
@@ -94,7 +95,7 @@ def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, st
                 where=path,
                 found=plan.plan_hash,
                 expected=certificate.before.plan_hash,
-                do="restore them, or remove the remixes to plan the run again",
+                do="restore configuration and data, or delete the remixes to plan the run again",
                 code="E-REMIX-CHAIN",
             )
         plan = certificate.after
@@ -107,8 +108,8 @@ def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, st
 
 
 def shares(certificate: Certificate) -> dict[str, Any]:
-    """The share of each source before the step and in each stage after it, and its windows before
-    and after."""
+    """For each source, its share before the step and in each stage after the step, and its number
+    of windows before and after the step."""
     before = certificate.before
     after = certificate.after
     step = certificate.step

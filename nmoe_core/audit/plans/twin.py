@@ -13,8 +13,8 @@ def write_twin(
     plan: LoaderPlan, sources: Mapping[str, Path], seq_len: int, output: Path
 ) -> dict[str, Any]:
     """Commit the twin of a plan. Returns `plan` (its path), `plan_id`, `sequences`, `steps` and
-    `not_compared`, the sources of which only the number of documents was compared. Raises as
-    `loader.twin`."""
+    `not_compared`: for these sources, only the numbers of documents were compared, not the texts.
+    Raises as `loader.twin`."""
     output = output.absolute()
     other = twin(plan, sources, seq_len).placed_in(output.parent)
     with replacing(output):

@@ -1,8 +1,8 @@
 """Finds the occurrences of a sentence in the documents of a run, and the steps that read them.
 
-The answer is exact: it has all occurrences in the decoded texts of all curated shards. A row reads
-an occurrence if its inputs have any token of it. The text of each listed occurrence is decoded and
-checked again.
+The answer is exact: it holds all occurrences in the decoded texts of all curated shards. A row
+reads an occurrence if the row's inputs include a token of the occurrence. The text of each listed
+occurrence is decoded and checked again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A row of a step that has tokens of the sentence; `is_whole` means that it has all of them."""
+    """A row of a step that reads tokens of the sentence; `is_whole` means that it reads all tokens
+    of the sentence."""
 
     step: int
     row: int
@@ -65,15 +66,15 @@ class Hit:
     before: str
     after: str
     readings: list[Reading] | None
-    """The first rows that read it; None if there is no plan."""
+    """The first rows that read the occurrence; None if there is no plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The occurrences of a sentence, and the steps of a run that read it.
 
-    is_read, first_step: over all its occurrences, not only the listed hits; None if there is no
-    plan. steps: number of the plan's steps that were searched.
+    is_read, first_step: over all occurrences of the sentence, not only the listed hits; None if
+    there is no plan. steps: number of the plan's steps that were searched.
     """
 
     sentence: str
@@ -153,9 +154,9 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
 
 
 def checked(text: str, tokenizer: Tokenizer) -> bytes:
-    """The bytes to search for. Raises ConfigError if they are fewer than `MIN_BYTES`
-    (E-SEEN-SHORT), and TokenizerError if the tokenizer changes the text, so that documents have
-    another form of it (E-SEEN-TEXT)."""
+    """The UTF-8 bytes of the text to search for. Raises ConfigError if there are fewer than
+    `MIN_BYTES` bytes (E-SEEN-SHORT), and TokenizerError if decoding the text's tokens does not give
+    the text, so that documents hold it in another form (E-SEEN-TEXT)."""
     payload = text.encode()
     if len(payload) < MIN_BYTES:
         found = f"{len(payload)} bytes of UTF-8"
@@ -171,7 +172,7 @@ def checked(text: str, tokenizer: Tokenizer) -> bytes:
             where=tokenizer.name,
             found=repr(decoded[:200]),
             expected=repr(text[:200]),
-            do="search for a part that the tokenizer does not change",
+            do="search for a part of the text without the characters that the tokenizer changes",
             code="E-SEEN-TEXT",
         )
     return payload
@@ -252,13 +253,14 @@ def _check_indexed(stream: Stream, index: Index) -> None:
 
 
 def _keep(path: Path, files: set[Path]) -> None:
-    """Save digests for the next command; if this fails, the next command hashes the files again."""
+    """Store file digests for the next command. If they cannot be stored, the next command hashes
+    the files again."""
     if set(read_sealed(path) or {}) != {str(file.absolute()) for file in files}:
         try:
             keep_digests(path, files)
         except OSError as error:
             _LOG.warning(
-                "%s cannot be written, so files are hashed again: %s", path, error.strerror
+                "%s cannot be written, so files are hashed at each search: %s", path, error.strerror
             )
 
 

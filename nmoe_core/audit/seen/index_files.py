@@ -1,8 +1,8 @@
 """The index of a curated shard: the suffix arrays of its token files, and their inputs.
 
-`seen/{source}/shard_NNNN/index.json` names the files beside it. Their names have the digest of the
-indexed tokens, so the files of an earlier index stay unchanged until the summary of the new index
-is committed. The index takes four bytes per token.
+`seen/{source}/shard_NNNN/index.json` names the files beside it. The names of these files contain
+the digest of the indexed tokens. So the files of an earlier index stay unchanged until the summary
+of the new index is committed. The index takes four bytes per token.
 """
 
 import hashlib
@@ -57,8 +57,9 @@ class Part:
 
 
 def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
-    """Write the index of a curated shard. A current index is kept, and so is the suffix array of
-    each unchanged token file. The largest part determines the memory; see `suffixes`.
+    """Write the index of a curated shard. If the index is current, it is not written again; the
+    suffix arrays of unchanged token files are reused. The largest part determines the memory; see
+    `suffixes`.
 
     Raises:
         FormatError: The curated shard is missing or broken, or too large (E-SEEN-SIZE).
@@ -97,15 +98,15 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
 
 def open_index(shard: ShardPaths, tokenizer: Tokenizer) -> Iterator[Part]:
     """The parts of a shard's index. Raises FormatError if the index is missing (E-SEEN-MISSING),
-    belongs to another version of the curated shard, the shard has another tokenizer (E-SEEN-STALE),
-    or the index is damaged (E-SEEN-CHANGED)."""
+    belongs to another version of the curated shard or the shard has another tokenizer than the run
+    (E-SEEN-STALE), or if the index is damaged (E-SEEN-CHANGED)."""
     manifest = load_manifest(shard.curated_manifest)
     path = shard.seen_index
     given = manifest.extra.get("tokenizer_fingerprint") or tokenizer.fingerprint
     read_as = given, manifest.eos_token_id, manifest.extra.get("bos_token_id")
     if read_as != (tokenizer.fingerprint, tokenizer.eos_token_id, tokenizer.bos_token_id):
-        what = "the shard has another tokenizer than the run"
-        do = "set the tokenizer of the shards"
+        what = "the tokenizer of the shard differs from the tokenizer of the run"
+        do = "set [prep] tokenizer to the tokenizer of the shards"
         path = shard.curated_manifest
         found = f"tokenizer {manifest.tokenizer}"
         raise FormatError(what, where=path, found=found, do=do, code="E-SEEN-STALE")
@@ -141,9 +142,9 @@ def _problem(directory: Path, entry: ShardEntry, row: dict[str, Any]) -> str | N
     """The problem of the file of a row; None if the file is unchanged."""
     path = directory / row["suffixes"]
     if row["checksum"] != entry.checksum:
-        return "the index of other tokens"
+        return "an index of tokens that differ"
     if not path.is_file() or path.stat().st_size != 4 * entry.num_tokens:
-        return "no file, or a file of another size"
+        return "a missing file, or a file of the wrong size"
     return None if local_digest(path) == row["sha256"] else "other bytes than the recorded ones"
 
 

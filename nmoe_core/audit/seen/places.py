@@ -30,7 +30,7 @@ class Occurrence(NamedTuple):
 class Spans(NamedTuple):
     """The occurrences in a part of an index, as arrays, since a short text may have millions.
 
-    tokens: start and end of each in the token file, ascending: int64 `[n, 2]`.
+    tokens: start and end of each occurrence in the token file, ascending: int64 `[n, 2]`.
     """
 
     part: Part
@@ -42,8 +42,8 @@ class Spans(NamedTuple):
 
     @property
     def num_documents(self) -> int:
-        """Number of documents with an occurrence; parts have complete documents, so each counts
-        once."""
+        """Number of documents with an occurrence. A part holds complete documents, so no document
+        is counted twice."""
         ends = self.part.file.spans[:, 1]
         return len(np.unique(np.searchsorted(ends, self.tokens[:, 0], "right")))
 

@@ -1,13 +1,14 @@
 """Finds all occurrences of a sentence in indexed tokens, in every tokenisation.
 
-A sentence inside a text is seldom tokenised like the sentence alone: its first and last word may
-share a token with the text around them. So the search does not encode the sentence. For a byte
-position `p`, each occurrence either has a token that spells byte `p - 1` of the sentence, or is
-inside a single token. The search looks up every such token of the vocabulary in the suffix array.
-Then it compares the neighbouring tokens with the rest of the sentence: following tokens narrow the
-range of suffixes or, if the range is short, are read; preceding tokens are always read. The result
-is exactly all occurrences in the bytes that the tokens spell. The search uses the `p` whose tokens
-are the rarest in the first part, so that it reads few positions.
+A sentence inside a text may be tokenised differently from the sentence alone: its first and last
+word may share a token with the text around them. So the search does not encode the sentence. Choose
+a byte position `p`. Then each occurrence either is inside a single token, or has a token that
+spells byte `p - 1` of the sentence. The search looks up every token of the vocabulary that fits one
+of these cases in the suffix array. Then the search compares the neighbouring tokens with the rest
+of the sentence. Following tokens narrow the range of suffixes; if the range is short, they are read
+instead. Preceding tokens are always read. The result is exactly all occurrences in the bytes that
+the tokens spell. The search uses the `p` whose tokens are the rarest in the first part, so that it
+reads few positions.
 """
 
 import heapq
@@ -22,11 +23,12 @@ from nmoe_core.audit.seen.index_files import Part
 from nmoe_core.audit.seen.spellings import Spellings
 
 _MAX_ANCHOR = 48  # bytes
-# Number of values of `p` that are compared, and number of sampled tokens of the part.
+# The number of values of `p` to compare, and below it the number of tokens to sample from the part.
 _CHOICES = 12
 _SAMPLE = 8192
 _MAX_TOKENS = 1000  # limit of tokens per `p`, unless every `p` has more
-# Number of positions that can be read in the time of one search, and in the time of one of its ids.
+# The number of positions that can be read in the time of one search, and below it in the time that
+# the search takes per id.
 _READ_AT_ONCE = 8000
 _READ_PER_ID = 40
 
@@ -38,8 +40,9 @@ _Places: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class _Token(NamedTuple):
-    """A token that spells the sentence's bytes `[start, end)`; start is 0 if it may begin before
-    the sentence, and end is the sentence's size if it may continue after it."""
+    """A token that spells the sentence's bytes `[start, end)`. If start is 0, the token may begin
+    before the sentence; if end is the sentence's size, the token may continue after the
+    sentence."""
 
     start: int
     id: int
@@ -47,7 +50,7 @@ class _Token(NamedTuple):
 
 
 class Sentence:
-    """A text of at least one byte to search for; `find` returns its occurrences in a part."""
+    """A text to search for, at least one byte long; `find` returns its occurrences in a part."""
 
     def __init__(self, spellings: Spellings, text: bytes) -> None:
         self._spellings = spellings
@@ -134,8 +137,8 @@ class Sentence:
         return found
 
     def _following(self, place: int) -> dict[int, int]:
-        """The ids that can continue the sentence from byte `place`, each with the byte where it
-        ends."""
+        """The ids that can continue the sentence from byte `place`, each with the byte where the
+        id's text ends."""
         if place not in self._after:
             size = len(self._text)
             tails = self._tails.get(place, range(0))
@@ -145,8 +148,8 @@ class Sentence:
         return self._after[place]
 
     def _preceding(self, place: int) -> dict[int, int]:
-        """The ids that can end before byte `place` of the sentence, each with the byte where it
-        starts."""
+        """The ids whose text can end before byte `place` of the sentence, each with the byte where
+        its text starts."""
         if place not in self._before:
             text = self._text
             spellings = self._spellings
@@ -158,10 +161,10 @@ class Sentence:
         return self._before[place]
 
     def _reached(self, place: int, ids: np.ndarray, is_next: bool) -> np.ndarray:
-        """For each id, the byte of the sentence where its text ends if it continues the sentence at
-        `place`; if not `is_next`, the byte where its text starts if it ends at `place`; -1 if it
-        does not match. If the vocabulary has more candidates than there are ids, as for a single
-        letter, each id is compared directly."""
+        """For each id: if `is_next`, the byte of the sentence where the id's text ends, given that
+        it starts at `place`; else the byte where the text starts, given that it ends at `place`; -1
+        if the text does not match the sentence. If the vocabulary has more candidates than there
+        are ids, as for a single letter, each id is compared directly."""
         cut = (self._tails if is_next else self._heads).get(place, ())
         if len(cut) < len(ids):
             known = self._following(place) if is_next else self._preceding(place)
@@ -185,7 +188,8 @@ class Sentence:
         return 0 if spelled.endswith(text[:place]) else -1
 
     def _next(self, place: int) -> list[tuple[int, list[int]]]:
-        """The ids that spell the sentence from byte `place` on, by the byte where they end."""
+        """The ids whose text matches the sentence from byte `place` on, grouped by the byte where
+        the text ends."""
         if place not in self._known:
             found = []
             text = self._text
@@ -200,13 +204,13 @@ class Sentence:
         return self._known[place]
 
     def _read(self, part: Part, spelled: defaultdict[_Span, list[_Places]]) -> Iterator[np.ndarray]:
-        """Extend each span of matched bytes to the complete sentence, by reading neighbouring
-        tokens; yields the occurrences. Spans that grow to the same span are read together. The EOS
-        of a document spells no text and is the last token of a part, so no token beyond a document
-        is read."""
+        """Extend each span of matched bytes to the complete sentence by reading neighbouring
+        tokens, and yield the occurrences. If spans become equal, they are extended together. The
+        EOS of a document spells no text and is the last token of a part, so no token beyond a
+        document is read."""
         tokens = np.asarray(part.tokens)
         size = len(self._text)
-        # First forward to the end, then backward.
+        # Spans are extended forward to the end of the sentence, then backward.
         waiting = [(stop, -start) for start, stop in spelled]
         heapq.heapify(waiting)
         while waiting:
@@ -233,7 +237,8 @@ class Sentence:
 
 
 def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.ndarray:
-    """The value of each id, or -1; uses a table of all ids if this is faster."""
+    """The value of each id, or -1 if `known` lacks the id; uses a table of all ids if this is
+    faster."""
     if len(ids) < _READ_AT_ONCE:
         return np.array([known.get(i, -1) for i in ids.tolist()], np.int64)
     table = np.full(num_ids, -1)
@@ -242,12 +247,13 @@ def _looked_up(known: Mapping[int, int], ids: np.ndarray, num_ids: int) -> np.nd
 
 
 def _narrow(part: Part, low: int, high: int, depth: int, ids: Sequence[int]) -> list[list[int]]:
-    """Among the suffixes `[low, high)`, which share `depth` tokens, the range that continues with
-    each id. All ids are searched together, so a step of the bisection is a few numpy calls."""
+    """For each id, find the range of suffixes whose next token is this id, among the suffixes
+    `[low, high)`, whose first `depth` tokens are equal. All ids are searched together, so each step
+    of the binary search is a few numpy calls."""
     tokens = np.asarray(part.tokens)
     suffixes = np.asarray(part.suffixes)
     wanted = np.array(ids, np.int64)
-    # The first position of each id, and the first after it.
+    # For each id, find its first position, and the first position after its last.
     wanted = np.concatenate([wanted, wanted + 1])
     first = np.full(len(wanted), low)
     end = np.full(len(wanted), high)

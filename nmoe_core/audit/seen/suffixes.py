@@ -12,7 +12,7 @@ import numpy as np
 
 from nmoe_core.base.errors import ConfigError, FormatError
 
-MAX_TOKENS = 700_000_000  # three bytes of each are counted in an int32
+MAX_TOKENS = 700_000_000  # at three bytes per token, byte positions fit an int32
 BYTES_PER_TOKEN = 15
 _CHUNK = 2**24
 
@@ -32,8 +32,8 @@ def load_sorter() -> Any:
 
 def parts(spans: np.ndarray, most: int) -> list[tuple[int, int]]:
     """Split documents into parts of at most `most` tokens; returns start and end of each. A
-    document with more tokens is a part. spans: contiguous document spans, int64 `[num_documents,
-    2]`."""
+    document with more than `most` tokens is a part by itself. spans: contiguous document spans,
+    int64 `[num_documents, 2]`."""
     ends = spans[:, 1]
     found = []
     start = 0
@@ -47,9 +47,9 @@ def parts(spans: np.ndarray, most: int) -> list[tuple[int, int]]:
 
 
 def is_in_order(tokens: np.ndarray, suffixes: np.ndarray) -> bool:
-    """Check in linear time that `suffixes` is `suffix_array(tokens)`: each position appears once,
-    and of two neighbours the first has the smaller id, or the same id and the positions after them
-    are in order."""
+    """Check in linear time that `suffixes` is `suffix_array(tokens)`. Each position must appear
+    once. For two neighbours in `suffixes`, the first must have the smaller token id, or the same id
+    if the suffixes that start one token later are in order."""
     count = len(tokens)
     if len(suffixes) != count or (np.bincount(suffixes, minlength=count) != 1).any():
         return False

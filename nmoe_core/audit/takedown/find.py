@@ -1,8 +1,9 @@
 """Finds the documents of a takedown list in the data tree and in the curated tree.
 
-Two passes over the ids of all shards on disk, including sources that left the mixture: the first
-finds the texts of the listed documents, the second every document with one of these texts. Texts
-are decoded only for items of kind `re:`. Memory: the ids of one file and a batch of texts.
+Two passes read the ids of all shards on disk, including sources that were removed from the mixture.
+The first pass finds the texts of the listed documents; the second pass finds every document with
+one of these texts. Texts are decoded only for items of kind `re:`. Memory: the ids of one file and
+a batch of texts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Found:
     items: tuple[Item, ...]
     """The items that name a document with this text."""
     is_copy: bool
-    """Whether no item names this document, so that only its text was found."""
+    """True if no item names this document, but an item names another document with its text."""
     tree: str
     """`data` or `curated`."""
     source: str
@@ -58,8 +59,8 @@ class Found:
 
 
 def files_below(root: Path) -> list[Path]:
-    """All files below a root, by path; includes hidden directories and follows links. Raises
-    OSError if a directory cannot be read."""
+    """All files below a root, sorted by path, including files in hidden directories and behind
+    links. Raises OSError if a directory cannot be read."""
     found = os.walk(root, onerror=_unreadable, followlinks=True)
     return sorted(Path(directory, name) for directory, _, names in found for name in names)
 
@@ -69,8 +70,8 @@ def _unreadable(error: OSError) -> None:
 
 
 def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifest]:
-    """The manifests of all shards below a root, by path; with `with_versions` also the manifests of
-    earlier versions of splits, in hidden directories."""
+    """The manifests of all shards below a root, sorted by path. `with_versions` adds the manifests
+    of earlier versions of splits, which are in hidden directories."""
     for path in files_below(root) if root.exists() else ():
         parts = path.parent.relative_to(root).parts
         is_hidden = any(part.startswith(".") for part in parts)
@@ -80,8 +81,8 @@ def shards_below(root: Path, *, with_versions: bool = False) -> Iterator[Manifes
 
 
 def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> list[Found]:
-    """Every document that an item names, and every other document with the same text, by tree and
-    path.
+    """Every document that an item names, and every other document with the same text, sorted by
+    tree and path.
 
     Raises:
         ConfigError: An item is a URL, but a shard of the data tree has no column `url`
@@ -117,7 +118,7 @@ def find(tree: Tree, items: Sequence[Item], tokenizer: TokenizerSettings) -> lis
 
 
 def _repeats_parent(tree: Tree, manifest: Manifest) -> bool:
-    """Whether a curated shard has no document that is missing in the current data shard."""
+    """Whether every document of a curated shard is also in the current data shard."""
     info = manifest.extra.get("source_info", {})
     parent = tree.data / manifest.path.relative_to(tree.curated)
     is_made_of_it = parent.is_file() and info.get("parent") == documents_digest(
@@ -156,7 +157,7 @@ class _Matcher:
     def named(
         self, manifest: Manifest, files: Sequence[ShardFile], *, is_data: bool
     ) -> Iterator[tuple[str, tuple[str, str], Item]]:
-        """Source, ingest id with text hash, and item of each."""
+        """Yield the source, (ingest id, text hash) and item of each matching document."""
         ids = self._by["id"]
         hashes = self._by["sha256"]
         first = 0
@@ -180,7 +181,8 @@ class _Matcher:
             first += len(file.spans)
 
     def _urls(self, manifest: Manifest, is_data: bool) -> dict[int, Item]:
-        """The documents of the shard, by number, whose column `url` is on the list."""
+        """The documents of the shard whose URL (column `url`) is on the list, by document
+        number."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -200,7 +202,7 @@ class _Matcher:
         return {int(n): self._by["url"][value] for n, value in zip(numbers, values)}
 
     def _matched(self, file: ShardFile) -> dict[int, list[Item]]:
-        """The patterns that match the text of each document of a file, by document number."""
+        """For each document of a file, by number, the patterns that match its text."""
         from nmoe_core.text.documents import decode_documents
         from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -216,7 +218,7 @@ class _Matcher:
 
 
 def no_urls(where: object) -> ConfigError:
-    """The error for a list of URLs if the documents have no column `url`."""
+    """The error for a list with URLs if the documents have no column `url`."""
     return ConfigError(
         "documents cannot be found by URL without a passthrough column `url`",
         where=where,

@@ -1,8 +1,9 @@
 """The list of a takedown: a text file with one item per line; a prefix gives the kind of the item.
 
 `id:` is a document id or an ingest id, `url:` a value of the passthrough column `url`, `sha256:`
-the hash of a normalised text, and `re:` a regular expression of RE2, which takes linear time. A
-line without a prefix is accepted if exactly one kind matches; otherwise the list is refused.
+the hash of a normalised text, and `re:` a regular expression of RE2, which takes linear time. If a
+line has no prefix, its kind is guessed from its form; if several kinds are possible, or none, an
+error is raised.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """The items of a list without duplicates; blank lines are skipped. Raises FormatError if the
-    list has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
+    """Read the items of a list, without duplicates; blank lines are skipped. Raises FormatError if
+    the list has no item, or a line is not an item (E-TAKEDOWN-ITEM)."""
     found: dict[tuple[str, str], Item] = {}
     for number, payload in enumerate(read_file(path).splitlines(), 1):
         if payload.strip():
@@ -107,6 +108,6 @@ def _refuse(where: object, found: str) -> FormatError:
         where=where,
         found=found,
         expected="id:, url:, sha256: or re:, followed by a value",
-        do="start the line with its prefix",
+        do="begin the line with the prefix of its kind",
         code="E-TAKEDOWN-ITEM",
     )

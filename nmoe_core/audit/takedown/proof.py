@@ -1,8 +1,9 @@
 """Proves that the shards have no 50-gram of the texts that were taken down.
 
-Every token file below a root is hashed, compared with its manifest and scanned. A hit in a document
-with one of these texts means that the document remains; any other hit is a passage that another
-document shares. Files that no manifest names are not scanned, so they fail the proof too.
+Every token file below a root is hashed, compared with its manifest and scanned. If a document with
+one of these texts has a hit, the document remains. Any other hit is a passage that another document
+shares with the text. Files that no manifest names are not scanned, so the proof fails if there are
+such files.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def prove(
     """Scan all shards below the roots for the grams of the run's record; returns the proof with a
     checksum.
 
-    The field `holds` is about the `roots` only. It names documents that are `unrecorded` or
-    `remaining`, documents with `shared` passages, `unnamed` files, and the digests of `scanned`
-    files. `elsewhere`, facts about other places, is part of the proof.
+    The field `holds` says whether the proof holds for the `roots` only. The proof lists documents
+    that are `unrecorded` or `remaining`, documents with `shared` passages, `unnamed` files, and the
+    digests of `scanned` files. It also contains `elsewhere`: facts about other places, which are
+    not scanned.
 
     Raises:
         CurationError: A root has no shards (E-TAKEDOWN-LEFT).
@@ -51,7 +53,7 @@ def prove(
         raise FormatError(
             "the takedown record is empty",
             where=tree.takedown,
-            do="apply the list with --apply first",
+            do="first apply the takedown list with --apply",
             code="E-TAKEDOWN-RECORD",
         )
     # Another takedown must not extend the record during the scan.
@@ -72,7 +74,7 @@ def prove(
             raise CurationError(
                 "the root has no shards",
                 where=root,
-                do="curate first, or use the root of the run",
+                do="curate the run first, or pass the root of the run",
                 code="E-TAKEDOWN-LEFT",
             )
         unnamed += [str(p) for p in files_below(root) if ".npy" in p.name and p not in named]
@@ -101,7 +103,8 @@ def prove(
 
 
 class _Search:
-    """Searches for the grams of all texts, and collects the documents that have any."""
+    """Searches for the grams of all texts, and collects the documents that contain any of these
+    grams."""
 
     def __init__(self, rows: Iterable[Row], grams: np.ndarray) -> None:
         self.items: dict[str, str] = {}
@@ -158,8 +161,8 @@ class _Search:
                 self.shared.append({**where, "grams": len(grams), **self._most_shared(grams)})
 
     def _most_shared(self, grams: Iterable[int]) -> Mapping[str, Any]:
-        """The text with which a document shares most grams, and the number of texts that share
-        any."""
+        """The text that shares the most grams with a document, and the number of texts that share
+        at least one gram."""
         counts = Counter(text for gram in grams for text in self._owners_of(gram))
         (most, _), *_ = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         text = self._texts[most]

@@ -1,10 +1,10 @@
 """Chooses the number of clusters k by two rules, from the silhouette and the reachable diversity.
 
 `within_5pct` is the published rule: the largest k whose silhouette is within 5 % of the peak.
-`reachable` takes the largest k with which windows can hold 95 % of the clusters (a small cluster
-cannot be in every window) and the silhouette is at least 70 % of the peak among k >= 10. The cosine
-distances of one sample are computed once and shared, so each k costs one fit and one pass over the
-distances.
+`reachable` takes the largest k for which two conditions hold: a window can hold 95 % of the
+clusters on average, and the silhouette is at least 70 % of the peak among k >= 10. (A cluster with
+fewer documents than windows cannot be in every window.) All k share the cosine distances of one
+sample, so each k costs one fit and one pass over these distances.
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class Calibration:
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
-    """Fit and measure each candidate k below the number of rows. `rows` are float32 `[N, D]`, of
-    length 1 or 0. Raises CurationError if all candidates exceed the number of rows with text
+    """Fit and measure each candidate k below the number of rows. `rows` are float32 `[N, D]`, each
+    of norm 1 or 0. Raises CurationError if all candidates exceed the number of rows with text
     (E-CURATION-TOPICS)."""
     from sklearn.metrics import silhouette_score
     from sklearn.metrics.pairwise import cosine_distances
@@ -85,7 +85,8 @@ def rule_within_5pct(results: list[KResult]) -> int:
 
 
 def rule_reachable(results: list[KResult]) -> int | None:
-    """The largest k whose clusters nearly all fit into a window and still separate the records."""
+    """The largest k for which a window can hold 95 % of the clusters and the silhouette is at least
+    70 % of the peak; None if no k passes."""
     tried = [r.silhouette for r in results if r.k >= _PEAK_FROM_K]
     peak = max(tried or [r.silhouette for r in results])
     least = peak - (1 - MIN_SILHOUETTE_SHARE) * abs(peak)

@@ -1,9 +1,9 @@
 """Measures whether two embeddings of the same records find the same structure.
 
 Both are clustered with the same k and seed. Adjusted Rand index and normalised mutual information
-compare the labels; linear CKA (Kornblith et al. 2019) and the overlap of nearest neighbours compare
-the spaces without clusters, also if their widths differ. Costs two k-means fits and one matrix
-product of samples.
+compare the two clusterings. Linear CKA (Kornblith et al. 2019) and the overlap of nearest
+neighbours compare the embeddings directly, even if their widths differ. The cost is two k-means
+fits and one matrix product of samples.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSpaces:
-    """The comparison, the projected unit rows of both embeddings and the labels of the first: `[N,
-    ...]` each."""
+    """The comparison, the projected unit rows of both embeddings, and the cluster of each record in
+    the first embedding: `[N, ...]` each."""
 
     comparison: Comparison
     shallow: np.ndarray
@@ -59,9 +59,9 @@ def compare_embeddings(
     pca_shallow: int = 0,
     pca_deep: int = 0,
 ) -> ComparedSpaces:
-    """Compare float `[N, W1]` and `[N, W2]`; rows that are zero or NaN in either are left out.
-    Raises CurationError if the numbers of rows differ (E-CURATION-EMBEDDING), or if there are fewer
-    usable rows than clusters (E-CURATION-TOPICS)."""
+    """Compare two embeddings, float `[N, W1]` and `[N, W2]`; a record whose row is zero or NaN in
+    either embedding is ignored. Raises CurationError if the numbers of rows differ
+    (E-CURATION-EMBEDDING), or if there are fewer usable rows than clusters (E-CURATION-TOPICS)."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     if shallow.ndim != 2 or deep.ndim != 2 or len(shallow) != len(deep):
@@ -98,8 +98,9 @@ def compare_embeddings(
 
 
 def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
-    """Map a `.npy` file; the kind of its dtype must be in `kinds`, and None in `shape` matches any
-    length. Raises CurationError if the dtype or shape differs (E-CURATION-EMBEDDING)."""
+    """Memory-map a `.npy` file. `kinds` are the accepted NumPy dtype kinds, such as `f`; None in
+    `shape` matches any length. Raises CurationError if the dtype or shape differs
+    (E-CURATION-EMBEDDING)."""
     try:
         array = map_npy(path)
         found = f"{array.dtype} {array.shape}"
@@ -114,7 +115,7 @@ def open_array(path: Path, kinds: str, *shape: int | None) -> np.ndarray:
             where=path,
             found=found,
             expected=f"a .npy file of {'floats' if kinds == 'f' else 'integers'} [{sizes}]",
-            do="name the files of one run, or embed this input again with `nmoe curate embed`",
+            do="pass files of the same run, or embed this input again with `nmoe curate embed`",
             code="E-CURATION-EMBEDDING",
         )
     return array

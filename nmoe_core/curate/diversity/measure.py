@@ -1,10 +1,10 @@
-"""Window diversity: which topics the training windows of an order hold, and the most that an order
-can reach.
+"""Measures window diversity: how many topics the training windows of an order hold, compared with a
+ceiling.
 
-Both ways to fill a window are measured (see `windows`). Every figure is also given in percent of
-the data's ceiling, a reference that an order may exceed a little (see `diversity_ceiling`), and
-every order is compared with the source order and a shuffle. Costs a few sorts per order: one second
-for a million documents.
+Both ways to fill a window are measured (see `windows`). The mean is also given in percent of the
+data's ceiling, a reference that an order may slightly exceed (see `diversity_ceiling`). Every order
+is compared with the source order and with a shuffle. An order of a million documents takes one
+second (a few sorts).
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ from nmoe_core.curate.windows import LOADERS, Loader, Windows, checked_documents
 
 SCALES = (2048, 8192, 32_768, 131_072)
 _ALIGNMENTS = 8
-_PARTS = 20  # parts of the epoch, of equal tokens, that measure the drift of length
+_PARTS = 20  # `length_drift` compares so many parts of the epoch, with equal numbers of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What the windows of an order hold. In these comments, "topics" is the number of distinct
-    topics of a window."""
+    """Topics and documents in the windows of an order. In these comments, "topics" is the number of
+    distinct topics of a window."""
 
     num_windows: int  # including the last one, which may be partial
     mean: float  # topics, over all windows
-    min_full: int  # fewest topics in a full or closed window
+    min_full: int  # fewest topics in any window, except a partial last window
     last: int  # topics of the last window
     std: float  # population standard deviation of topics
     ceiling: float  # reference for the mean, see `diversity_ceiling`
@@ -37,14 +37,14 @@ class Metrics:
     p1: float  # first percentile of topics over full windows
     kl_mean: float  # over windows: KL(tokens of each topic in the window || in all), nats
     kl_p99: float
-    # Largest difference, over prefixes of the epoch and topics, between the tokens of the topic in
-    # the prefix and its even share; in windows.
+    # How far a topic runs ahead or behind: the largest difference, over all topics and positions in
+    # the epoch, between the topic's tokens so far and its even share; in windows.
     discrepancy_max: float
-    # Total variation, 0 to 1, between the topics of the first and of the last window (or eight
-    # windows), in whole documents: the jump that training sees between two epochs.
+    # Total variation distance, 0 to 1, between the topic shares of the first and of the last window
+    # (or eight windows), in whole documents: how much the topics change from one epoch to the next.
     wrap_tv_1: float
     wrap_tv_8: float
-    length_drift: float  # ratio of document counts, the densest to the sparsest of `_PARTS`
+    length_drift: float  # most documents in one of the `_PARTS`, divided by the fewest
     adjacent_same: float  # share of documents that follow a document of the same topic
     padding: float  # share of padding among the tokens of all windows
     cut_documents: int  # documents no longer than a window that are in several windows
@@ -58,7 +58,7 @@ def measure(
     seq_len: int,
     loader: Loader = "concat",
 ) -> Metrics | None:
-    """All metrics of an order; None if the documents have no tokens.
+    """Compute all metrics of an order; None if the documents have no tokens.
 
     `order`, int `[N]`, holds the document at each position; the other arrays are in source order.
     Raises CurationError as `cut_windows`.
@@ -115,7 +115,7 @@ def compare(
 def compare_orders(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, order: np.ndarray, seq_len: int
 ) -> dict[str, Any]:
-    """Metrics before and after an order and of a shuffle, with both ways of packing, as JSON
+    """Metrics of the source order, of `order` and of a shuffle, with both ways of packing, as JSON
     values."""
     found = compare({"after": order}, doc_clusters, doc_tokens, seq_len)
     names = {"before": "original", "after": "after", "shuffle": "shuffle"}
@@ -174,10 +174,11 @@ def _divergence(windows: Windows) -> np.ndarray:
 
 
 def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
-    """The largest difference between the tokens of a topic in a prefix and its even share.
+    """The largest difference, over topics and positions, between a topic's tokens so far and its
+    even share.
 
-    The maximum is right before or right after a document of the topic, so only these places are
-    checked.
+    The largest difference occurs right before or right after a document of the topic, so only these
+    positions are checked.
     """
     documents = by_cluster(clusters)
     sizes = np.bincount(clusters)
@@ -192,7 +193,8 @@ def _discrepancy(clusters: np.ndarray, tokens: np.ndarray) -> float:
 
 
 def _wrap(clusters: np.ndarray, tokens: np.ndarray, num_tokens: int) -> float:
-    """Total variation between the topics of the first and of the last `num_tokens` tokens."""
+    """Total variation distance between the topic shares of the first and of the last `num_tokens`
+    tokens."""
     ends = np.cumsum(tokens)
     head = slice(int(np.searchsorted(ends, num_tokens)) + 1)
     tail = slice(int(np.searchsorted(ends, ends[-1] - num_tokens, side="right")), None)

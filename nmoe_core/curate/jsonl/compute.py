@@ -1,8 +1,9 @@
 """Orders the records of a JSONL file so that training windows hold as many topics as possible.
 
 Steps: scan and check, embed new texts, assign them to frozen clusters, order, measure. Only the
-embedding cache is written here. Costs one pass to scan and one to embed new texts; memory is the
-embeddings and 48 bytes per record. Input, checkpoint and settings are checked before any work.
+embedding cache is written here. The file is read once to scan it and once to embed new texts.
+Memory holds the embeddings and 48 bytes per record. Input, checkpoint and settings are checked
+before any work.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Embedded:
     method: str  # name of the embedding method
     identity: str  # digest of everything that the method depends on
     num_computed: int = 0  # texts embedded by this run
-    num_nan: int = 0  # loaded rows that were not finite and were set to zero, if allowed
+    num_nan: int = 0  # loaded rows with NaN or infinity, which --on-error set-aside sets to zero
 
     @property
     def lengths(self) -> np.ndarray:
@@ -77,13 +78,13 @@ class Curated:
 
     embedded: Embedded
     clusters: Clusters
-    drift: Drift  # since the clusters were fitted
+    drift: Drift  # change of the records since the clusters were fitted
     is_refitted: bool  # this run fitted the clusters
     rows: np.ndarray  # float32 [N, D], projected into the space of the clusters
     labels: np.ndarray  # uint16 [N]
     order: np.ndarray  # the record at each position: int64 [N]
     order_name: str  # with `auto`, the order that was chosen
-    metrics: dict[str, Any]  # of this order, the original and a shuffle, for both packings
+    metrics: dict[str, Any]  # of this order, the source order and a shuffle, for both packings
     terms: list[list[str]]  # typical words of each cluster
 
 
@@ -98,9 +99,9 @@ def open_jsonl(paths: JsonlPaths, settings: JsonlSettings) -> tuple[JsonlInput, 
     paths.check()
     if settings.order not in (AUTO, *ORDERS) or settings.seq_len < 1:
         raise CurationError(
-            "no such order",
+            "the order or seq_len is invalid",
             found=f"order {settings.order}, seq_len {settings.seq_len}",
-            expected=f"{AUTO}, or one of {', '.join(ORDERS)}, and at least one token",
+            expected=f"order {AUTO}, {', '.join(ORDERS)}; seq_len at least 1",
             code="E-CURATION-ORDER",
         )
     num_rows, _ = table_shape(paths.model)
@@ -119,11 +120,10 @@ def embed_jsonl(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> Embedded:
-    """Embed the texts of an opened input that the cache does not hold, or load all embeddings from
-    a file.
+    """Embed those texts of the input that are not in the cache, or load all embeddings from a file.
 
-    With `is_kept` False the files of the cache do not change. Raises CurationError if a token has
-    no row in the table, or a row is not finite (E-CURATION-EMBEDDING).
+    If `is_kept` is False, the cache's files are not changed. Raises CurationError if a token has no
+    row in the table, or a row is not finite (E-CURATION-EMBEDDING).
     """
     records, tokenizer = opened
     path = paths.embeddings
@@ -145,7 +145,7 @@ def embed_jsonl(
             "some embeddings are not finite",
             where=path,
             found=f"{is_bad.sum()} of {len(rows)} rows, the first is row {is_bad.argmax()}",
-            do="embed these records again, or replace them by zeros with --on-error set-aside",
+            do="embed these records again, or set their rows to zero with --on-error set-aside",
             code="E-CURATION-EMBEDDING",
         )
     rows[is_bad] = 0
@@ -155,9 +155,9 @@ def embed_jsonl(
 
 
 def curate_jsonl(paths: JsonlPaths, embedded: Embedded, settings: JsonlSettings) -> Curated:
-    """Cluster, order and measure; writes no file. Raises CurationError if the order is unknown or
-    lacks an input (E-CURATION-ORDER), or if there are fewer records than clusters
-    (E-CURATION-TOPICS)."""
+    """Cluster and order the records, and measure the order; writes no file. Raises CurationError if
+    the order is unknown or an input of the order is missing (E-CURATION-ORDER), or if there are
+    fewer records than clusters (E-CURATION-TOPICS)."""
     path = paths.beside("_clusters.safetensors")
     before = load_clusters(path) if path.exists() and not settings.refit else None
     is_frozen = before is not None and before.header["settings"] == _made_by(embedded, settings)
@@ -199,7 +199,7 @@ def _made_by(embedded: Embedded, settings: JsonlSettings) -> dict[str, Any]:
 def _ordered(
     settings: JsonlSettings, labels: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[str, np.ndarray]:
-    """The name of the order (with `auto`, of the best one) and its permutation."""
+    """The name of the order (with `auto`, the name of the best order) and its permutation."""
     if settings.order == "related":
         return "related", arrange("related", labels, lengths, embeddings=rows, seed=settings.seed)
     asked = CurateSettings(

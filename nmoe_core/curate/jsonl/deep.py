@@ -3,8 +3,8 @@
 The state after the final norm is averaged in fp32 over real tokens and L2-normalised. A batch that
 does not fit into memory is split, and later batches are smaller. Each of several devices holds the
 whole model and embeds a part of the documents. Rows are cached by the digest of text and model, so
-a run resumes after a kill. A document that exceeds the memory alone is an error, raised after all
-others are cached.
+a run resumes after a kill. If a single document does not fit into memory, an error is raised after
+all other documents are cached.
 """
 
 import multiprocessing
@@ -45,8 +45,8 @@ from nmoe_core.curate.topics.embed import table_shape
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
-# The limit of tokens per pass is multiplied by SHRINK after a batch that did not fit, and by GROW
-# after one that did.
+# The limit of tokens per pass is multiplied by SHRINK after a batch that did not fit into memory,
+# and by GROW after a batch that fitted.
 SHRINK = 0.6
 GROW = 1.1
 
@@ -82,7 +82,7 @@ def embed_deep(
     Raises:
         ConfigError: Tensor parallelism is requested (E-CONFIG-TP).
         CurationError: The input cannot be used (E-CURATION-INPUT, E-CURATION-LINE), or a document
-            exceeds the device's memory alone (E-CURATION-MEMORY).
+            does not fit into the device's memory even alone (E-CURATION-MEMORY).
         CheckpointError, TokenizerError: The checkpoint's files or tokenizer cannot be used.
         LockedError: Another process is writing the same output (E-LOCKED).
     """
@@ -157,7 +157,7 @@ def embed_deep(
         }
         write_array(output, cache.read(cache.find(keys[chosen])))
         write_json(paths.beside("_meta.json"), facts)
-    return facts | {"embedded_now": len(todo)}  # not in the file, whose bytes do not depend on runs
+    return facts | {"embedded_now": len(todo)}  # not in the file: it differs from run to run
 
 
 def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:
@@ -181,8 +181,8 @@ def _blocks(
     counts: np.ndarray,
     too_long: list[int],
 ) -> Iterator[Block]:
-    """Yield embedded documents in blocks; documents that exceed the memory alone are added to
-    `too_long`."""
+    """Yield embedded documents in blocks; documents that do not fit into memory even alone are
+    added to `too_long`."""
     pending: list[tuple[np.ndarray, np.ndarray]] = []
     for batch, found in results:
         pending.append((batch, found))
@@ -197,7 +197,7 @@ def _blocks(
 
 
 def _keys(records: JsonlInput, counts: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Digest of the embedded part of each record: its text and where it was cut."""
+    """Digest of the embedded part of each record: its text and the length to which it is cut."""
     keys = records.keys.copy()
     for document in np.flatnonzero(counts > max_tokens).tolist():
         text = bytes(keys[document]).ljust(32, b"\0")
@@ -220,10 +220,12 @@ def _refuse_tensor_parallel(degree: int) -> None:
 
 
 class DeepEmbedder:
-    """A model on a device; it learns how many tokens one pass can hold.
+    """A model on one device, and the number of tokens per pass that fit into its memory, learned
+    from failures.
 
     Args:
-        model: A model of the engine; it returns the residual after its last block and has `norm`.
+        model: A model of `nmoe_core.engine`. Its forward pass returns the residual stream after the
+            last block; its attribute `norm` is the final norm.
         device: Device of the model.
     """
 
@@ -259,7 +261,8 @@ class DeepEmbedder:
         return rows
 
     def _forward(self, texts: list[np.ndarray]) -> np.ndarray:
-        """Normalised mean states from one pass; raises MemoryError if it does not fit."""
+        """Normalised mean states from one pass; raises MemoryError if the texts do not fit into
+        memory."""
         import torch
 
         lengths = torch.tensor([len(text) for text in texts])
@@ -284,7 +287,7 @@ class DeepEmbedder:
 
 
 def open_embedder(model_dir: str, dtype: str, devices: Any) -> DeepEmbedder:
-    """Take a free device and load the model onto it, once per process."""
+    """Load the model onto a device that no other process of this run uses; once per process."""
     import torch
 
     from nmoe_core.engine import Transformer

@@ -1,10 +1,10 @@
 """An append-only store of document embeddings, keyed by embedded text and model.
 
-`keys.bin` holds a SHA-256 and a token count for each row of `rows.f32`; `cache.json` says how many
-rows are committed. Rows are written and fsynced before `cache.json` counts them; the next writer
-cuts off rows past the count, which a killed writer left. With a width of 0, only token counts are
-stored. A look-up costs one sort of all stored keys. A store of another model or width is refused,
-never overwritten.
+For each row of `rows.f32`, `keys.bin` holds a SHA-256 and a token count. `cache.json` holds the
+number of committed rows. Rows are written and fsynced before `cache.json` is updated. The next
+writer truncates rows past this number, which a killed writer left. If the width is 0, only token
+counts are stored. Each look-up sorts all stored keys. If the store belongs to another model or
+width, an error is raised; the store is not overwritten.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class EmbeddingCache:
     """A store opened for reading; `writer()` locks it for appending.
 
     A missing directory is an empty store. `model` is the digest of everything that a row depends on
-    besides its key; `width` is the number of columns. With `is_kept` False, appended rows stay in
-    memory and the files do not change. Raises CurationError if the store belongs to another model
-    or width, or is damaged (E-CURATION-CACHE).
+    besides its key; `width` is the number of columns. If `is_kept` is False, appended rows are only
+    held in memory. Raises CurationError if the store belongs to another model or width, or is
+    damaged (E-CURATION-CACHE).
     """
 
     def __init__(self, directory: Path, model: str, width: int, *, is_kept: bool = True) -> None:
@@ -46,8 +46,8 @@ class EmbeddingCache:
 
     @contextmanager
     def writer(self) -> Iterator[EmbeddingCache]:
-        """Lock the store for writing and cut off leftovers of a killed writer. Raises LockedError
-        if another process holds the lock (E-LOCKED)."""
+        """Lock the store for writing, and truncate rows that a killed writer left. Raises
+        LockedError if another process holds the lock (E-LOCKED)."""
         if not self.is_kept:
             yield self
             return
@@ -108,7 +108,7 @@ class EmbeddingCache:
 
     @staticmethod
     def width_of(directory: Path) -> int | None:
-        """Number of columns of the store in this directory, or None without a store."""
+        """Number of columns of the store in this directory; None if there is no store."""
         path = directory / HEADER_NAME
         return read_json_object(path)["width"] if path.exists() else None
 

@@ -1,8 +1,8 @@
 """Embeddings and token counts of records, through the cache: only new texts are computed.
 
 A row is looked up by the digests of its text and of the model, so only new and edited records are
-embedded. Each block is committed to the cache when it is done, so a killed run loses at most one
-block. Equal texts are embedded once. Special tokens are not added, and texts are not cut.
+embedded. Each block is committed to the cache when it is computed, so a killed run loses at most
+one block. Equal texts are embedded once. Special tokens are not added, and texts are not cut.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class TextTokenizer(Protocol):
-    """The part of a tokenizer that embedding needs; `fingerprint` is a digest of vocabulary and
+    """The methods of a tokenizer that embedding needs; `fingerprint` is a digest of vocabulary and
     rules."""
 
     fingerprint: str
@@ -43,7 +43,8 @@ class TextTokenizer(Protocol):
 
 
 def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint (`model_tokenizer`), or the tokenizer called `name`.
+    """Load the tokenizer of a checkpoint (see `model_tokenizer`) or, if given, the tokenizer called
+    `name`.
 
     `model_dir` may be the directory above `original/`; `num_rows` is the number of rows of the
     embedding table. Raises TokenizerError if there is no tokenizer (E-TOKENIZER-NAME), or if it is
@@ -56,7 +57,7 @@ def open_tokenizer(model_dir: Path, num_rows: int, name: str | None = None) -> T
             "the checkpoint has no tokenizer",
             where=model_dir,
             found=f"no tokenizer.json, an embedding table of {num_rows} rows",
-            do="put its tokenizer.json there, or name a tokenizer with --tokenizer",
+            do="copy the model's tokenizer.json there, or name a tokenizer with --tokenizer",
             code="E-TOKENIZER-NAME",
         )
     return load_tokenizer(found)
@@ -80,10 +81,10 @@ def embed_records(
     is_kept: bool = True,
     progress: Progress = silent,
 ) -> RecordEmbeddings:
-    """Shallow embeddings and token counts of all records, in file order; without a table, only
-    counts.
+    """Compute shallow embeddings and token counts of all records, in file order; only token counts
+    if `table` is None.
 
-    `cache_root` holds one cache per model; with `is_kept` False its files do not change.
+    `cache_root` holds one cache per model; if `is_kept` is False, its files are not changed.
     """
     model = tokenizer.fingerprint
     if table is not None:
@@ -110,7 +111,8 @@ def embed_records(
 
 
 def missing_records(cache: EmbeddingCache, keys: np.ndarray) -> np.ndarray:
-    """For each key that the cache lacks, the first record with it: int64, ascending."""
+    """For each key that is not in the cache, the number of the first record with this key: int64,
+    ascending."""
     absent = np.flatnonzero(cache.find(keys) < 0)
     _, first = np.unique(keys[absent], return_index=True)
     return absent[np.sort(first)]
@@ -123,7 +125,8 @@ def fill_cache(
     total: int,
     progress: Progress = silent,
 ) -> None:
-    """Commit each block as soon as it is computed; `total` records in all.
+    """Commit each block of `found` as soon as it is computed; `total` is the number of records to
+    compute.
 
     `keys` are the keys of all records. Raises LockedError if another process fills this cache
     (E-LOCKED).

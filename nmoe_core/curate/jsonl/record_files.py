@@ -1,10 +1,10 @@
 """The files of `nmoe curate`: reads the records of the input and names the path of every output.
 
 One pass over the input reads, parses and hashes it; memory is 48 bytes per record, not the text.
-Blank lines are counted but are not records. A line that is not a JSON object with a text is refused
-with its number before any file is written, or set aside on request; it is never dropped silently. A
-record may have an empty text. Lines are copied byte for byte, without their line end. `.gz` and
-`.zst` files are decompressed to a temporary file on disk.
+Blank lines are counted but are not records. If a line is not a JSON object with a text, an error
+names its number before any file is written; with `--on-error set-aside`, such lines are written to
+a separate file. A record may have an empty text. Lines are copied byte for byte, without their line
+end. `.gz` and `.zst` files are decompressed to a temporary file on disk.
 """
 
 import glob
@@ -38,7 +38,7 @@ PICTURES = {
 
 @dataclass(frozen=True, slots=True)
 class JsonlPaths:
-    """Paths that a curation of a file reads and writes."""
+    """Paths that the curation of one file reads and writes."""
 
     input: Path
     output: Path  # the reordered file; most other outputs are named after it
@@ -82,7 +82,7 @@ class JsonlPaths:
         return self.beside("_cache")
 
     def check(self) -> None:
-        """Refuse an output that is the input, or is named like a compressed file. Raises
+        """Check that the output is not the input and is not named like a compressed file. Raises
         CurationError (E-CURATION-INPUT)."""
         if self.output.suffix in COMPRESSED:
             raise CurationError(
@@ -110,8 +110,8 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
         stem = paths.beside("")
         for directory, pattern in [(stem.parent, glob.escape(stem.name) + "*"), *patterns]:
             for left in directory.glob(f"{pattern}{TMP_MARK}*"):
-                # Pictures and token counts may belong to another output that a running process
-                # writes.
+                # Temporary files of pictures and token counts may belong to a running process that
+                # writes another output.
                 if not _is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield
@@ -135,13 +135,13 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 @dataclass(slots=True)
 class JsonlInput:
-    """A scanned file."""
+    """The records of a scanned file."""
 
     path: Path
     text_field: str
     sha256: str = ""  # SHA-256 of the decompressed bytes
     pages: mmap.mmap | None = None  # the mapped bytes; None without records
-    # The first byte of each record and the byte after its last: int64 [N, 2].
+    # Byte range of each record, end exclusive: int64 [N, 2].
     spans: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, "S32"))  # SHA-256 of each text
     num_blank: int = 0  # lines that hold only white space
@@ -237,7 +237,7 @@ def write_records(path: Path, records: JsonlInput, order: np.ndarray) -> None:
 
 
 def write_set_aside(path: Path, records: JsonlInput) -> None:
-    """Write the lines that are not records, byte for byte; without such lines, no file."""
+    """Write the lines that are not records, byte for byte; writes no file if there are none."""
     path.unlink(missing_ok=True)
     if records.rejected:
         with atomic_file(path) as file:
@@ -246,7 +246,7 @@ def write_set_aside(path: Path, records: JsonlInput) -> None:
 
 
 def _text(line: bytes, text_field: str) -> str:
-    """The text of a line; raises ValueError, which describes the fault, for a bad line."""
+    """The text of a line. Raises ValueError, with the fault, if the line is not a record."""
     record = parse_object(line)
     if record.get(text_field, "") is None:
         raise ValueError(f"field {text_field!r} is null, not text")
@@ -260,7 +260,7 @@ def _bad_lines(path: Path, bad: list[tuple[int, str]]) -> CurationError:
         where=path,
         found="; ".join(f"line {number}: {why}" for number, why in bad[:_NAMED_LINES]) + more,
         expected="one JSON object with a text per line",
-        do="correct these lines, name --text-field, or pass --on-error set-aside",
+        do="correct these lines, set --text-field, or pass --on-error set-aside",
         code="E-CURATION-LINE",
     )
 

@@ -1,9 +1,9 @@
 """Curate a JSONL file from end to end, as `nmoe curate` does.
 
-Outputs: the reordered file, embeddings, token counts, labels, order, clusters, pictures. Each is
-written atomically, the metadata last. A run after a kill embeds only the last block again. With
-`stats_only` no files are written. `*_meta.json` has all keys of the published tool, and keys of
-this project.
+Outputs: the reordered file, embeddings, token counts, labels, order, clusters, pictures. Each file
+is written atomically, the metadata last. If a run is killed, the next run embeds only the last
+block again. `stats_only` writes no files. `*_meta.json` has all keys of the published tool, and
+further keys of this project.
 """
 
 from contextlib import nullcontext
@@ -64,15 +64,15 @@ def curate_file(
             if plot:
                 _draw(paths, curated, settings)
             write_json(paths.beside("_meta.json"), facts)
-    # How much work this run did is not in the file, whose bytes do not depend on the number of
-    # runs.
+    # Only the returned facts say how much work this run did: the bytes of the file must not depend
+    # on the number of runs.
     return facts | {"embedded_now": embedded.num_computed, "is_refitted": curated.is_refitted}
 
 
 def calibrate_file(
     paths: JsonlPaths, settings: JsonlSettings, *, plot: bool = True, progress: Progress = silent
 ) -> Calibration:
-    """Measure several numbers of clusters for `paths.input`; the reordered file is not written.
+    """Measure several numbers of clusters k for `paths.input`; the reordered file is not written.
 
     Raises:
         As `curate_file`; CurationError if there are too few records (E-CURATION-TOPICS).
@@ -141,7 +141,7 @@ def _meta(paths: JsonlPaths, curated: Curated, settings: JsonlSettings) -> dict[
         "explained_variance": clusters.header["explained_variance"],
         "original_dim": embedded.rows.shape[1],
     }
-    # Keys of the published tool, which closes a window if the next record does not fit.
+    # The published tool's keys; its windows are cut as with `flush`.
     published = {
         "input": str(paths.input),
         "output": str(paths.output),

@@ -1,4 +1,4 @@
-"""Document orders: permutations that decide the content of training windows.
+"""Document orders: permutations that determine which documents each training window holds.
 
 An order is a function of the topic and the length of each document, `order(doc_clusters,
 doc_tokens, **options) -> int64 [N]`: position -> document. Both inputs are int64 `[N]`; `arrange`
@@ -37,7 +37,7 @@ ORDERS: dict[str, Order] = {
 }
 # The option that an order requires.
 NEEDS = {"window_fill": "seq_len", "bin_packing": "seq_len", "related": "embeddings"}
-_MAX_SEED = 2**32  # the fraction of a larger seed times a constant would lose digits
+_MAX_SEED = 2**32  # (seed * constant) % 1 loses digits if the seed is larger
 _MAX_TOPICS = 2**20  # orders allocate a few numbers per topic, up to the highest topic
 
 
@@ -45,7 +45,7 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     """Check the input and compute the order called `name`.
 
     Args:
-        name: A key of `ORDERS`; a hyphen counts as an underscore.
+        name: A key of `ORDERS`; hyphens are read as underscores.
         doc_clusters: Topic of each document, in source order: non-negative integers `[N]`.
         doc_tokens: Length of each document in tokens, EOS included: non-negative integers `[N]`.
         options: Options of the order. Every order takes `seed` and `epoch`; `NEEDS` names required
@@ -55,8 +55,8 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
         int64 `[N]`: the document at each position, a permutation.
 
     Raises:
-        CurationError: The order is unknown, a required option is missing, or arrays, seed or epoch
-            are not as above (E-CURATION-ORDER).
+        CurationError: The order is unknown, a required option is missing, or an array, the seed or
+            the epoch is invalid (E-CURATION-ORDER).
     """
     name = name.replace("-", "_")
     if name not in ORDERS:
@@ -70,11 +70,11 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
     clusters = np.asarray(doc_clusters)
     tokens = np.asarray(doc_tokens)
     if clusters.ndim != 1 or clusters.shape != tokens.shape:
-        raise refusal("arrays differ", (clusters.shape, tokens.shape), "two of shape [N]")
+        raise refusal("shapes differ", (clusters.shape, tokens.shape), "two arrays of shape [N]")
     for what, values in (("topics", clusters), ("lengths", tokens)):
         if values.dtype.kind not in "iu" or (len(values) and values.min() < 0):
-            raise refusal(f"{what} are not counts", values.dtype, "integers from 0")
+            raise refusal(f"{what} must be integers from 0", values.dtype, "no negative value")
     if len(clusters) and clusters.max() >= _MAX_TOPICS:
-        raise refusal("topics are not numbered from 0", clusters.max(), f"below {_MAX_TOPICS:,}")
+        raise refusal("a topic id is too large", clusters.max(), f"ids below {_MAX_TOPICS:,}")
     rows = clusters.astype(np.int64, copy=False), tokens.astype(np.int64, copy=False)
     return ORDERS[name](*rows, **options)

@@ -1,4 +1,4 @@
-"""Source order, shuffle and published orders: references for the other orders."""
+"""Source order, shuffle and published orders, with which the other orders are compared."""
 
 from bisect import bisect_right
 from typing import Unpack
@@ -29,7 +29,8 @@ def original(
 def shuffle(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
 ) -> np.ndarray:
-    """A random permutation: documents sorted by a SplitMix64 hash of seed, epoch and number.
+    """A random permutation: documents sorted by a SplitMix64 hash of seed, epoch and document
+    number.
 
     The hash is written out here because NumPy may change its random streams between versions.
     """
@@ -53,14 +54,14 @@ def round_robin(
 def stratified(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seed: int = 0, epoch: int = 0
 ) -> np.ndarray:
-    """The greedy order by count: at each step, the cluster that is furthest behind its share of
-    documents; ties go to the lowest id.
+    """The greedy order by number of documents: each step takes the cluster that is furthest behind
+    its share of documents; ties go to the lowest id.
 
-    After t of N documents the greedy maximises remaining_k / (N - t) - placed_k / t. Multiplied by
-    the positive t (N - t), this is n_k t - placed_k N, computed here in integers, so that ties are
-    exact. The scores sum to zero and the score of an exhausted cluster is below zero, so it is
-    never picked. The first pick is the largest cluster. O(N K). `epoch` rotates the documents
-    within each cluster; `seed` has no effect.
+    After t of N documents, the greedy algorithm maximises remaining_k / (N - t) - placed_k / t.
+    Multiplied by t (N - t), which is positive, this score is n_k t - placed_k N. It is computed in
+    integers, so that ties are exact. The scores sum to zero and the score of an exhausted cluster
+    is below zero, so it is never picked. The first pick is the largest cluster. O(N K). `epoch`
+    rotates the documents within each cluster; `seed` has no effect.
     """
     # Leave out empty clusters: their score would stay at zero and could be picked.
     members = [documents for _, documents in members_by_topic(doc_clusters)]
@@ -85,13 +86,13 @@ def stratified(
 def bin_packing(
     doc_clusters: np.ndarray, doc_tokens: np.ndarray, *, seq_len: int, **unused: Unpack[Turn]
 ) -> np.ndarray:
-    """First the documents longer than a window. Then window by window: the topic with the fewest
-    tokens in the window places its longest document that fits; if no document fits, the next window
-    begins.
+    """Documents longer than a window come first. Then windows are filled one by one: each step
+    takes the topic with the fewest tokens in the window, and places its longest document that fits.
+    If no document fits, the next window begins.
 
-    Tokens are balanced within each window. Long documents are placed first, so early windows hold
-    few documents and late windows only short ones. Ties go to the topic with more documents left,
-    then to the lower id. O(N K). `seed` and `epoch` have no effect.
+    Topics have about equal tokens within each window. Long documents are placed first, so early
+    windows hold few documents and late windows only short documents. Ties go to the topic with more
+    documents left, then to the lower id. O(N K). `seed` and `epoch` have no effect.
     """
     if seq_len < 1:
         raise refusal("seq_len is out of range", seq_len, "1 or more")
@@ -138,11 +139,11 @@ def related(
     seed: int = 0,
     epoch: int = 0,
 ) -> np.ndarray:
-    """Places similar documents next to each other; the other orders do the opposite.
+    """Place similar documents next to each other; the other orders spread them.
 
     For in-context pretraining (Shi et al., 2024, arXiv 2310.10638). Topics are cut into blocks of
     at most `block` documents along their main direction; within a block, each document is followed
-    by the nearest document that is left. Costs O(N block D) time and 4 block^2 bytes. Rows of
+    by its nearest unplaced document. It takes O(N block D) time and 4 block^2 bytes. Rows of
     `embeddings` have length 1; the chain of topics starts at topic `(seed + epoch)` modulo the
     number of topics. Raises CurationError if there is not one finite row per document, or if
     `block` is below 1 (E-CURATION-ORDER).

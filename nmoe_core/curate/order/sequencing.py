@@ -1,5 +1,5 @@
-"""Orders filled windows, so that all parts of the epoch have the same mix and errors of length
-cancel."""
+"""Orders windows after they are filled. All parts of the epoch then have the same mix of topics,
+and the differences of the windows' lengths from `seq_len` cancel."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from nmoe_core.curate.even_spacing import GOLDEN, PLASTIC, rank_in_group
 from nmoe_core.curate.windows import Loader
 
 _MOST_SURPLUS = 2**25  # most entries of the table (window, topic), 128 MiB; else no levelling
-_LOOKAHEAD = 32  # the next window is chosen among so many
+_LOOKAHEAD = 32  # number of windows among which the next one is chosen
 
 
 class FilledWindows:
@@ -36,8 +36,9 @@ class FilledWindows:
         place[self._sequence(turn)] = np.arange(self.count)
         inside = self._phases(turn)
         inside[self._longest()] = -1.0
-        # With flush, the remainder of a giant must open a window. With concat, a giant in the
-        # middle shares windows with the topics before and after it.
+        # With flush, the remainder of a giant must open a window, so the giant comes first. With
+        # concat, a giant in the middle of its window shares windows with the topics before and
+        # after it.
         inside[self.is_giant] = -2.0 if self.loader == "flush" else 0.5
         return np.argsort(place[self.window] + (inside + 2) / 4, kind="stable")
 
@@ -57,11 +58,11 @@ class FilledWindows:
         return np.concatenate([np.asarray(first, np.int64), dealt, [self.count - 1]])
 
     def _surplus(self) -> np.ndarray | None:
-        """How far each window exceeds its even share, per topic in tokens and in its number of
+        """The surplus of each window over its even share: in tokens of each topic, and in number of
         documents.
 
-        float32 `[W, K + 1]`; each document counts as the mean length. None if the table would be
-        too large.
+        float32 `[W, K + 1]`; the last column counts each document as the mean length. None if the
+        table would be too large.
         """
         width = self.num_clusters + 1
         if self.count * width > _MOST_SURPLUS:
@@ -76,8 +77,8 @@ class FilledWindows:
 
     def _phases(self, turn: float) -> np.ndarray:
         """Position of each document in its window, in [0, 1): document j of n of topic c is at (j +
-        phase of c) / n. All windows share these phases, so windows that are cut elsewhere hold
-        every topic too."""
+        phase of c) / n. All windows have the same phases, so a window that the trainer cuts at
+        another offset holds every topic too."""
         place = self.window * self.num_clusters + self.clusters
         grouped = np.argsort(place, kind="stable")
         sizes = run_lengths(place[grouped])
@@ -90,8 +91,8 @@ class FilledWindows:
         return result
 
     def _longest(self) -> np.ndarray:
-        """The longest document of each window. It goes first, so that it does not fit into the
-        slack of the window before."""
+        """The longest document of each window. It is placed first, so that the previous window has
+        no room for it."""
         load = np.where(self.is_giant, -1, self.load)
         longest = np.full(self.count, -1, np.int64)
         np.maximum.at(longest, self.window, load)
@@ -107,11 +108,13 @@ def level(
 ) -> np.ndarray:
     """Order windows so that surpluses cancel along the epoch, from both ends towards the middle.
 
-    Each step takes, among the next few windows, the window that makes the running sum from its end
-    smallest (herding). Windows that fit badly end up in the middle, not at the epoch's boundary.
+    Steps alternate between the two ends. Each step takes, among the next few windows, the window
+    that makes the sum of surpluses at this end smallest (herding). Windows with large surpluses end
+    up in the middle, not at the epoch's boundary.
 
     `surplus`, float `[W, D]`, is each window's excess over its even share; `front` and `back`,
-    float `[D]`, are the sums of the windows before and after.
+    float `[D]`, are the summed surpluses of the windows that come before and after `windows` in the
+    epoch.
     """
     size = min(_LOOKAHEAD, len(windows))
     ids = windows[:size].copy()
@@ -136,12 +139,12 @@ def level(
 def cancel(windows: np.ndarray, error: np.ndarray, balance: int = 0) -> np.ndarray:
     """Order windows so that the running sum of their errors returns to 0 as often as possible.
 
-    If the sum is 0, a window ends where a document ends. The next window is one that cancels the
-    sum exactly, else the first with an error of the opposite sign, so the sum never exceeds the
-    largest error.
+    If the sum is 0, a window ends where a document ends. The next window is a window that cancels
+    the sum exactly or, if there is none, the first window with an error of the opposite sign. So
+    the sum never exceeds the largest error.
 
-    `error`, int `[n]`, is how many tokens each window exceeds the window length; `balance` is the
-    sum over earlier windows.
+    `error`, int `[n]`, is the number of tokens by which each window exceeds the window length;
+    `balance` is the sum of the errors of earlier windows.
     """
     rows: dict[int, deque[int]] = {}
     for i, value in enumerate(error.tolist()):

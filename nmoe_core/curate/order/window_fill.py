@@ -1,10 +1,10 @@
-"""`window_fill`: distributes documents over windows of one exact length, every topic to every
-window.
+"""`window_fill`: distributes documents over windows of one exact length, so that every window holds
+every topic.
 
 Documents are placed in batches of one topic, at most one document per window (bin covering). Then
-the fills are evened out by exchanging documents of the same topic, until most windows end where a
-document ends, so few documents are cut. If training uses another window length, `golden` is better.
-O(N log N).
+windows exchange documents of the same topic, until most windows are exactly full. A full window
+ends where a document ends, so few documents are cut. If training uses another window length,
+`golden` is better. O(N log N).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from nmoe_core.curate.even_spacing import Turn, members_by_topic, rank_in_group,
 from nmoe_core.curate.order.sequencing import FilledWindows, run_lengths
 from nmoe_core.curate.windows import Loader
 
-# Share of a window that stays free so that no window overflows; the first share that works is used.
+# Share of a window that is left free, so that no window overflows; the first share that suffices is
+# used.
 _MARGINS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04)
 _LONG = 10  # documents longer than 1/10 of a window are placed first, by length alone
-_TIGHT = 6  # a window is tight with less room than 6 short documents of each topic need
-_FEWEST = 4  # a batch of which less than 1/4 finds room goes to the emptiest windows
+_TIGHT = 6  # a window is tight if 6 short documents of each topic would not fit
+_FEWEST = 4  # if less than 1/4 of a batch has room, the batch goes to the emptiest windows
 _PASSES = 3  # rounds of exchange; a fourth would change fills by less than one token
 
 
@@ -36,10 +37,11 @@ def window_fill(
     offset: int = 0,
     **turn: Unpack[Turn],
 ) -> np.ndarray:
-    """An order in which every window holds every topic with at least as many documents as windows.
+    """Fill windows so that each holds every topic that has at least as many documents as there are
+    windows.
 
     Args:
-        seq_len: Tokens per window: the stride of the loader that will read this order.
+        seq_len: Tokens per window: the loader's distance between the starts of two windows.
         loader: `concat` cuts the stream every `seq_len` tokens, as this project's loader does;
             `flush` starts a new window when a document does not fit.
         offset: Tokens before the first document in its window.
@@ -73,8 +75,8 @@ class _Group:
 class _Windows(FilledWindows):
     """Distributes documents over windows.
 
-    Before documents are placed, `fill` has `offset` tokens in the first window and, in the last
-    window, the tokens that are missing to complete it.
+    Before documents are placed, `fill` counts `offset` tokens in the first window. In the last
+    window, it counts the tokens by which this window will stay below the others.
     """
 
     def __init__(
@@ -174,8 +176,8 @@ class _Windows(FilledWindows):
         return documents[np.argsort(-self.load[documents], kind="stable")]
 
     def _group(self, documents: np.ndarray) -> None:
-        """Group documents that are placed already: a group holds the j-th document of one topic
-        from each window."""
+        """Group documents that are already placed: group j of a topic holds the j-th document of
+        the topic in each window."""
         place = self.window[documents] * self.num_clusters + self.clusters[documents]
         grouped = np.argsort(place, kind="stable")
         rank = np.empty(len(documents), np.int64)
@@ -196,8 +198,8 @@ class _Windows(FilledWindows):
         """Choose different windows for the first documents of a batch, emptiest first.
 
         Windows with few documents of this topic come first, then windows with few topics. If too
-        few windows have room, the room reserved for other topics is used, and then windows that
-        have more of this topic.
+        few windows have room, the room that is reserved for other topics is used; after that,
+        windows with more documents of this topic.
         """
         count = reserve.counts[cluster]
         fill = self.fill
@@ -218,8 +220,8 @@ class _Windows(FilledWindows):
         return np.argsort(fill, kind="stable")[: len(batch)]
 
     def _serve_tight(self, pools: dict[int, np.ndarray], reserve: _Reserve) -> None:
-        """Give the shortest documents to windows that soon have no room for one document of each
-        topic."""
+        """Give the shortest documents of each topic to windows that will soon have too little room
+        for every topic."""
         tight = np.flatnonzero(self.fill + _TIGHT * reserve.needed > self.seq_len)
         tight = tight[np.argsort(self.fill[tight], kind="stable")]
         for cluster in sorted(pools, key=lambda cluster: (self.load[pools[cluster][-1]], cluster)):
@@ -242,7 +244,8 @@ class _Windows(FilledWindows):
 
 
 class _Reserve:
-    """The topics of each window, and the room to reserve for topics that it still lacks."""
+    """The topics of each window, and the room to reserve for topics that the window does not hold
+    yet."""
 
     def __init__(self, windows: _Windows, pools: dict[int, np.ndarray]) -> None:
         self.counts: dict[int, np.ndarray] = {}  # documents of a topic in each window: int32 [W]

@@ -1,7 +1,7 @@
 """Writes the manifest over all curated shards of a source, and the diversity of their windows.
 
-It is written only if every curated shard was made from the current parent shard. If its content
-would be the same, the file is not rewritten.
+The manifest is written only if every curated shard was made from the current parent shard. If the
+manifest would be the same as before, the file is not rewritten.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSettings) -> Result:
     """Write `curation.json` of a source, then its curated manifest.
 
-    The fact `misaligned_shards` counts shards whose windows were filled for another position in the
-    stream, because an earlier shard has changed since: curate these shards again.
+    The fact `misaligned_shards` counts shards whose windows were filled for another offset, because
+    an earlier shard has changed since. Curate these shards again.
 
     Raises:
         CurationError: A shard was curated from an older version of its parent (E-CURATION-STALE),
@@ -82,8 +82,8 @@ def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any
 
 
 def _checked(shard: ShardPaths) -> Manifest:
-    """Read the manifest of a curated shard; refuse it if it was not made from the current
-    parent."""
+    """Read the manifest of a curated shard; raises an error if the shard was not made from the
+    current parent shard."""
     manifest = load_manifest(shard.curated_manifest)
     found = manifest.extra.get("source_info", {}).get("parent")
     expected = documents_digest(load_manifest(shard.manifest))
@@ -100,8 +100,7 @@ def _checked(shard: ShardPaths) -> Manifest:
 
 
 def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
-    """The orders of the shards, and how many shards start at another position in a window than
-    planned."""
+    """The orders of the shards, and the number of shards whose offset differs from the plan."""
     orders: Counter[str] = Counter()
     start = num_misaligned = num_deferred = 0
     for shard, manifest in zip(shards, made):

@@ -1,9 +1,9 @@
-"""Finds where a curated shard starts in its source's stream, and which of its documents training
-has consumed.
+"""Finds the position of a curated shard in its source's stream, and the documents of the shard that
+training has consumed.
 
 The loader reads the curated shards of a source one after another, so a shard starts where the
-shards before it end. Before training, this position follows from the decisions and the lengths of
-documents; after training has begun, from the curated shards that training reads.
+shards before it end. Before training, this position is computed from the decisions and the lengths
+of documents. After training has begun, it is computed from the curated shards that training reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from nmoe_core.curate.topics.assign import SUMMARY_NAME
 from nmoe_core.shards.documents import ShardFile, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
-# Inode, time and size of each file from which the number of kept tokens follows.
+# Inode, time and size of each file from which the number of kept tokens is computed.
 Stamps = tuple[tuple[int, int, int], ...]
 
 
@@ -40,7 +40,7 @@ class ConsumedPrefix:
     """Documents at the front of a curated shard that training has consumed."""
 
     start: int = 0  # tokens of the source's stream before the shard
-    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # their tokens
+    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # tokens of each
     is_whole: bool = False  # the whole shard is consumed, so documents cannot be added to it
     manifest: Manifest | None = None  # the curated shard that training reads, if any
     files: tuple[ShardFile, ...] = ()  # files of that shard

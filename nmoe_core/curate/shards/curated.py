@@ -1,11 +1,11 @@
 """Writes curated shards: the kept documents of a shard, in an order that spreads topics over
 windows.
 
-Shards are immutable, so curation writes new ones. A curated shard holds the documents with the
-decisions to include, their tokens unchanged, with ingest ids and text hashes, and one line of
-lineage per document. The shard, its lineage and `curation.json` (counts, diversity before and
-after, fingerprints) are committed together. If the inputs are unchanged, the shard is not written
-again; preview and task decide this by the same `current_inputs`.
+Shards are immutable, so curation writes new ones. A curated shard holds the documents whose
+decision is in `include`: their unchanged tokens, ingest ids, text hashes, and one line of lineage
+per document. The shard, its lineage and `curation.json` (counts, diversity before and after,
+fingerprints) are committed together. If the inputs are unchanged, the shard is not written again.
+Preview and task both use `current_inputs` to decide this.
 """
 
 import json
@@ -56,11 +56,11 @@ class CurrentInputs:
     quality: ShardQuality
     selection: ShardSelection | None
     copies: ShardCopies | None
-    """None if there are no copies among the kept documents, or the order does not spread copies."""
+    """None if no kept document is a copy, or the order does not spread copies."""
     takedown: ShardTakedown | None
     prefix: ConsumedPrefix
-    """What precedes the documents to order: documents that training has read and, if windows are
-    filled across shards, the tokens of earlier shards."""
+    """The part of the stream before the documents to order: documents that training has read and,
+    if windows are filled across shards, the tokens of earlier shards."""
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
 
@@ -120,13 +120,13 @@ def current_inputs(
 
 
 def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
-    """Write the curated shard of the same number, unless it is current.
+    """Write the curated shard with the same number as `shard`, unless it is current.
 
     Raises:
         CurationError: Scores or topics are missing (E-CURATION-MISSING), or describe other
-            documents (E-CURATION-MISMATCH names the first); an order that fills windows needs them
-            for earlier shards too. Or a shard that training has consumed is missing
-            (E-CURATION-RESUME).
+            documents (E-CURATION-MISMATCH, which names the first document). An order that fills
+            windows also needs scores and topics of earlier shards. Or a curated shard that training
+            has consumed is missing (E-CURATION-RESUME).
         FormatError: The parent is missing or broken, a document is longer than `tokens_per_shard`,
             or the takedown record is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is curating this shard.
@@ -167,8 +167,8 @@ def composition(diversity: Mapping[str, Any], loader: str) -> dict[str, Any]:
 
 
 def planned_tokens(inputs: CurrentInputs) -> int:
-    """How many tokens a shard would have after curation; costs as much as curation without
-    writing."""
+    """Number of tokens that a shard would have after curation. This takes as long as curation,
+    except for the writing."""
     return int(_ShardCuration(inputs).tokens.sum())
 
 
@@ -275,8 +275,8 @@ class _ShardCuration:
             writer.discard()
 
     def _documents(self) -> Iterator[tuple[np.ndarray, str, str]]:
-        """Yield tokens, ingest id and text hash: first the consumed documents, then the others in
-        the new order."""
+        """Yield the tokens, ingest id and text hash of each document: first the consumed documents,
+        then the other documents in the new order."""
         for tokens, ids in self.prefix.documents():
             yield tokens, *ids
         first = np.cumsum([0, *(len(file.spans) for file in self.files)])

@@ -1,8 +1,9 @@
 """Reads the inputs of curation besides a shard's tokens: topics, quality decisions, selections and
 copies.
 
-They are in document order and must describe exactly the shard's documents: topics record the
-shard's content hash, quality rows each document's id. An error names the first difference.
+The rows of each input are in document order and must describe exactly the shard's documents. Topics
+record the shard's content hash, and each quality row records a document id. An error names the
+first difference.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTopics:
-    """Committed labels of a shard."""
+    """Committed topics of a shard's documents."""
 
     topics: np.ndarray  # uint16 [N]
-    checksum: str  # SHA-256 of their file
-    topic_model: str  # digest of the model
+    checksum: str  # SHA-256 of the file of topics
+    topic_model: str  # digest of the topic model
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class ShardSelection:
     """The result of the expression `where` for each document."""
 
     keep: np.ndarray  # bool [N]
-    digest: str  # of its rows
+    digest: str  # SHA-256 of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Selection:
 
 
 def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
-    """Read the committed topics of the shard that `manifest` describes. Raises CurationError if
-    they are missing (E-CURATION-MISSING), damaged, or belong to other documents
+    """Read the committed topics of the shard that `manifest` describes. Raises CurationError if the
+    topics are missing (E-CURATION-MISSING), damaged, or belong to other documents
     (E-CURATION-MISMATCH)."""
     path = _summary_beside(shard.topics, "assign topics to this shard first")
     summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
@@ -98,15 +99,15 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
     """Read the summary of the committed quality scores of the shard that `manifest` describes.
 
     Raises:
-        CurationError: They are missing (E-CURATION-MISSING), or were made from another version of
-            the shard (E-CURATION-MISMATCH).
-        FormatError: They were edited or damaged (E-GRADE-CHANGED).
+        CurationError: The scores are missing (E-CURATION-MISSING), or were made from another
+            version of the shard (E-CURATION-MISMATCH).
+        FormatError: The scores were edited or damaged (E-GRADE-CHANGED).
     """
     made_from = read_json_object(_summary_beside(shard.scores, "grade this shard first"))
     made_from = made_from["fingerprints"]
     _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     graded = read_graded(shard.graded)
-    # Identify the grader, without the inputs that differ by shard.
+    # Digest of the facts that identify the grader; leave out the facts that differ by shard.
     grader = sha256_json({k: v for k, v in made_from.items() if k not in ("shard", "languages")})
     return ShardQuality(graded.path, graded.checksum, grader)
 
@@ -122,8 +123,8 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
 
 
 def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
-    """Documents that the expression and the takedown record allow, bool `[N]`; None without
-    both."""
+    """Documents that the expression and the takedown record allow, bool `[N]`; None if there is
+    neither."""
     if takedown is None:
         return None if selection is None else selection.keep
     return ~takedown.gone if selection is None else selection.keep & ~takedown.gone
@@ -132,8 +133,8 @@ def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -
 def load_copies(
     shard: ShardPaths, manifest: Manifest, selection: ShardSelection | None
 ) -> ShardCopies | None:
-    """Read the copies among the documents of the shard that `manifest` describes; None if the
-    selection keeps no copies. Raises CurationError if duplicates were not searched yet
+    """Read the copies among the documents of the shard that `manifest` describes; None if no kept
+    document is a copy. Raises CurationError if duplicates were not searched yet
     (E-CURATION-MISSING), or were searched among other documents (E-CURATION-MISMATCH)."""
     path = shard.attribute("duplicates")
     do = "find copies first: nmoe attributes"
@@ -162,8 +163,8 @@ def _read_rows(
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:
-    """A column without nulls as bool `[N]`. Arrow's `to_numpy` would import pandas, which takes 1.5
-    s."""
+    """Convert a column without nulls to bool `[N]`. Arrow's `to_numpy` would import pandas, which
+    takes 1.5 s."""
     return np.from_dlpack(column.combine_chunks().cast("uint8")).astype(np.bool_)
 
 
@@ -235,7 +236,7 @@ def _summary_beside(path: Path, do: str) -> Path:
 
 def _missing(path: Path, do: str) -> CurationError:
     return CurationError(
-        "curation lacks one of its inputs",
+        "an input of curation is missing",
         where=path,
         found="no file",
         do=do,
@@ -246,10 +247,10 @@ def _missing(path: Path, do: str) -> CurationError:
 def _check(directory: Path, what: str, found: object, expected: object) -> None:
     if found != expected:
         raise CurationError(
-            f"made from another version of this shard: {what} differs",
+            f"input was made from another version of this shard: {what} differs",
             where=directory,
             found=found,
             expected=expected,
-            do="make it again for this shard",
+            do="run the task that makes this input again for this shard",
             code="E-CURATION-MISMATCH",
         )

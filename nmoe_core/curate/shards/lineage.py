@@ -1,9 +1,9 @@
 """`lineage.jsonl` of a curated shard: the origin of each document and the reason it was kept.
 
-Row i belongs to document i of the shard's manifest. It holds the parent's document id and number,
-the topic, and every field of the quality row: score, decision, probe. The file is committed
-together with the shard, and the manifest's `source_info` holds its checksum. `verify_curated_shard`
-reads it to find each parent document.
+Row i belongs to document i of the shard's manifest. Each row holds the document's id and number in
+the parent shard, its topic, and every field of the quality row: score, decision, probe. The file is
+committed together with the shard, and the manifest's `source_info` holds its checksum.
+`verify_curated_shard` reads it to find each parent document.
 """
 
 from collections.abc import Generator, Iterable
@@ -38,8 +38,8 @@ def lineage_line(quality_row: bytes, parent_index: int, topic: int) -> bytes:
 
 
 def read_lineage(manifest: Manifest) -> Generator[dict[str, Any], None, None]:
-    """Yield the rows of a curated shard, in document order; close the generator if you leave it
-    early. Raises CurationError if the file differs from the checksum in the manifest
+    """Yield the rows of a curated shard, in document order; close the generator if you do not read
+    it to the end. Raises CurationError if the file differs from the checksum in the manifest
     (E-CURATION-LINEAGE)."""
     with closing(lineage_lines(manifest)) as lines:
         yield from map(orjson.loads, lines)
@@ -52,7 +52,7 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
     found = sha256_file(path) if path.is_file() else "no file"
     if found != expected:
         raise CurationError(
-            "lineage does not match the shard",
+            "lineage.jsonl does not match the manifest of the shard",
             where=path,
             found=found,
             expected=expected or "a shard made by curation",
@@ -64,11 +64,11 @@ def lineage_lines(manifest: Manifest) -> Generator[bytes, None, None]:
 
 
 def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents of curated shards, one shard after another, in the order of their parents.
+    """The documents of curated shards, one shard after another, in the order of the parent shards.
 
     Returns:
-        int64 `[N]` each: the topic and the tokens (EOS included) of each document, and the curated
-        order.
+        Three arrays, int64 `[N]`: the topic and the number of tokens (EOS included) of each
+        document, and the curated order.
 
     Raises:
         FormatError: A shard is missing or broken.
@@ -104,8 +104,8 @@ def verify_curated_shard(shard: ShardPaths) -> int:
 
     Raises:
         CurationError: A document was not kept, occurs twice, differs or is missing
-            (E-CURATION-VERIFY; names the first one), or scores or lineage are missing or belong to
-            another shard.
+            (E-CURATION-VERIFY, which names the first such document); or scores or lineage are
+            missing or belong to another shard.
         FormatError: A shard is missing or broken.
     """
     parent = load_manifest(shard.manifest)
@@ -140,7 +140,7 @@ def verify_curated_shard(shard: ShardPaths) -> int:
                 raise _refuse(doc_id, f"{parent_doc_id}: not kept, or written twice")
             del missing[parent_doc_id]
             if not np.array_equal(tokens, originals[parent_doc_id][0]):
-                raise _refuse(doc_id, f"other tokens than {parent_doc_id}")
+                raise _refuse(doc_id, f"tokens that differ from {parent_doc_id}")
             if ids != originals[parent_doc_id][1]:
                 raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
     if len(missing) != info["deferred_documents"]:

@@ -23,7 +23,7 @@ def add_columns(
 
     Args:
         writer: Holds all documents of the curated shard.
-        shard: The shard.
+        shard: The shard in the data tree.
         parent: The file of the parent shard's columns, in the data tree.
         numbers: Row numbers in `parent`, int64, in the new order. These rows become the end of the
             curated shard; the consumed rows before them are copied from the existing curated shard.

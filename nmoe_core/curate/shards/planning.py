@@ -1,8 +1,9 @@
 """Selects the documents of a curated shard and plans their order.
 
-`auto` needs a known training length. It takes the order of `AUTO_ORDERS` whose windows, filled as
-`packing` says, hold the most topics, so it is never below the published greedy order, `stratified`.
-With many documents per window it takes `window_fill`; with few, one of the others.
+`auto` tries each order of `AUTO_ORDERS`, and takes the order whose windows (of `seq_len` tokens,
+filled by `packing`) hold the most topics. So it is never worse than `stratified`, the published
+greedy order. `auto` takes `window_fill` if windows hold many documents, and another order if they
+hold few.
 """
 
 import json
@@ -22,7 +23,7 @@ from nmoe_core.quality.calibration.thresholds import DECISIONS
 
 CURATE_CODE = "curate/3"
 AUTO = "auto"
-AUTO_ORDERS = ("window_fill", "golden", "stratified")  # in a tie, the first is taken
+AUTO_ORDERS = ("window_fill", "golden", "stratified")  # ties go to the first
 By = Literal["source", "length", "quality"]
 # `related` needs embeddings, which shards do not keep.
 SHARD_ORDERS = (AUTO, *(name for name in ORDERS if name != "related"))
@@ -44,8 +45,8 @@ class CurateSettings:
     by: By = "source"  # key by which `count_stride` sorts the documents of a topic
     descending: bool = False
     spread_copies: bool = False  # place kept copies far apart, if the order supports it
-    # Tokens of this source that training has consumed; their documents keep their positions. None
-    # to order all documents.
+    # Number of tokens of this source that training has consumed. Consumed documents keep their
+    # positions. None orders all documents.
     resume_from_token: int | None = None
     tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD  # most tokens of one file
 
@@ -65,7 +66,7 @@ class CurateSettings:
         return [name for name in DECISIONS if self.where is not None or name in self.include]
 
     def fills_windows(self) -> bool:
-        """Whether the order depends on a shard's start within a window."""
+        """Whether the order depends on the shard's offset in its first window."""
         return self.order in (AUTO, "window_fill")
 
     def fingerprints(self) -> Fingerprints:
@@ -98,9 +99,9 @@ def plan_order(
     """Compute the order; return its name (with `auto`, of the best order) and its permutation,
     int64 `[N]`.
 
-    `quality_rows` are the documents' lines of `quality_scores.jsonl`; `offset` tokens precede the
-    first document in its window; `groups` are groups of copies, int64 `[N]`, as for `golden`.
-    Raises CurationError if `by` is quality and a row has no score (E-CURATION-QUALITY).
+    `quality_rows` are the documents' lines of `quality_scores.jsonl`; `offset` is the number of
+    tokens before the first document in its window; `groups`, int64 `[N]`, are groups of copies, see
+    `golden`. Raises CurationError if `by` is quality and a row has no score (E-CURATION-QUALITY).
     """
     windows: Any = {"seq_len": settings.seq_len, "loader": settings.packing, "offset": offset}
     options: dict[str, dict[str, Any]] = {
@@ -130,7 +131,7 @@ def _scores(quality_rows: Sequence[bytes]) -> np.ndarray:
         raise CurationError(
             "a document without a score cannot be ordered by quality",
             found="aggregated is not a number",
-            do="name a grader and grade this shard again, or use another `by`",
+            do="set [grading] grader and grade this shard again, or set another `by`",
             code="E-CURATION-QUALITY",
         )
     return np.asarray(scores, np.float64)

@@ -1,1 +1,1 @@
-"""The record of documents that were taken down; curation leaves them out."""
+"""The record of documents that were taken down; curation excludes these documents."""

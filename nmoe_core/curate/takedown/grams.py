@@ -1,12 +1,13 @@
 """Hashes the 50-grams of texts and finds them in token files.
 
-A gram is 50 consecutive token ids of a text; a text with fewer tokens is one gram. A gram is stored
-as its SHA-256, so a record of grams holds no text, and as the hashes of one or two windows by which
-it is found. A gram of 50 tokens has one window; a shorter gram has two, its first and its last 2^k
-tokens, which together cover it. The hash of a window is a polynomial modulo 2^64, computed as a
-difference of prefix sums times an inverse power, so the size of the window does not change the time
-of a pass. Hits are compared by SHA-256, so each hit is exact, and all occurrences are found. One
-core scans about 60 million tokens per second for each of at most 7 window sizes.
+A gram is 50 consecutive token ids of a text; a text with fewer tokens is one gram. For each gram,
+its SHA-256 is stored, so a record of grams holds no text. The hashes of one or two windows of the
+gram are stored too; the search finds the gram by them. A gram of 50 tokens has one window; a
+shorter gram has two windows, its first and its last 2^k tokens, which together cover the gram. The
+hash of a window is a polynomial modulo 2^64, computed as a difference of prefix sums times an
+inverse power, so a pass takes the same time for any window size. Each hit is checked by its
+SHA-256, so hits are exact, and all occurrences are found. One core scans about 60 million tokens
+per second for each of at most 7 window sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ GRAMS = np.dtype(
 _CHUNK = 2**19
 _BASE = 0x9E3779B97F4A7C15
 _MIX = np.uint64(0xD1342543DE82EF95)
-_FILTER_BITS = 6  # a filter has 2^6 slots per gram, so about 1.5 % of windows pass by chance
-_MOST_FILTER_BITS = 27  # 128 MB; with over 2 million grams, more windows pass by chance
+_FILTER_BITS = 6  # a filter has 2^6 slots per gram: about 1.5 % of windows pass by chance
+_MOST_FILTER_BITS = 27  # 128 MB; with over 2 million grams, more windows pass
 
 
 class Hit(NamedTuple):
@@ -37,8 +38,8 @@ class Hit(NamedTuple):
 
 
 def grams_of(tokens: np.ndarray, text: int) -> np.ndarray:
-    """The distinct grams of a text's tokens `[n]` (without BOS and EOS), as `GRAMS` rows that hold
-    the number `text`."""
+    """The distinct grams of a text's tokens `[n]` (without BOS and EOS), as rows of dtype `GRAMS`;
+    `text` is the number of the text, which each row holds."""
     length = min(len(tokens), GRAM_TOKENS)
     parts = [np.empty(0, GRAMS)]
     for start in range(0, len(tokens) - length + 1 if length else 0, _CHUNK):
@@ -64,12 +65,13 @@ def distinct(grams: np.ndarray) -> np.ndarray:
 
 
 def window_size(length: int) -> int:
-    """Tokens per window by which a gram of `length` tokens is found."""
+    """Number of tokens in the windows of a gram of `length` tokens."""
     return length if length == GRAM_TOKENS else 1 << (length.bit_length() - 1)
 
 
 class GramIndex:
-    """Finds grams in tokens; the grams are `GRAMS` rows `[n]` and must be `distinct`."""
+    """Finds grams in tokens. The grams are rows `[n]` of dtype `GRAMS`, without repeats (see
+    `distinct`)."""
 
     def __init__(self, grams: np.ndarray) -> None:
         self.grams = grams
@@ -86,8 +88,8 @@ class GramIndex:
             self._by_size[size] = chosen, grams["first"][chosen], passes, shift
 
     def hits(self, tokens: np.ndarray) -> Iterator[Hit]:
-        """Yield the occurrences in the tokens of a file, uint32 or uint16 `[n]`. A gram may be
-        yielded several times, with later positions."""
+        """Yield the occurrences in the tokens of a file, uint32 or uint16 `[n]`. Several hits of
+        one gram may be yielded, with ascending positions."""
         for start in range(0, len(tokens), _CHUNK):
             part = np.asarray(tokens[start : start + _CHUNK + GRAM_TOKENS - 1], "<u4")
             sums = _sums(part)
@@ -123,7 +125,7 @@ class GramIndex:
 
 
 def _equal(part: np.ndarray, places: np.ndarray, length: int, sha256: bytes) -> np.ndarray:
-    """Select the positions from which `length` tokens have this digest."""
+    """Select the positions at which the next `length` tokens have this digest."""
     while len(places):
         rows = part[places[:, None] + np.arange(length)]
         is_same = (rows == rows[0]).all(axis=1)

@@ -1,11 +1,11 @@
-"""The takedown record, `takedown/documents.jsonl` and `grams.npy`: curation leaves its documents
-out.
+"""The takedown record, `takedown/documents.jsonl` and `grams.npy`: curation excludes its documents.
 
-A row names a document and the SHA-256 of its text. Every document with one of these texts, whatever
-its id, source or shard, is left out of curated shards; so are copies that arrive later. The grams
-of each text are stored as hashes, so removal can be proved after all shards have lost the text.
-Grams are written before the rows, and the rows count them: rows without their grams are refused,
-and grams without rows (after a kill) are overwritten.
+A row names a document and the SHA-256 of its text. Curated shards exclude every document with one
+of these texts, whatever its id, source or shard, including copies that arrive later. The grams of
+each text are stored as hashes, so that its removal can be proved even when no shard holds the text
+any more. Grams are written before the rows, and each row holds the number of its text's grams. If
+grams of a row are missing, an error is raised. Grams without rows, which a killed writer left, are
+overwritten.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from nmoe_core.curate.takedown.grams import GRAMS, grams_of
 from nmoe_core.shards.documents import ingest_ids
 
 TAKEN_DOWN = "takedown"
-"""The reason that curation gives for these documents."""
+"""The reason that curation reports for documents that were taken down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A document that was taken down, with its facts at that time."""
+    """A document that was taken down, with facts of the time of the takedown."""
 
     source: str
     split: str
@@ -51,20 +51,20 @@ class Row:
     """Fingerprint or name of the tokenizer that made the grams."""
     grams: int
     grams_sha256: str
-    """Digest over the grams of its text."""
+    """Digest over the grams of the document's text."""
     at: str
     by: str = ""
     why: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same key for the same document, also if it is taken down again."""
+        """The identity of the document; a second takedown of the document has the same key."""
         return self.source, self.split, self.ingest_id, self.text_sha256
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTakedown:
-    """The documents of a shard that must be left out."""
+    """The documents of a shard that curation must exclude."""
 
     gone: np.ndarray
     """bool `[N]`."""
@@ -104,7 +104,8 @@ def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
 
 
 def _seal(rows: Iterable[Row]) -> dict[str, str]:
-    """The last line, a checksum: without it, a lost row would let its document return unnoticed."""
+    """The last line of the file, a checksum over the rows. Without the checksum, a lost row would
+    go unnoticed, and its document would return."""
     return {"sha256": sha256_json([asdict(row) for row in rows])}
 
 
@@ -117,9 +118,9 @@ def taken_down(tree: Tree) -> frozenset[str]:
 
 
 def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None:
-    """The documents to leave out of the shard that `manifest` describes; None if the record names
-    none of them, so a takedown does not make other shards stale. Raises as `read_rows` and
-    `ingest_ids`."""
+    """The documents to exclude from the shard that `manifest` describes. None if the record names
+    no document of the shard, so that a takedown does not make other shards stale. Raises as
+    `read_rows` and `ingest_ids`."""
     texts = taken_down(shard.tree)
     if not texts:
         return None
@@ -130,7 +131,7 @@ def load_takedown(shard: ShardPaths, manifest: Manifest) -> ShardTakedown | None
 
 
 def record_digest(tree: Tree, source: str) -> str | None:
-    """Digest of the texts that were taken down from a source; None without such texts."""
+    """Digest of the texts that were taken down from a source; None if no text was."""
     texts = sorted({row.text_sha256 for row in read_rows(tree) if row.source == source})
     return sha256_json(texts) if texts else None
 
@@ -147,7 +148,7 @@ def add_rows(
 
     Raises:
         FormatError: The record is damaged (E-TAKEDOWN-RECORD).
-        LockedError: Another process is writing it.
+        LockedError: Another process is writing the record.
     """
     with replacing(tree.takedown, tree.takedown_grams):
         known = read_rows(tree)
@@ -177,7 +178,7 @@ def add_rows(
 
 
 def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
-    """Read the grams of the rows' texts: `GRAMS` rows, which number texts in the order of `rows`.
+    """Read the grams of the rows' texts, dtype `GRAMS`; texts are numbered in the order of `rows`.
     Raises FormatError if grams are missing or damaged (E-TAKEDOWN-RECORD)."""
     digests = _digests(rows)
     if not digests:

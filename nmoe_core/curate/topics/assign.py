@@ -1,8 +1,10 @@
-"""Topics of documents: a model is fitted once on a sample and then labels every document.
+"""Topics of documents: a topic model is fitted once on a sample and then assigns a topic to every
+document.
 
 `fit_topic_model` embeds a deterministic sample, clusters it and freezes the centroids;
-`assign_topics` labels one shard. Both take the backbone's table as an argument, so many shards
-share one copy. If the fingerprints are unchanged, they read no documents.
+`assign_topics` assigns a topic to each document of one shard. Both take the backbone's table as an
+argument, so many shards share one copy. If the fingerprints are unchanged, neither function reads
+documents.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,7 +55,7 @@ class TopicSettings:
             raise CurationError(
                 "the settings of the topic model are out of range",
                 found=f"num_topics {self.num_topics}, sample_documents {self.sample_documents}",
-                expected=f"2 to {MAX_TOPICS} topics, and at least as many sampled documents",
+                expected=f"num_topics from 2 to {MAX_TOPICS}, sample_documents at least num_topics",
                 code="E-CURATION-TOPICS",
             )
 
@@ -64,9 +66,9 @@ def fit_topic_model(
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
     Memory: twice `sample_documents` float32 rows of the table's width. Each source is sampled in
-    proportion to its documents; if there are at most `sample_documents`, all are taken. Raises
-    CurationError if there are fewer documents with text than topics (E-CURATION-TOPICS), or if an
-    embedding is not finite (E-CURATION-EMBEDDING).
+    proportion to its number of documents. If all sources together have at most `sample_documents`
+    documents, all documents are used. Raises CurationError if there are fewer documents with text
+    than topics (E-CURATION-TOPICS), or if an embedding is not finite (E-CURATION-EMBEDDING).
     """
     sources = sorted(sources)
     manifests = [load_manifest(tree.manifest(name)) for name in sources]
@@ -82,7 +84,7 @@ def fit_topic_model(
                     where=", ".join(sources),
                     found=f"{len(rows)} documents",
                     expected=f"at least {settings.num_topics}",
-                    do="lower num_topics, or prepare more documents",
+                    do="lower [curation] num_topics, or add documents and run prep",
                     code="E-CURATION-TOPICS",
                 )
             centroids = fit_centroids(rows, settings.num_topics, settings.seed)
@@ -134,7 +136,8 @@ def assign_fingerprints(manifest: Manifest, model_digest: str) -> Fingerprints:
 
 
 def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -> Result:
-    """Label the documents of one shard: `topics.npy`, uint16 `[N]` in document order.
+    """Assign topics to the documents of one shard; writes `topics.npy`, uint16 `[N]` in document
+    order.
 
     Raises:
         CurationError: The model belongs to another backbone (E-CURATION-BACKBONE), or an
@@ -147,7 +150,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             where=f"{shard.source} {shard.name}",
             found=table.backbone,
             expected=model.header["backbone"],
-            do="fit the topic model again, or use its backbone",
+            do="fit the topic model again, or set the backbone that the model was fitted on",
             code="E-CURATION-BACKBONE",
         )
     manifest = load_manifest(shard.manifest)
@@ -161,7 +164,8 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
             topics = np.concatenate([np.empty(0, np.uint16), *labels])
-            # Remove the old summary first: after a kill it would describe the new labels.
+            # Remove the old summary first. Otherwise, after a kill, it would describe the new
+            # topics.
             summary_path.unlink(missing_ok=True)
             fsync_dir(summary_path.parent)
             with atomic_file(shard.topics) as file:

@@ -1,10 +1,12 @@
-"""Clusters of embedded records: fitted once, frozen, versioned, and monitored for drift.
+"""Clusters of embedded records. They are fitted once, frozen, numbered by version, and monitored
+for drift.
 
 New records are assigned to the frozen centroids, so the labels of old records do not change when
-records are appended. Each use measures drift: the total variation between the cluster shares now
-and at the fit, and the growth of the mean distance to the nearest centroid. Above a limit, the
-clusters are fitted again under the next version number. The projection (PCA) is frozen with the
-clusters. A cluster is named by its most typical words in a bounded sample of records.
+records are appended. Each use measures drift: the total variation distance between the cluster
+shares now and at the fit, and the growth of the mean distance to the nearest centroid. If the drift
+is above a limit, the clusters are fitted again with the next version number. The projection (PCA)
+is frozen with the clusters. A cluster is named by its most typical words in a bounded sample of
+records.
 """
 
 import math
@@ -46,8 +48,8 @@ _WORD = re.compile(r"[^\W\d_]{3,24}")
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Total variation of the cluster shares, 0 to 1, and the ratio of the mean squared distance now
-    to that at the fit."""
+    """Total variation distance of the cluster shares, 0 to 1, and the mean squared distance to the
+    nearest centroid now, divided by the same mean at the fit."""
 
     share_tv: float
     distance_ratio: float
@@ -85,7 +87,7 @@ class Clusters:
         return labels, total / max(len(rows), 1)
 
     def drift(self, labels: np.ndarray, distance: float) -> Drift:
-        """Drift of these labels from the labels of the fit."""
+        """Drift of these records, with their cluster labels, from the records at the fit."""
         then = np.asarray(self.header["shares"])
         now = np.bincount(labels, minlength=len(then)) / max(len(labels), 1)
         return Drift(
@@ -144,7 +146,8 @@ def fit_clusters(
 def fit_pca(
     rows: np.ndarray, num_components: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, float | None]:
-    """Mean, axes `[D, W]` and share of the variance they explain; empty arrays for 0 components."""
+    """Mean, axes `[D, W]`, and the share of the variance that the axes explain; empty arrays for 0
+    components."""
     if not num_components:
         return np.empty(0, np.float32), np.empty((0, 0), np.float32), None
     from sklearn.decomposition import PCA
@@ -178,11 +181,11 @@ def flat_projection(
 ) -> tuple[np.ndarray, Method]:
     """Project rows to the plane.
 
-    UMAP (McInnes et al. 2018; 15 neighbours, after PCA to 50) is fitted on at most 50,000 rows and
-    takes minutes for these; further rows are projected with that fit.
+    UMAP (McInnes et al. 2018; 15 neighbours, after PCA to 50) is fitted on at most 50,000 rows,
+    which takes minutes. Further rows are projected with this fit.
 
     Returns:
-        float32 `[N, 2]` and the method; by default `umap` if the library is there, else `pca`.
+        float32 `[N, 2]` and the method; by default `umap` if the library is installed, else `pca`.
     """
     method = method or ("umap" if find_spec("umap") else "pca")
     width = min(2 if method == "pca" else _UMAP_WIDTH, rows.shape[1], len(rows) - 1)
@@ -223,7 +226,7 @@ def save_clusters(path: Path, clusters: Clusters) -> None:
 def load_clusters(path: Path) -> Clusters:
     """Read clusters. Raises CurationError if the file is missing or has another format
     (E-CURATION-MODEL)."""
-    do = "delete it; the next run fits the clusters again"
+    do = "delete the file; the next run fits the clusters again"
     tensors, header = load_tensors(path, CLUSTERS_FORMAT, ("centroids", "mean", "axes"), do)
     return Clusters(**tensors, header=header)
 
@@ -236,9 +239,9 @@ def sample_records(num_records: int) -> np.ndarray:
 def typical_terms(texts: Iterable[str], labels: np.ndarray, num_clusters: int) -> list[list[str]]:
     """The most typical words of each cluster, best first; fewer if a cluster has few words.
 
-    A word's score is p log(p / q), with p its share among the cluster's records and q its share
-    among all records (its term of the Kullback-Leibler divergence). Words in more than a fifth of
-    the records are excluded. Only the beginning of each text is read.
+    A word's score is p log(p / q), its term of the Kullback-Leibler divergence: p is the share of
+    the cluster's records that contain the word, and q the share of all records that contain it.
+    Words in more than a fifth of the records are excluded. Only the beginning of each text is read.
     """
     counts: list[Counter[str]] = [Counter() for _ in range(num_clusters)]
     for text, label in zip(texts, labels.tolist()):
@@ -259,7 +262,8 @@ def _best(words: Counter[str], size: int, everywhere: Counter[str], num_records:
     ranked = sorted(scores, key=lambda word: (-scores[word], word))
     chosen: list[str] = []
     for word in ranked[: 10 * _NUM_TERMS]:
-        # Skip words with the same first five letters: "returns" adds no meaning to "return".
+        # Skip a word that has the first five letters of a chosen word: "returns" adds nothing to
+        # "return".
         if not any(word[:5] == other[:5] for other in chosen):
             chosen.append(word)
     return chosen[:_NUM_TERMS]

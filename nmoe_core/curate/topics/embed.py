@@ -2,9 +2,9 @@
 
 Rows are summed in fp32 within segments of `SEGMENT_TOKENS` tokens and in fp64 across segments, and
 the mean is L2-normalised. The EOS is left out; a document without text gets the zero row. A row
-depends only on its document, not on the block in which it was computed. Memory is one block of
-tokens or of the table; other tensors of the checkpoint are not read. Results are identified by the
-digest of the table, so checkpoints with the same table share them.
+depends only on its document, not on the block in which it was computed. Memory holds one block of
+tokens or of the table; other tensors of the checkpoint are not read. Embeddings are identified by
+the digest of the table, so checkpoints with the same table share embeddings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EmbeddingTable:
     Args:
         backbone: Digest of the table.
         load: Returns the table, fp32 `[vocab, width]`.
-        max_width: Width that `load` projects wider tables to; 0 if it never does.
+        max_width: Width to which `load` projects wider tables; 0 if `load` does not project.
         model: Translates token ids of shards whose tokenizer is not the backbone's.
     """
 
@@ -78,7 +78,7 @@ class EmbeddingTable:
     ) -> EmbeddingTable:
         """Open the table of a checkpoint directory; only its digest is computed here.
 
-        A table wider than `max_width` is projected to it, once; 0 keeps the full width.
+        A table wider than `max_width` is projected to this width, once; 0 keeps the full width.
         """
         load = partial(read_table, checkpoint, max_width)
         return cls(table_digest(checkpoint), load, max_width, model)
@@ -100,7 +100,8 @@ def table_digest(checkpoint: Path) -> str:
 
     Raises:
         CheckpointError: The checkpoint is missing or pickled.
-        CurationError: It does not hold exactly one embedding table (E-CURATION-EMBEDDING).
+        CurationError: The checkpoint does not hold exactly one embedding table
+            (E-CURATION-EMBEDDING).
     """
     path, name = _find_table(checkpoint)
     with open_file(path) as file:  # the header has the offsets of each tensor
@@ -125,7 +126,7 @@ def table_shape(checkpoint: Path) -> tuple[int, int]:
 
 
 def read_table(checkpoint: Path, max_width: int = 0) -> np.ndarray:
-    """Read the table; if it is wider than `max_width`, project it at random to that width.
+    """Read the table; if it is wider than `max_width`, project it to that width by a random matrix.
 
     The mean of projected rows is the projection of the mean, so projecting the table once is
     enough. Pairwise cosines change by at most about 1 / (2 sqrt(max_width)) (Johnson and
@@ -191,7 +192,7 @@ def embed_documents(
 def pool(
     texts: Sequence[np.ndarray], rows: torch.Tensor, *, block_tokens: int = BLOCK_TOKENS
 ) -> np.ndarray:
-    """L2-normalised mean rows of token sequences: float32 `[N, width]`, zero for empty ones.
+    """L2-normalised mean of each text's table rows: float32 `[N, width]`, zero for an empty text.
 
     At most `block_tokens` ids are gathered at once, in whole segments; longer texts are split.
     Raises as `embed_documents`.
@@ -215,8 +216,8 @@ def pool(
 
 
 def runs_within(lengths: np.ndarray, most: int, count: int) -> Iterator[slice]:
-    """Split items into runs of at most `count` items and at most `most` total length; one longer
-    item is a run."""
+    """Split items into runs of at most `count` items and at most `most` total length. An item
+    longer than `most` is a run by itself."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -258,7 +259,7 @@ def _refuse(what: str, found: object, expected: str) -> CurationError:
         where="shallow embedding",
         found=found,
         expected=expected,
-        do="use the backbone checkpoint that belongs to the tokenizer",
+        do="use the checkpoint of the model that this tokenizer belongs to",
         code="E-CURATION-EMBEDDING",
     )
 
@@ -299,6 +300,6 @@ def _no_table(where: Path, found: str, expected: str) -> CurationError:
         where=where,
         found=found,
         expected=expected,
-        do="name the directory of a safetensors checkpoint",
+        do="set the directory of a safetensors checkpoint",
         code="E-CURATION-EMBEDDING",
     )

@@ -1,7 +1,8 @@
-"""Frozen topic centroids: k-means over unit vectors, one safetensors file, labels by distance.
+"""Topic models: centroids from k-means over unit vectors, in one safetensors file. A document's
+topic is the nearest centroid.
 
-The fit streams mini-batches on one thread, so equal rows and seed give equal bytes; time and memory
-do not grow with the number of rows. Labels do not depend on block size, threads or BLAS.
+The fit reads mini-batches on one thread, so equal rows and seed give equal bytes. Time and memory
+of the fit do not grow with the number of rows. Topics do not depend on block size, threads or BLAS.
 """
 
 import json
@@ -37,7 +38,7 @@ class TopicModel:
 
 def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
     """Sample at most `most` row numbers, ascending."""
-    # The legacy generator: NumPy does not change its stream between versions.
+    # Use NumPy's legacy generator: its stream does not change between versions.
     return np.sort(np.random.RandomState(seed).permutation(num_rows)[:most])
 
 
@@ -47,9 +48,9 @@ def fit_centroids(
     """Cluster unit rows `[N, D]`; return the means of the clusters, float32 `[num_topics, D]`.
 
     k-means over `FIRST_ROWS` random rows gives the initial means; mini-batch steps over up to
-    `STREAMED_ROWS` other rows, in random order, refine them (Sculley 2010). More rows would move
-    the means by less than their error. Rows are gathered batch by batch, so `embeddings` may be a
-    mapped file and memory is one batch.
+    `STREAMED_ROWS` other rows, in random order, refine them (Sculley 2010). Using more rows would
+    change the means by less than their sampling error. Rows are gathered batch by batch, so
+    `embeddings` may be a mapped file and memory is one batch.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -61,7 +62,7 @@ def fit_centroids(
     with threadpool_limits(limits=1), warnings.catch_warnings():
         # With fewer distinct rows than clusters, some centroids coincide and stay empty.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        is_whole = len(embeddings) <= FIRST_ROWS  # few rows: several starts are affordable
+        is_whole = len(embeddings) <= FIRST_ROWS  # with few rows, several starts are affordable
         first = np.asarray(embeddings[np.sort(shuffled[:FIRST_ROWS])])
         # The stubs of scikit-learn know only n_init="auto".
         num_starts = min(most_starts, 3 * FIRST_ROWS // len(first)) if is_whole else 1
@@ -85,13 +86,13 @@ def fit_centroids(
 def nearest_topics(embeddings: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """The topic with the nearest centroid (Euclidean), uint16 `[N]`; ties go to the lowest topic.
 
-    For rows of one length, the nearest centroid has the largest x.c - |c|^2 / 2. A float32 sum of D
+    For rows of equal norm, the nearest centroid has the largest x.c - |c|^2 / 2. A float32 sum of D
     products has an error of up to D * eps, which differs between BLAS libraries and block shapes;
     rows whose two best scores are closer than this error are computed again in float64. Zero rows
-    have no topic and get the lowest.
+    have no nearest topic and get topic 0.
 
-    `embeddings` have rows of length 1 or 0; there are at least two `centroids`, of length at most
-    1.
+    The rows of `embeddings` have norm 1 or 0. There are at least two `centroids`, each of norm at
+    most 1.
     """
     wide = centroids.astype(np.float64)
     half_squares = np.sum(np.square(wide), axis=1) / 2
