@@ -1,4 +1,5 @@
 """Thresholds fitted on the scores of the deployed heads, with certified bounds."""
 
-# Version of the calibration code. It is here so that it can be read without importing torch.
+# Version of the calibration code, defined in this module so that importing it does not import
+# torch.
 CALIBRATE_CODE = "calibrate/4"

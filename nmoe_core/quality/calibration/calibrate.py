@@ -1,8 +1,8 @@
 """Calibration: thresholds on the deployed grader's scores of val documents (docs/calibration.md).
 
 Val is halved by the hash of each document's content: thresholds are fitted on one half, and every
-reported figure is measured on the other. The cost is one backbone pass over val, or none if
-predictions are given or the student grades.
+reported figure is measured on the other. The cost is one backbone pass over val. If predictions are
+given or the student is the grader, no backbone pass is needed.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ FACTS = (
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
     "grader_choice",
 )
-"""Fields of the summary that a result also reports as facts."""
+"""The fields of the summary that are also facts of the result."""
 
 
 def calibrate(
@@ -65,11 +65,12 @@ def calibrate(
 ) -> Result:
     """Fit weights and thresholds on a grader's own scores of the val labels' documents.
 
-    `graders` pairs each grader with the documents as it reads them; of two graders, `choose` picks
-    the better one. Writes `calibration_summary.json` to `out_dir`. Labels of the test split are
-    only reported on. Facts: the main figures, the `backbone_tokens` of this call, and the `cost` of
-    each grader that this call ran (also written to `cost.json`). `languages` maps document ids to
-    languages, for targets by language.
+    `graders` pairs each grader with the documents, cut to the grader's length. If there are two
+    graders, `choose` picks the better one. Writes `calibration_summary.json` to `out_dir`. Labels
+    of the test split are only used for reported figures. Facts: the main figures, the
+    `backbone_tokens` of this call, and the `cost` of each grader that this call ran (also written
+    to `cost.json`). `languages` maps document ids to languages; it is needed if targets differ by
+    language.
 
     Raises:
         CalibrationError: Fewer than 20 labels (E-CALIBRATION-FEW), all scores equal
@@ -104,7 +105,7 @@ def calibrate(
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)
-        if costs:  # write it first: once the summary exists, documents are not scored again
+        if costs:  # write the cost before the summary: once it exists, no document is scored again
             write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
@@ -129,7 +130,8 @@ def calibration_fingerprints(
     Args:
         labels: Labels of val, and of test if given.
         data_root: Directory of their documents.
-        graders: The fingerprints of each grader, and how many tokens it reads per document.
+        graders: For each grader, its fingerprints and the number of tokens that it reads per
+            document.
         targets: Targets of the thresholds.
         languages: Language per document id if targets are by language; else empty.
     """
@@ -163,8 +165,8 @@ def refit(
     graders: Sequence[tuple[Fingerprints, int]],
     languages: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """Return the summary that `calibrate` would write for these targets, from cached scores; None
-    if the documents would have to be scored. Writes no file. Raises as `calibrate`."""
+    """Return the summary that `calibrate` would write for these targets, computed from cached
+    scores. Returns None if scores are not cached. Writes no file. Raises as `calibrate`."""
     found = recall_scores(out_dir / KEPT_NAME, scored_from(fingerprints, graders))
     if found is None:
         return None
@@ -185,8 +187,8 @@ def target_languages(
 def _grouping(
     targets: Targets, languages: Mapping[str, str]
 ) -> Callable[[CalibrationRows], CalibrationRows]:
-    """Return a function that adds to rows the group of each document, if targets differ by
-    group."""
+    """Return a function that sets the `groups` of rows if targets differ by group, and else returns
+    the rows unchanged."""
     match targets.target_by:
         case "source":
             return lambda rows: replace(rows, groups=rows.sources)
@@ -201,7 +203,7 @@ def _scored(
     scorer: Scorer, corpus: Corpus, labels: Labels, test: Labels | None, costs: list[dict[str, Any]]
 ) -> Candidate:
     """Score the labelled documents with a grader. Appends to `costs` the cost per million documents
-    on this machine without early exits. The summary does not hold this cost, so equal inputs give
+    on this machine without early exits. This cost is not in the summary, so that equal inputs give
     equal bytes."""
     started = time.perf_counter()
     of_test = None
@@ -217,7 +219,8 @@ def _scored(
 def calibrate_predictions(
     labels_val: Path, predictions: Path, out_dir: Path, targets: Targets
 ) -> Result:
-    """As `calibrate`, with scores from a file that grading wrote without early exits.
+    """Calibrate as `calibrate` does, with scores from a file that grading wrote without early
+    exits.
 
     Raises:
         CalibrationError: As `calibrate`, or the file does not hold predictions
@@ -237,12 +240,12 @@ def calibrate_predictions(
 
 
 def calibrate_compat(labels_val: Path, out_dir: Path, target_keep: float = 0.5) -> Result:
-    """Calibrate by the published rule, which uses labels alone; every number equals the published
-    one.
+    """Calibrate by the published rule, which uses only the labels; every number equals the result
+    of the published code.
 
     Weights are fitted by least squares to the aggregate. The aggregate is the plain mean, so the
-    weights are uniform. Thresholds are the (1 - t, t) quantiles of the labels; for t below 0.5 they
-    are out of order, so grading refuses them.
+    weights are uniform. Thresholds are the (1 - t, t) quantiles of the labels for `target_keep` t.
+    If t is below 0.5, `tau_drop` is above `tau_keep`, so grading refuses the file.
 
     Raises:
         CalibrationError: The target is out of range (E-CALIBRATION-TARGET), or there are no labels
@@ -280,7 +283,7 @@ def _fit(
     """Fit, measure and write, unless the file was made from the same inputs."""
     path = out_dir / CALIBRATION_NAME
     if is_current(path, fingerprints):
-        # An edited file raises CalibrationError, so it is rebuilt.
+        # Reading an edited file raises CalibrationError; then the file is rebuilt.
         with contextlib.suppress(CalibrationError):
             known = read_calibration(path)
             clear_left(out_dir)
@@ -322,7 +325,7 @@ def _fitted(
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
         "heads_digest": fit.heads_digest,
-        # Name the student only if its threshold drops documents.
+        # Add the student's digest only if its threshold drops documents.
         **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
         "fingerprints": fingerprints,
     }
@@ -345,7 +348,8 @@ def _result(path: Path, summary: dict[str, Any]) -> Result:
 
 
 def _val_labels(path: Path) -> Labels:
-    """Read the labels of val; refuse too few labels, or labels most of which failed."""
+    """Read the labels of val. Raises CalibrationError if there are too few labels, and LabelError
+    if most labels failed."""
     labels = read_labels(path)
     labels.require_coverage()
     _require_enough(len(labels.doc_ids), MIN_DOCUMENTS, path)

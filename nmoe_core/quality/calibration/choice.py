@@ -1,9 +1,9 @@
 """The choice between graders: `[grading] grader = "auto"` (docs/calibration.md).
 
-Each grader's aggregate is correlated (by rank) with the oracle's on the half of val that thresholds
-are fitted on. The grader with the higher lower confidence bound wins; in a tie, the student. The
-other half and the test slice measure both graders. All comparisons use the same documents, on which
-neither grader was trained.
+For each grader, the rank correlation of its aggregate with the oracle's is computed on the half of
+val on which thresholds are fitted. The grader whose correlation has the higher lower confidence
+bound is chosen; in a tie, the student. Both graders are measured on the other half and on the test
+slice. All comparisons use the same documents, on which neither grader was trained.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     vals = _shared([val for val, _ in candidates])
     tests = [test for _, test in candidates if test is not None]
     tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
-    # A grader that reads fewer tokens sees more documents as equal. Split by its keys, so that
-    # documents equal to any grader fall into the same half.
+    # More documents are equal for a grader that reads fewer tokens. Split by the keys of this
+    # grader, so that documents that are equal for any grader are in the same half.
     keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
 
@@ -76,7 +76,8 @@ def _lower_bound(rows: CalibrationRows) -> float:
 
 
 def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
-    """Rank correlation of each grader with the oracle, and the chosen grader's lead."""
+    """Rank correlation of each grader with the oracle, and the difference between the chosen grader
+    and the other one."""
     oracle = graders[0].scale.aggregate(graders[0].oracle)
     scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
     figures = {
@@ -103,7 +104,8 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    """One sentence: the chosen grader and its lead on documents that the choice did not use."""
+    """One sentence: the chosen grader, and its difference from the other grader on documents that
+    the choice did not use."""
     chosen = report["chosen"]
     other = report["other"]
     said = {"hydra": "Probe and judge grade", "student": "The student grades"}

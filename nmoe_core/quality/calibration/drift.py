@@ -1,11 +1,12 @@
-"""Drift: how far a shard's scores are from the scores of val documents of the same source.
+"""Drift: the difference between a shard's scores and the scores of val documents of the same
+source.
 
-Thresholds hold only for documents like the ones they were fitted on. Both sets of scores are
-compared in ten bins of equal count in val. PSI is the population stability index; KS is the largest
-difference between the cumulative shares at the bins' edges. By convention, PSI above 0.25 means a
-different population (Siddiqi 2006). For two samples of n and m documents from one population, PSI
-is distributed as (1 / n + 1 / m) times chi-square with (bins - 1) degrees of freedom; the 99.9 %
-quantile of this distribution is subtracted.
+Thresholds are valid only for documents that resemble the documents on which they were fitted. The
+two sets of scores are compared in ten bins, which hold equal numbers of val documents. PSI is the
+population stability index; KS is the largest difference between the cumulative shares at the bins'
+edges. By convention, PSI above 0.25 means a different population (Siddiqi 2006). For two samples of
+n and m documents from one population, PSI is distributed as (1 / n + 1 / m) times chi-square with
+(bins - 1) degrees of freedom; the 99.9 % quantile of this distribution is subtracted.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ MIN_DOCUMENTS = 50  # val documents that a source needs before its shards are co
 
 
 class ScoreDrift(NamedTuple):
-    """`psi` in excess of chance, at least 0; `ks` in 0..1."""
+    """`psi`, minus the PSI to expect by chance, at least 0; `ks` in 0..1."""
 
     psi: float
     ks: float
@@ -34,7 +35,7 @@ def score_bins(sources: np.ndarray, scores: np.ndarray) -> dict[str, dict[str, l
     for source in np.unique(sources).tolist():
         own = scores[sources == source]
         if len(own) >= MIN_DOCUMENTS:
-            # `unique` merges bins whose edges are tied, so equal scores share a bin.
+            # `unique` merges bins with equal edges, so that equal scores are in the same bin.
             edges = np.unique(np.quantile(own, np.arange(1, NUM_BINS) / NUM_BINS, method="higher"))
             found[source] = {"edges": edges.tolist(), "counts": _counts(own, edges).tolist()}
     return found
@@ -44,7 +45,7 @@ def score_drift(reference: Mapping[str, list[Any]], scores: np.ndarray) -> Score
     """Drift of at least one score, `[N]`, from the reference of the source."""
     before = np.asarray(reference["counts"], float)
     now = _counts(scores, np.asarray(reference["edges"], float)).astype(float)
-    # Half a document in each bin keeps the logarithm finite.
+    # Add half a document to each bin, so that the logarithm is finite.
     p, q = ((counts + 0.5) / (counts + 0.5).sum() for counts in (before, now))
     chance = _quantile(len(before) - 1) * (1 / before.sum() + 1 / now.sum())
     psi = ((q - p) * np.log(q / p)).sum() - chance

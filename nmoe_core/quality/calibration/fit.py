@@ -36,8 +36,8 @@ class Point(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """The fit on one half of val: the scale with its weights, how the weights were found, and the
-    thresholds of each of `groups` and of documents outside these groups."""
+    """The fit on one half of val: the scale with its weights, the origin of the weights, the
+    thresholds of each group in `groups`, and the thresholds of documents outside these groups."""
 
     scale: Scale
     weights_source: str
@@ -64,9 +64,9 @@ def _groups(rows: CalibrationRows) -> list[Group]:
 def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
     """Fit weights and thresholds on a half of val; raises as `summarise`.
 
-    A group with at least `MIN_GROUP` documents gets its own thresholds; the other documents share
-    one set, which drops no documents if they are too few. The allowed error is divided equally
-    among the bounds, so the bound over all groups holds too.
+    A group with at least `MIN_GROUP` documents gets its own thresholds; The other documents share
+    one set of thresholds; if they are too few, these thresholds drop no documents. The allowed
+    error probability is divided equally among the bounds, so that all bounds hold together.
     """
     proof = fit.held_out()
     scale = fit.scale
@@ -84,7 +84,7 @@ def fit_on(fit: CalibrationRows, targets: Targets) -> Fitted:
             "val has no label of a group that has a target",
             found=", ".join(unknown),
             expected=f"one of {', '.join(names.tolist())}",
-            do="correct calibration.target_of, or label documents of these groups",
+            do="correct calibration.target_of, or label documents of the groups that it names",
             code="E-CALIBRATION-TARGET",
         )
     large = names[counts >= MIN_GROUP].tolist()

@@ -1,5 +1,5 @@
-"""The files of a grading: the rows, which are appended while it runs, and the summary with its
-counts."""
+"""The files of a grading: the rows, which are appended while the grading runs, and the summary with
+the counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTE_NAME = ".quality_scores.partial.json"
 PARTIAL_NAMES = PARTIAL_NAME, NOTE_NAME
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]
-_DO = "it was edited or damaged: grade again to rewrite it, or restore it"
+_DO = "the file was edited or damaged: grade again to rewrite it, or restore it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def read_grading_summary(directory: Path) -> dict[str, Any]:
 
 
 def read_graded(directory: Path) -> Graded:
-    """Open the grading in a directory; the SHA-256 of its rows is compared with the summary.
+    """Open the grading in a directory; the SHA-256 of the rows must be the one in the summary.
 
     Summaries of older versions hold no SHA-256, so their rows are not compared. Raises FormatError
     as `read_grading_summary`, and if the rows are missing or differ from the committed ones
@@ -109,10 +109,10 @@ def scored_by(row: Row, judge: str) -> str:
 class PartialRows:
     """Rows of an unfinished grading; a context manager that keeps their file open.
 
-    A note beside the rows records their inputs, how many bytes were appended (whole buffers only)
-    and the SHA-256 of these bytes. A grading that resumes after a kill cuts off later bytes. If the
-    rows were damaged or their inputs differ from `fingerprints`, all documents are graded again.
-    The caller must hold the lock of `out_dir`.
+    A note beside the rows records the inputs, the number of appended bytes (whole buffers only),
+    and the SHA-256 of these bytes. A grading that resumes after a kill truncates the file to this
+    number. If the rows were damaged or their inputs differ from `fingerprints`, all documents are
+    graded again. The caller must hold the lock of `out_dir`.
     """
 
     def __init__(self, out_dir: Path, fingerprints: Fingerprints) -> None:
@@ -128,8 +128,8 @@ class PartialRows:
         self._log.close()
 
     def resume(self, tally: Tally) -> int:
-        """Cut the file to the rows that the note covers, count them into `tally`, and return their
-        number."""
+        """Truncate the file to the rows that the note covers, count these rows in `tally`, and
+        return their number."""
         note = read_sealed(self._note) or {}
         num_rows = 0
         is_of_these = note.get("fingerprints") == self._fingerprints
@@ -169,7 +169,8 @@ class PartialRows:
 
 class Tally:
     """Counts over the rows of a grading. Pass `tau_keep` if early exits are off: the tally then
-    counts the documents that the judge keeps but that would have left below `tau_probe`.
+    counts documents that the judge keeps although their probe score is below `tau_probe`, so that
+    early exits would have dropped them.
     """
 
     def __init__(self, tau_probe: float, tau_keep: float | None) -> None:

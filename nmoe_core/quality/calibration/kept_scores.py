@@ -26,7 +26,7 @@ _SPLITS = ("val", "test")
 
 
 def keep_scores(path: Path, made_from: Fingerprints, candidates: Sequence[Candidate]) -> None:
-    """Write the scores of each grader; equal arguments give equal bytes."""
+    """Write the scores of each grader to the cache; equal arguments give equal bytes."""
     arrays: dict[str, np.ndarray] = {}
     plain: dict[str, dict[str, Any]] = {}
     for number, candidate in enumerate(candidates):

@@ -1,7 +1,7 @@
 """Measurements of fitted thresholds and of the heads.
 
-Every function expects documents that no head was trained on, each content once. Each rate has a 95
-% interval or upper bound.
+Every function expects documents on which no head was trained, and only one document per content.
+Each rate has a 95 % interval or upper bound.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Aggregates(NamedTuple):
         return cls(probe, judge, oracle, student)
 
     def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
-        """Per early step, in order: the mask of the documents that have left at this or an earlier
-        step. Steps that do not run are omitted."""
+        """For each early step, in order: the mask of the documents that this step or an earlier
+        step dropped. Steps that do not run are omitted."""
         steps = ("student", self.student, taus.tau_student), ("probe", self.probe, taus.tau_probe)
         found = dict[str, np.ndarray]()
         has_left = np.zeros(len(self.judge), np.bool_)
@@ -66,16 +66,17 @@ class Aggregates(NamedTuple):
         return found
 
     def exits(self, taus: Taus) -> np.ndarray:
-        """Mask of the documents that leave before the judge."""
+        """Mask of the documents that exit early, before the judge."""
         return [np.zeros(len(self.judge), np.bool_), *self.left_at(taus).values()][-1]
 
     def deployed(self, taus: Taus) -> np.ndarray:
-        """The judge's score; -1 for documents that left before the judge."""
+        """The judge's score; -1 for documents that exited early."""
         return np.where(self.exits(taus), -1.0, self.judge)
 
     def decisions(self, taus: Taus) -> np.ndarray:
         """Indices into `DECISIONS`, int64 `[N]`: 0 drop, 1 band, 2 keep."""
-        # A tau_keep of 0 keeps every judged document, but documents that left stay dropped.
+        # If tau_keep is 0, every judged document is kept, but documents that exited early stay
+        # dropped.
         decided = np.where(self.judge >= taus.tau_keep, 2, self.judge >= taus.tau_drop)
         return np.where(self.exits(taus), 0, decided)
 
@@ -120,12 +121,12 @@ def triage(
     """The steps of grading in their order, with the evidence for each step's threshold.
 
     `fit` and `report` each hold scores, the mask of documents that the oracle would keep, and the
-    documents' thresholds. `taus` are the thresholds of documents outside all groups; only these are
-    shown. Each row has a `step`, its threshold `tau`, and `leave`, the share of all documents that
-    this step drops. Over the documents that this and earlier steps drop, a row also has
-    `certified_upper95`, the bound on false drops that the fit half proves; `false_drop_rate` of the
-    report half, with its bound; and `lost_keep_rate`, the share of all documents that were dropped
-    although the judge would have kept them.
+    documents' thresholds. `taus` are the thresholds of documents outside all groups; the rows show
+    only these thresholds. Each row has a `step`, its threshold `tau`, and `leave`, the share of all
+    documents that this step drops. Three more figures of a row count the documents that this step
+    and earlier steps drop: `certified_upper95`, the bound on false drops that the fit half proves;
+    `false_drop_rate` on the report half, with its bound; and `lost_keep_rate`, the share of all
+    documents that these steps drop although the judge would keep them.
     """
     found = []
     before = 0.0
@@ -153,8 +154,8 @@ def triage(
 def decision_agreement(
     scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray, fit_oracle: np.ndarray
 ) -> dict[str, Any]:
-    """Compare the decisions with the decisions that the oracle's scores would give at the same
-    shares."""
+    """Compare the decisions with the decisions by the oracle's scores, with oracle thresholds that
+    give the same shares."""
     decided = scores.decisions(taus)
     deployed = scores.deployed(taus)
     drop_below = float(np.quantile(fit_oracle, (decided == 0).mean(), method="higher"))

@@ -1,9 +1,9 @@
 """Input of calibration: val labels, and the deployed grader's scores of the same documents.
 
 The scores come from the heads, from the student, or from a file of predictions that grading wrote.
-Documents without a prediction or without finite states are left out and counted. Shares of
-documents include training documents and repeated contents, because the corpus has them too; quality
-metrics exclude both.
+Documents without a prediction or without finite states are excluded and counted. Shares of
+documents include training documents and repeated contents, because the corpus contains such
+documents; quality metrics exclude them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from nmoe_core.quality.heads.scores import BUFFER_BATCHES, Corpus, Scorer, requi
 class CalibrationRows:
     """Documents with labels and scores, in the order of the labels.
 
-    Equal `keys` `[N]` mean that the grader sees equal content; the key is the document id if the
-    content is not known. `doc_ids` and `sources` are strings `[N]`. `oracle`, `probe` and `judge`
-    are float `[N, D]` on the `scale`; `probe` is None without a probe, and `judge` holds the
-    student's scores if the student grades. `student` holds the scores of a student that runs before
-    the probe; `student_digest` names its file. `targets` is float `[N]` or None. `lengths` is int64
-    `[N]` in tokens, 0 if the id holds no token span. `groups` are strings `[N]` if groups have
-    their own thresholds, else None. `is_held_out` (bool `[N]`) marks the rows that may be measured
-    on. `left_out` counts, by reason, the documents that quality metrics exclude; `trained_on` is
-    None if it is not known.
+    Documents with equal `keys` `[N]` have equal content for the grader; the key is the document id
+    if the content is not known. `doc_ids` and `sources` are strings `[N]`. `oracle`, `probe` and
+    `judge` are float `[N, D]` on the `scale`; `probe` is None without a probe, and `judge` holds
+    the student's scores if the student grades. `student` holds the scores of a student that runs
+    before the probe; `student_digest` names its file. `targets` is float `[N]` or None. `lengths`
+    is int64 `[N]` in tokens, 0 if the id holds no token span. `groups` are strings `[N]` if groups
+    have their own thresholds, else None. `is_held_out` (bool `[N]`) marks the rows that may be used
+    for quality metrics. `left_out` counts, by reason, the documents that quality metrics exclude;
+    `trained_on` is None if it is not known.
     """
 
     keys: np.ndarray
@@ -71,12 +71,12 @@ class CalibrationRows:
         return replace(self, **taken)
 
     def held_out(self) -> CalibrationRows:
-        """The rows that may be measured on."""
+        """The rows that may be used for quality metrics."""
         return self.take(self.is_held_out)
 
     def halves(self, keys: np.ndarray | None = None) -> tuple[CalibrationRows, CalibrationRows]:
-        """Split in two halves by the MD5 of `keys`, by default the rows' keys; equal keys share a
-        half."""
+        """Split the rows into two halves by the MD5 of `keys` (default: the rows' keys); rows with
+        equal keys are in the same half."""
         keys = self.keys if keys is None else keys
         digests = (hashlib.md5(key.encode(), usedforsecurity=False) for key in keys.tolist())
         hashes = np.array([digest.hexdigest() for digest in digests])
@@ -89,7 +89,7 @@ def rows_from_scorer(
 ) -> CalibrationRows:
     """Score the labelled documents.
 
-    Documents with a key in `also_seen` count as trained on.
+    Documents with a key in `also_seen` count as training documents.
 
     Raises:
         HeadError: The states of more than a few documents are not finite (E-HEAD-NONFINITE).
@@ -134,8 +134,8 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
 
     Each line has `doc_id` and either `scores` or only `aggregated` in [0, 1]; with a probe, also
     `probe_scores` or `q_probe`. `summary.json` beside the file names the heads. Raises
-    CalibrationError if the file is missing, a row is not a prediction, a document left at the
-    probe, or a document occurs twice (E-CALIBRATION-PREDICTIONS).
+    CalibrationError if the file is missing, a row is not a prediction, the probe dropped a
+    document, or a document occurs twice (E-CALIBRATION-PREDICTIONS).
     """
     found = _predictions(path)
     shape = len(labels.doc_ids), len(labels.scale)
@@ -247,8 +247,8 @@ def _given(
 
 
 def _grader_beside(path: Path) -> tuple[GraderKind, str]:
-    """The grader that made the predictions, and the digest of its files, from the summary beside
-    them."""
+    """The grader that made the predictions, and the digest of its files, both from the summary
+    beside the predictions."""
     directory = path.parent
     if not (directory / SUMMARY_NAME).is_file():
         return "hydra", ""
@@ -265,7 +265,7 @@ def _grader_beside(path: Path) -> tuple[GraderKind, str]:
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:
     return CalibrationError(
-        "the file does not hold predictions that grading wrote",
+        "the file does not hold predictions of a grading",
         where=path,
         found=found[:200],
         expected="lines with doc_id, scores on the rubric's scale or aggregated in 0..1, and "

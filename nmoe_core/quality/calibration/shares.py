@@ -1,4 +1,5 @@
-"""Shares of documents and of tokens that are kept; intervals count copies of a document once."""
+"""Shares of kept documents and kept tokens; intervals count the copies of a document as one
+document."""
 
 from typing import Any
 
@@ -12,8 +13,8 @@ from nmoe_core.quality.calibration.rows import CalibrationRows
 
 
 def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
-    """Share of the tokens that are kept, given `keeps` (bool `[N]`), with a bootstrap interval that
-    resamples contents: copies are drawn together."""
+    """Share of the tokens in kept documents (`keeps`, bool `[N]`), with a bootstrap interval. The
+    bootstrap resamples contents, so all copies of a document are drawn together."""
     places = np.unique(rows.keys, return_inverse=True)[1]
     sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
 
@@ -28,9 +29,9 @@ def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
 def keep_shares(
     rows: CalibrationRows, keeps: np.ndarray, groups: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Shares of documents, with 95 % intervals, and of tokens that are kept (bool `[N]`): over all
-    documents and per group (strings `[N]`). Token shares count whole documents; they are None if
-    ids hold no token spans."""
+    """Shares of kept documents, with 95 % intervals, and of tokens in kept documents: over all
+    documents and per group. `keeps` is bool `[N]`; `groups` are strings `[N]`. Token shares are
+    None if ids hold no token spans."""
     every = np.ones(len(rows), np.bool_)
     found = []
     for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
@@ -52,18 +53,19 @@ def keep_shares(
 def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
     """95 % interval for the share of new documents that the fitted thresholds keep.
 
-    Both halves are evidence. The report half is counted. In the fit half, the threshold is an order
-    statistic, so the share above it has the distribution Beta(k, n - k + 1) for any distribution of
-    scores. The interval pools both counts at 97.5 %: it must cover the share of new documents and
-    the share of the report half, so each gets half of the error (Bonferroni). `keys` are the
-    content keys of the documents of both halves.
+    Both halves of val are used. In the report half, kept documents are counted. In the fit half,
+    the threshold is an order statistic, so the share above the threshold has the distribution
+    Beta(k, n - k + 1), whatever the distribution of scores. The interval pools both counts at 97.5
+    %: it must cover both the share of new documents and the share of the report half, so each gets
+    half of the error probability (Bonferroni). `keys` are the content keys of the documents of both
+    halves.
     """
     return wilson(*independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
 
 
 def independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
-    """(hits, documents), both reduced because copies get the same decision (effective sample size,
-    Kish 1965)."""
+    """The numbers of hits and of documents. Both are reduced to the effective sample size (Kish
+    1965), because copies always get the same decision."""
     copies = np.unique(keys, return_counts=True)[1].astype(float)
     count = float(copies.sum() ** 2 / (copies**2).sum())
     return float(hits.mean()) * count, count

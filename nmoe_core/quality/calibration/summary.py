@@ -1,8 +1,8 @@
 """Fits weights and thresholds on one half of val and measures all figures on the other.
 
-Keep shares are unweighted shares of all documents when grading with early exits. They include
-training documents and repeated texts, because the corpus has them too. Quality metrics exclude
-both.
+Keep shares are shares of all documents, unweighted, if grading runs with early exits. They include
+training documents and repeated texts, because the corpus contains such documents. Quality metrics
+exclude them.
 """
 
 from collections.abc import Sequence
@@ -47,9 +47,9 @@ MIN_TEST_DOCUMENTS = 3
 def operating_points(
     fit: CalibrationRows, measured: Sequence[CalibrationRows], targets: Targets
 ) -> list[dict[str, Any]]:
-    """For each of `measured`: how many documents a grader would keep and drop at its own
-    thresholds, and how many of these decisions are wrong. `not_fitted` says why a grader has no
-    thresholds."""
+    """For the rows of each grader in `measured`: how many documents the grader would keep and drop
+    at its own thresholds, and how many of these decisions are wrong. `not_fitted` says why a grader
+    has no thresholds."""
     try:
         fitted = fit_on(fit, targets)
     except CalibrationError as error:
@@ -73,10 +73,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Fields of `calibration_summary.json`.
 
-    Thresholds and weights come from the half `fit` of val, every metric from the half `report`;
-    `test` is only reported on. Raises CalibrationError if all probe, judge or oracle scores of the
-    fit half are equal (E-CALIBRATION-CONSTANT), or if `target_drop` breaks its bound
-    (E-CALIBRATION-BOUND).
+    Thresholds and weights are fitted on the half `fit` of val. All metrics are measured on the half
+    `report`. `test` is only used for reported figures. Raises CalibrationError if all probe, judge
+    or oracle scores of the fit half are equal (E-CALIBRATION-CONSTANT), or if `target_drop` breaks
+    its bound (E-CALIBRATION-BOUND).
     """
     proof = fit.held_out()
     shown = report.held_out()
@@ -127,8 +127,8 @@ def summarise(
 def _certified(
     scores: Aggregates, taus: RowThresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
-    """What the fit half proves about false drops, as a sentence for readers and as numbers for the
-    blocking check."""
+    """The bound on false drops that the fit half proves: as a sentence for readers, and as numbers
+    for the blocking check."""
     is_dropped = scores.decisions(taus) == 0
     found = Certificate.of(is_dropped, oracle_keeps, targets.delta)
     if found.num_below:
@@ -148,7 +148,7 @@ def _certified(
 
 
 def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> dict[str, Any]:
-    """Share of the report half per decision, with 95 % intervals for the same share of new
+    """The share of each decision in the report half, with 95 % intervals for its share among new
     documents."""
     scores = Aggregates.of(report, fitted.scale)
     taus = fitted.taus(report)
@@ -178,15 +178,15 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
 def _of_groups(
     fit: CalibrationRows, report: CalibrationRows, fitted: Fitted, targets: Targets
 ) -> dict[str, Any]:
-    """Thresholds and share kept per group, and the share of all documents that these targets
-    keep."""
+    """Thresholds and kept share of each group, and the share of all documents that are kept with
+    these targets."""
     if fit.groups is None or report.groups is None:
         return {}
     keeps = Aggregates.of(report, fitted.scale).decisions(fitted.taus(report)) == 2
     of_all, *rows = keep_shares(report, keeps, report.groups)
     shown = {row["group"] for row in rows}
-    # Grading reads the thresholds from this table, so list also groups without a document in the
-    # report half.
+    # Grading reads the thresholds from this table, so groups without a document in the report half
+    # are listed too.
     unseen = sorted({*fitted.groups} - shown)
     rows += [{"group": name, "documents": 0, "tokens": 0} for name in unseen]
     for row in rows:
@@ -202,13 +202,14 @@ def _of_groups(
 def drops_by_labels(
     scores: np.ndarray, oracle_keeps: np.ndarray, targets: Targets, tau_keep: float
 ) -> dict[str, Any]:
-    """What the bound on false drops costs: the share of documents that could be dropped with more
+    """The cost of the bound on false drops: how many more documents could be dropped with more
     labels.
 
-    `certain` is the largest share to drop with at most `max_false_drop` false drops among these
-    labels, without a margin for chance. `more` has pairs (labels to fit on, share that they would
-    allow to drop), for this number of labels and for 2 to 32 times as many. `scores` (deployed
-    scores) and `oracle_keeps` (bool) belong to the labels that prove the bound, `[N]`.
+    `certain` is the largest share that could be dropped with at most `max_false_drop` false drops
+    among these labels, without a margin for chance. `more` has pairs (number of labels, share that
+    could be dropped with so many labels), for this number of labels and for 2 to 32 times as many.
+    `scores` (deployed scores) and `oracle_keeps` (bool), `[N]` each, belong to the labels on which
+    the bound is proved.
     """
     if targets.target_drop is not None:
         return {}
@@ -235,7 +236,7 @@ def _score_bins(halves: Sequence[CalibrationRows], fitted: Fitted) -> dict[str, 
 def _untouched(
     fit: CalibrationRows, test: CalibrationRows | None, fitted: Fitted
 ) -> dict[str, Any]:
-    """Figures of the test slice, if it has labels. The slice is only reported on."""
+    """Figures of the test slice, if it has labels. The slice is used for no fit and no choice."""
     if test is None or test.is_held_out.sum() < MIN_TEST_DOCUMENTS:
         return {"untouched": "no figure: the test slice has no labels", "test": None}
     shown = test.held_out()

@@ -1,8 +1,8 @@
-"""`calibration_summary.json`: the weights and thresholds that grading decides by.
+"""`calibration_summary.json`: the weights and thresholds by which grading makes decisions.
 
-Files of other tools hold only weights, `tau_drop` and `tau_keep`. They are read by the published
-rule: `tau_drop` is also the probe's threshold. They do not name the heads they were fitted for, so
-grading refuses them unless the user allows a foreign calibration.
+Files of other tools hold only weights, `tau_drop` and `tau_keep`. For such a file, the published
+rule applies: `tau_drop` is also the probe's threshold. The file does not name the heads for which
+it was fitted, so grading refuses it unless the user allows a foreign calibration.
 """
 
 import math
@@ -27,13 +27,13 @@ COMPAT_RULE = "compat: quantiles (1 - target_keep, target_keep) of the labels"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A committed calibration: the scale with fitted weights, the thresholds, and the grader that
-    they were fitted for.
+    """A committed calibration: the scale with fitted weights, the thresholds, and the grader for
+    which they were fitted.
 
-    `heads_digest` is the digest of both heads or of the student, as `grader` says; empty if the
-    grader is not known. `rule` names the rule that made the file. `student_digest` is the digest of
-    the student that scores before the probe; empty without such a student. `groups` maps each
-    source or language (`target_by`) to its own thresholds, if it has any.
+    `heads_digest` is the digest of both heads or of the student, depending on `grader`; empty if
+    the grader is not known. `rule` names the rule that made the file. `student_digest` is the
+    digest of the student that scores before the probe; empty without such a student. `groups` maps
+    each source or language (`target_by`) to its own thresholds, if it has any.
     """
 
     path: Path
@@ -56,8 +56,8 @@ class Calibration:
         return self.scale.aggregate(scores)
 
     def exits(self, groups: Sequence[Group]) -> ExitRules:
-        """The early-exit rules for documents of these groups. A rule gets the scores `[B, D]` of
-        some documents and their positions."""
+        """The early-exit rules for documents of these groups; `groups[i]` is the group of the
+        document at position i."""
         taus = RowThresholds.of(groups, self.of)
         return ExitRules(
             lambda scores, rows: self.aggregate(scores) < taus.tau_student[rows],
@@ -65,8 +65,8 @@ class Calibration:
         )
 
     def decide_again(self, row: Mapping[str, Any], early_exit: bool) -> Decision | None:
-        """Decide a graded row again from its recorded scores; None if the judge's score is needed
-        but missing. A document that failed stays dropped."""
+        """Make the decision of a graded row again, from its recorded scores. Returns None if the
+        judge's score is needed but missing. A document that failed stays dropped."""
         group = row["source"] if self.target_by == "source" else row.get("group")
         taus = self.of(group)
         steps = ("student_scores", taus.tau_student), ("probe_scores", taus.tau_probe)
@@ -79,7 +79,7 @@ class Calibration:
         return float(self.aggregate(np.asarray(self.scale.vector(scores))))
 
     def require_heads(self, heads_digest: str, *, allow_foreign: bool = False) -> None:
-        """Refuse heads that this calibration was not fitted for; `allow_foreign` accepts a
+        """Check that this calibration was fitted for these heads; `allow_foreign` accepts a
         calibration that names no heads. Raises CalibrationError if the digests differ
         (E-CALIBRATION-HEADS)."""
         if heads_digest == self.heads_digest or (allow_foreign and not self.heads_digest):
@@ -94,7 +94,7 @@ class Calibration:
                 code="E-CALIBRATION-HEADS",
             )
         raise CalibrationError(
-            "calibration was not made from the scores of these heads",
+            "the calibration does not name the heads for which it was fitted",
             where=self.path,
             found=self.rule,
             expected=f"heads {heads_digest}",
@@ -104,7 +104,7 @@ class Calibration:
         )
 
     def require_student(self, student_digest: str) -> None:
-        """Refuse a student that `tau_student` was not fitted for. Raises CalibrationError if the
+        """Check that `tau_student` was fitted for this student. Raises CalibrationError if the
         digests differ (E-CALIBRATION-HEADS)."""
         if student_digest != self.student_digest:
             raise CalibrationError(
@@ -122,9 +122,9 @@ def read_calibration(path: Path) -> dict[str, Any]:
 
     Raises:
         CalibrationError: The file is missing (E-CALIBRATION-MISSING), or edited or damaged
-            (E-CALIBRATION-CHANGED). Edits of files without a hash, from other tools and older
-            versions, are not noticed.
-        FormatError: Not a JSON object.
+            (E-CALIBRATION-CHANGED). Files of other tools and older versions hold no hash, so edits
+            of them are not noticed.
+        FormatError: The file is not a JSON object.
     """
     code = "E-CALIBRATION-CHANGED"
     do = "run nmoe hydra calibrate"
@@ -148,7 +148,7 @@ def load_calibration(calibration_dir: Path) -> Calibration:
 
 
 def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibration:
-    """Parse a summary; errors name `path`, whether or not the file exists yet. Raises
+    """Parse a summary; `path` is only used in errors, so the file need not exist. Raises
     CalibrationError (E-CALIBRATION-FORMAT) as `load_calibration`."""
     taus = _thresholds(path, value)
     by = value.get("target_by", "all")
@@ -207,7 +207,7 @@ def _number(value: object) -> float:
 
 def _bad_calibration(path: Path, found: str) -> CalibrationError:
     return CalibrationError(
-        "not a calibration",
+        "the file is not a calibration",
         where=path,
         found=" ".join(found.split())[:160],
         expected="thresholds in 0..1, none above tau_keep, and a finite weight for each dimension",

@@ -1,4 +1,4 @@
-"""Targets of calibration: the share to keep, and the number of good documents that may be
+"""Targets of calibration: the share to keep, and the share of good documents allowed among the
 dropped."""
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class Targets:
     """Targets of the thresholds: shares of documents to keep and to drop.
 
     With 95 % confidence, at most the share `max_false_drop` of the dropped documents is in the
-    oracle's top `target_keep`. Without `target_drop`, this bound alone decides how many documents
-    are dropped. Raises CalibrationError if a target is out of range (E-CALIBRATION-TARGET).
+    oracle's top `target_keep`. If `target_drop` is not set, this bound alone determines how many
+    documents are dropped. Raises CalibrationError if a target is out of range
+    (E-CALIBRATION-TARGET).
     """
 
     target_keep: float = 0.5
@@ -38,8 +39,8 @@ class Targets:
 
     @property
     def identity(self) -> list[Any]:
-        """Settings that thresholds depend on. A setting that older calibrations lack is omitted at
-        its default."""
+        """The settings on which thresholds depend. A setting that older calibrations lack is
+        omitted if it has its default value."""
         values = asdict(self)
         unit, by, of = (values.pop(f"target_{name}") for name in ("unit", "by", "of"))
         more = [unit] if unit != "documents" else []
@@ -59,7 +60,7 @@ class Targets:
         drop = self.target_drop
         if self.target_of and self.target_by == "all":
             raise CalibrationError(
-                "target_of gives shares by group, but target_by is all documents",
+                "target_of sets shares for groups, but target_by does not define groups",
                 found=f"target_of {', '.join(self.target_of)}",
                 do="set calibration.target_by to source or language",
                 code="E-CALIBRATION-TARGET",
@@ -79,7 +80,7 @@ class Targets:
 
 
 def require_languages(languages: Languages | None) -> Languages:
-    """Refuse targets by language if documents have no language. Raises CalibrationError
+    """Check that documents have languages, which targets by language need. Raises CalibrationError
     (E-CALIBRATION-TARGET)."""
     if languages is None:
         raise CalibrationError(

@@ -1,7 +1,7 @@
 """Thresholds from the heads' own scores, and the aggregation weights (docs/calibration.md).
 
 Each threshold is midway between two observed scores, so a change in the last digits of a score does
-not move a document across it.
+not change a decision.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nmoe_core.quality.calibration.targets import DELTA, Targets
 
 Decision = Literal["drop", "band", "keep"]
 Group = str | None
-"""The source or language that selects a document's thresholds; None selects the thresholds of
-all."""
+"""The source or language that selects a document's thresholds; None selects the thresholds for all
+groups without their own."""
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 STARTS = (1.0, 1.6, 2.6, 5.0)
-# Largest share of all documents that leave early although the judge would keep them.
+# Largest allowed share of all documents that exit early although the judge would keep them.
 MAX_LOST_KEEP = 0.01
 MAX_ENUMERATED = 10  # with up to 10 dimensions, all 1,023 subsets are tried
 
@@ -34,9 +34,9 @@ MAX_ENUMERATED = 10  # with up to 10 dimensions, all 1,023 subsets are tried
 class Thresholds:
     """Scores in 0..1 that separate documents; no threshold is above `tau_keep`.
 
-    A document leaves at the student if its student score is below `tau_student`, and at the probe
-    if its probe score is below `tau_probe`. Otherwise the judge's score decides: keep from
-    `tau_keep` on, drop below `tau_drop`, band in between.
+    A document exits early, and is dropped, if its student score is below `tau_student` or its probe
+    score is below `tau_probe`. Otherwise the judge's score decides: `keep` from `tau_keep` on,
+    `drop` below `tau_drop`, `band` in between.
     """
 
     tau_probe: float
@@ -45,7 +45,7 @@ class Thresholds:
     tau_student: float = 0.0
 
     def decide(self, aggregated: float) -> Decision:
-        """Decide a document that the judge scored; every caller uses this rule."""
+        """The decision on a document that the judge scored; all callers use this rule."""
         if aggregated >= self.tau_keep:
             return "keep"
         return "drop" if aggregated < self.tau_drop else "band"
@@ -70,10 +70,10 @@ class RowThresholds(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """Evidence for a threshold in the fit half: of `num_below` documents below it, `num_wrong` are
-    wrong.
+    """Evidence for a threshold in the fit half: `num_below` documents are below the threshold, and
+    `num_wrong` of them are false drops.
 
-    With at least 95 % confidence, the share of wrong documents is at most `upper95`; 0 without
+    With at least 95 % confidence, the share of false drops is at most `upper95`; 0 if there are no
     documents.
     """
 
@@ -100,12 +100,13 @@ def fit_thresholds(
     """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
     `early` holds the scores of the student and of the probe, in the order in which they run; None
-    for a step that does not run. Early exits count as dropped: `max_false_drop` bounds the drops up
-    to each step, and all drops together. `oracle_keeps` (bool `[N]`) marks the documents that the
-    oracle would keep. `is_proof` (bool `[N]`, all by default) marks the documents on which bounds
-    are proved: no grader was trained on them, and each content occurs once. `weights` (`[N]`, 1
-    each by default) weigh the documents in the shares to keep and to drop. Raises CalibrationError
-    if the share to drop breaks the bound (E-CALIBRATION-BOUND).
+    for a step that does not run. Documents that exit early count as dropped: `max_false_drop`
+    bounds the share of false drops among the drops up to each step, and among all drops.
+    `oracle_keeps` (bool `[N]`) marks the documents that the oracle would keep. `is_proof` (bool
+    `[N]`, all by default) marks the documents on which bounds are proved: no grader was trained on
+    them, and each content occurs once. `weights` (`[N]`, 1 each by default) weigh the documents in
+    the shares to keep and to drop. Raises CalibrationError if the share to drop breaks the bound
+    (E-CALIBRATION-BOUND).
     """
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
     most = targets.max_false_drop
@@ -114,14 +115,14 @@ def fit_thresholds(
     counts = np.ones(len(judge), np.int64) if weights is None else weights
     num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
     least_keep = _least_tau_keep(judge, counts, num_keep)
-    # A document that left has no score at later steps, so it ranks below all others.
+    # A document that exited has no score at later steps, so it is ranked below all others.
     has_left = np.zeros(len(judge), np.bool_)
     taus = [0.0] * len(early)
     for step, given in enumerate(early):
         if given is None:
             continue
-        # Two limits: few documents that the judge keeps may leave early, and at most the share to
-        # drop.
+        # Two limits apply: few documents that the judge keeps may exit early, and early exits may
+        # not exceed the share to drop.
         scores = np.where(has_left, -1.0, given)
         ceiling = least_keep
         if drop is not None:
@@ -151,8 +152,8 @@ def fit_thresholds(
 
 
 def _least_tau_keep(judge: np.ndarray, counts: np.ndarray, num_keep: int) -> float:
-    """The lowest allowed `tau_keep`: it keeps `num_keep` documents plus as many as may leave
-    early."""
+    """The lowest allowed `tau_keep`: it keeps `num_keep` documents, plus the number of documents
+    that may exit early although the judge would keep them."""
     # The number of new documents above a fixed rank of the scores is binomial.
     order = np.argsort(-judge, kind="stable")
     descending = judge[order]
@@ -183,9 +184,9 @@ def midpoint_above(
 ) -> float:
     """A threshold that `num_above` of the scores reach, midway to the next lower score.
 
-    It is 0.0 if all scores reach it. Scores tied at the cut are either all above or all below the
-    threshold, whichever is nearer to `num_above`. `reached` (int64 `[N]`) counts the documents that
-    reach each score; 1, 2, ... by default.
+    The threshold is 0.0 if all scores reach it. Scores tied at the cut are either all above or all
+    below the threshold, whichever is nearer to `num_above`. `reached` (int64 `[N]`) counts the
+    documents that reach each score; 1, 2, ... by default.
     """
     reached = np.arange(1, len(descending) + 1) if reached is None else reached
     if num_above >= reached[-1]:
@@ -208,16 +209,18 @@ def largest_certified(
     judge_keeps: np.ndarray | None = None,
     delta: float = DELTA,
 ) -> float:
-    """The largest threshold up to `ceiling` below which few documents are worth keeping; 0.0 if
-    none passes.
+    """The largest threshold, up to `ceiling`, that is proved to drop few good documents; 0.0 if no
+    threshold passes.
 
-    Two bounds hold, each with confidence 1 - `delta`: the oracle would keep at most the share
-    `max_false_drop` of the documents below the threshold, and the documents of `judge_keeps` (bool
-    `[N]`) below it are at most `MAX_LOST_KEEP` of all documents. Thresholds are tested in ascending
-    order, one hundredth of the documents apart, in four sequences with a quarter of the error each.
-    A sequence ends at the first threshold that fails a bound. This is fixed-sequence testing, so it
-    needs no correction for the number of thresholds (Angelopoulos et al. 2021, Learn then Test).
-    The first sequence starts with just enough documents to pass if none of them is wrong.
+    Two bounds hold, each with confidence 1 - `delta`. First, the oracle would keep at most the
+    share `max_false_drop` of the documents below the threshold. Second, documents below the
+    threshold that the judge keeps (`judge_keeps`, bool `[N]`) are at most the share `MAX_LOST_KEEP`
+    of all documents. Thresholds are tested in ascending order, one hundredth of the documents
+    apart, in four sequences with a quarter of the error each. A sequence ends at the first
+    threshold that fails a bound. This is fixed-sequence testing, so it needs no correction for the
+    number of thresholds (Angelopoulos et al. 2021, Learn then Test). The first sequence starts at
+    the lowest threshold that can pass: the one with just enough documents below it if none of them
+    is wrong.
     """
     if max_false_drop <= 0:
         return 0.0
@@ -246,7 +249,8 @@ def largest_certified(
 
 
 def _between(low: float, high: float) -> float:
-    """Midway between two scores, above `low` and at most `high`, with the decimals of scores."""
+    """The midpoint of two scores, rounded to the decimals of scores; it is above `low` and at most
+    `high`."""
     middle = round((max(0.0, low) + high) / 2, DECIMALS)
     return middle if low < middle <= high else high
 
@@ -268,8 +272,8 @@ def fit_weights(
 
     With at most ten dimensions the result is exact: the solution is unconstrained least squares on
     the dimensions with non-zero weight, so all subsets are tried (31 for five dimensions). With
-    more, the constraint on the sum is one more equation, with a million times the weight of the
-    others.
+    more dimensions, the constraint on the sum is added as an equation with a million times the
+    weight of the other equations.
     """
     x = scale.shares(scores)
     y = targets

@@ -1,10 +1,11 @@
 """Measures how often a run's decisions are wrong, by labelling documents that grading kept and
 dropped.
 
-Documents come from the test split, which is never fitted on. From each source, the kept and the
-dropped documents with the lowest id hashes are drawn. Labels of the same texts are reused, so a
-larger sample labels only the documents that it adds. The rows `all` take the lowest hashes over all
-sources: a plain random sample of the corpus, without further labels.
+Documents come from the test split, on which no model is fitted. From each source, the kept and the
+dropped documents with the lowest id hashes are sampled. Labels of the same texts are reused, so if
+the sample grows, only the added documents are labelled. The rows `all` use the sampled documents
+with the lowest hashes over all sources, which are a random sample of the corpus; they need no
+further labels.
 """
 
 import hashlib
@@ -37,13 +38,13 @@ _NAMES = {"keep": "kept", "drop": "dropped"}
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What the oracle says about a sample of the documents with one decision.
+    """The oracle's labels of a sample of the documents with one decision.
 
-    `documents` counts the documents of the test split with this decision, `asked` the sample,
-    `unlabelled` the sampled documents without a label. `worth_keeping` is the share of labelled
-    documents that the oracle would keep, with the 95 % interval `low` to `high`; for dropped
-    documents this is the share of false drops. `at_least` and `at_most` are one-sided 95 % bounds
-    of the share.
+    `documents` is the number of documents of the test split with this decision, `asked` the number
+    of sampled documents, and `unlabelled` the number of sampled documents without a label.
+    `worth_keeping` is the share of labelled documents that the oracle would keep, with the 95 %
+    interval `low` to `high`; for dropped documents this is the share of false drops. `at_least` and
+    `at_most` are one-sided 95 % bounds of the share.
     """
 
     source: str
@@ -59,7 +60,7 @@ class Audited:
 
 
 class _One(NamedTuple):
-    """A sampled document; the thresholds of `group` decided it."""
+    """A sampled document; its decision was made by the thresholds of `group`."""
 
     key: bytes
     doc_id: str
@@ -76,7 +77,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
     Raises:
         CalibrationError: The calibration was not fitted on a grader's scores, so it holds no
-            threshold for the oracle (E-CALIBRATION-HEADS).
+            threshold for the oracle's scores (E-CALIBRATION-HEADS).
         FormatError: A shard has no grades (E-MANIFEST-MISSING), or its grades were edited.
         LabelError: As `Labelling.label`.
     """
@@ -120,7 +121,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
 
 
 def _draw(run: Run, source: str, count: int) -> dict[str, _Drawn]:
-    """Draw the sample of a source, by decision."""
+    """Sample kept and dropped documents of a source; returns the samples by decision."""
     found: dict[str, list[_One]] = {name: [] for name in _NAMES}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         for row in read_graded(shard.graded).rows():
@@ -160,7 +161,7 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
 
 
 def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:
-    """Aggregates of the records that are labels, float64 `[labels]`."""
+    """Aggregates of the records that hold scores, float64 `[labels]`."""
     parsed = [record for record in records if record["ok"]]
     scale = one_scale(parsed, where)
     scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]

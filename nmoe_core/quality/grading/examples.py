@@ -24,7 +24,7 @@ def look_at_labels(
 
     `disagreements` are the documents on which the student differs most from the oracle; the
     student's score is added. Raises LabelError if labels are not merged (E-LABEL-MISSING), or if
-    the student was not reported on the current labels (E-LABEL-MIXED).
+    the student's file has no scores of the current labels (E-LABEL-MIXED).
     """
     _, records = read_label_file(run.tree.merged_labels(split))
     records = all_corrected(records, read_corrections(run.tree))
@@ -55,11 +55,11 @@ def _student_scores(run: Run, split: str) -> dict[str, float]:
     known = loaded.header.get("labels") or {}
     if split not in loaded.scores or known.get(f"labels_{split}") != labels.digest:
         raise LabelError(
-            "the student has no report on these labels",
+            "the student was not measured on these labels",
             where=run.tree.student,
             found=f"labels of {', '.join(loaded.scores) or 'no split'}",
             expected=f"the current labels of {split}",
-            do="run nmoe train student; it is reported on val and test",
+            do="run nmoe train student, which measures the student on val and test",
             code="E-LABEL-MIXED",
         )
     values = labels.scale.aggregate(loaded.scores[split])

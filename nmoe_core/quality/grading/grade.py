@@ -1,13 +1,13 @@
 """Grades documents: `quality_scores.jsonl` in the input's order, `summary.json` last.
 
-Rows are computed in bounded buffers and appended to a partial file. Memory therefore hardly grows
-with the input, and a killed grading resumes at the last whole buffer and writes the same bytes. A
-current output is not rewritten.
+Rows are computed in bounded buffers and appended to a partial file. So memory hardly grows with the
+input, and a killed grading resumes at the last whole buffer. The resumed grading writes the same
+bytes. If the output is current, it is not rewritten.
 
 The last digits of a score depend on the other documents in the batch. So scores of an earlier
 grading are reused only for whole batches: the same texts in the same order, scored by the same
-backbone and heads (single documents if `batch_size` is 1). A note beside the rows names each batch
-by the SHA-256 of its tokens.
+backbone and heads. (If `batch_size` is 1, a batch is one document.) A file beside the rows lists
+the batches by the SHA-256 of their tokens.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ NOTE_NAME = ".quality_scores.batches.json"
 class Grader:
     """A scorer and its calibration; one grader can grade many inputs.
 
-    With `early_exit`, documents below `tau_student` leave before the probe, and documents below
-    `tau_probe` before the judge; a student that grades alone has no early exit. `languages` maps
-    document ids to languages, if thresholds differ by language.
+    With `early_exit`, documents below `tau_student` are dropped before the probe runs, and
+    documents below `tau_probe` before the judge runs. A student that grades alone has no early
+    exit. `languages` maps document ids to languages, if thresholds differ by language.
     """
 
     scorer: Scorer
@@ -74,8 +74,8 @@ class Grader:
         allow_foreign: bool = False,
     ) -> Grader:
         """Pair a scorer with the calibration that was fitted for it; `allow_foreign` accepts a
-        calibration that names no scorer. Raises CalibrationError if it was fitted for another
-        scorer (E-CALIBRATION-HEADS)."""
+        calibration that names no scorer. Raises CalibrationError if the calibration was fitted for
+        another scorer (E-CALIBRATION-HEADS)."""
         calibration.require_heads(scorer.digest, allow_foreign=allow_foreign)
         if early_exit:
             calibration.require_student(scorer.student_digest)
@@ -113,7 +113,7 @@ class Grader:
 def grade_fingerprints(
     documents: Fingerprints, digests: Mapping[str, str], max_ctx: int, early_exit: bool
 ) -> Fingerprints:
-    """Fingerprints of grades; needs no model.
+    """Fingerprints of grades; no model is loaded.
 
     `documents` are the input's fingerprints; `digests` are the scorer's (`Scorer.fingerprints`) and
     the digest of the `calibration`.
@@ -130,12 +130,12 @@ def grade_rows(
 ) -> Iterator[Row]:
     """Rows of `quality_scores.jsonl`: each decision, with every number that it depends on.
 
-    For a document that left early, `scores` is null, `aggregated` comes from the grader at which it
-    left (student or probe), and the decision is `drop`. The probe's fields are null if the document
-    left at the student or the student grades alone. Keys `q_student` and `student_scores` are added
-    if the student scores first. A document without finite states has `aggregated` 0, the decision
-    `drop`, and the reason under the key `failed`. The key `group`, from `groups`, is added if
-    sources or languages have their own thresholds.
+    For a document that exited early, `scores` is null, `aggregated` is the aggregate of the grader
+    that dropped it (student or probe), and the decision is `drop`. The probe's fields are null if
+    the student dropped the document, or if the student grades alone. Keys `q_student` and
+    `student_scores` are added if the student scores first. A document without finite states has
+    `aggregated` 0, the decision `drop`, and the reason under the key `failed`. If sources or
+    languages have their own thresholds, the key `group` holds the document's group, from `groups`.
     """
     by_name = calibration.scale.by_name
     q_student, q_probe = map(calibration.aggregate, (scores.student, scores.probe))
@@ -188,8 +188,8 @@ def grade_documents(
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current
     tokens_before = scorer.tokens_processed
-    # The batch size changes the last digits of scores, so it is part of the fingerprint. Files keep
-    # the key's old name.
+    # The batch size changes the last digits of scores, so it is part of the fingerprint. Files use
+    # the key's old name, so that fingerprints of earlier versions stay equal.
     made_from = {**fingerprints, "max_batch": str(scorer.batch_size)}
     with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
         known = _known_scores(out_dir, scorer)
@@ -234,8 +234,8 @@ def grade_documents(
 
 
 def _known_scores(directory: Path, scorer: Scorer) -> HeadScores | None:
-    """Read the scores and batches of the committed grading by this scorer; 90 bytes of memory per
-    document."""
+    """Read the scores and batches of the committed grading, if this scorer made it. Takes 90 bytes
+    of memory per document."""
     note = read_sealed(directory / NOTE_NAME)
     if note is None or note["scored_by"] != scorer.scored_by:
         return None

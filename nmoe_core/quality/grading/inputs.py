@@ -1,4 +1,4 @@
-"""Inputs to grade: documents of token shards, by id and without tokenising again, or JSONL text."""
+"""Inputs of grading: documents of token shards, whose tokens are read directly, or JSONL text."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,8 @@ from nmoe_core.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class GradeDocument:
-    """One document: its id, its source, and the token ids that heads see, uint32 `[1..max_ctx]`."""
+    """One document: its id, its source, and the token ids that heads read, uint32
+    `[1..max_ctx]`."""
 
     doc_id: str
     source: str

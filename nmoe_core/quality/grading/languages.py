@@ -58,7 +58,8 @@ def shard_languages(tree: Tree) -> Languages:
     def languages(doc_ids: Sequence[str]) -> list[str]:
         paths = [tree.shard_of(parse_doc_id(doc_id).rel) for doc_id in doc_ids]
         found = np.empty(len(doc_ids), object)
-        # Labels name documents of all shards in any order: look them up shard by shard.
+        # Labels are in any order over all shards, so look up the documents' languages shard by
+        # shard.
         for i in sorted(range(len(doc_ids)), key=lambda i: paths[i].directory):
             found[i] = of_shard(paths[i])[doc_ids[i]]
         return found.tolist()

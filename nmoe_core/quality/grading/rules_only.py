@@ -27,7 +27,7 @@ def require_grader(run: Run) -> GraderKind | Literal["auto"]:
             "this run has no grader",
             where=run.path,
             found='[grading] grader = "none"',
-            do="name a grader there: student, auto or hydra",
+            do="set [grading] grader to student, auto or hydra",
         )
     return asked
 

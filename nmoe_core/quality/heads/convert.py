@@ -1,8 +1,8 @@
 """Converts pickled head weights of the two published forms (docs/hydra.md has their tensors).
 
-torch's weights-only reader loads the pickle, so no code in the file runs. An archive of compressed
-members, which torch does not write, is refused. A file of the second form holds its tensors in one
-dictionary, or in one dictionary per part.
+torch's weights-only reader loads the pickle, so no code in the file runs. An archive with
+compressed members is refused, because torch writes no such archives. A file of the second form
+holds its tensors in one dictionary, or in one dictionary per part.
 """
 
 import pickle
@@ -92,7 +92,8 @@ def _known_form(
 ) -> tuple[dict[str, Tensor], ProbeArch | JudgeArch]:
     """The tensors, renamed to this project's names, and the shape of the head."""
     if "gate.weight" in tensors:
-        # The gate gives one score. Five equal scores have that aggregate for any weights.
+        # The gate gives one score. It is converted to five equal scores, whose aggregate equals
+        # this score for any weights.
         weight = tensors["gate.weight"]
         bias = tensors["gate.bias"]
         if weight.shape[0] != 1:

@@ -1,8 +1,8 @@
-"""Documents to backbone states: the one path that training, calibration and grading share.
+"""Computes backbone states of documents; training, calibration and grading all use this module.
 
-Documents of similar length are padded on the right and run as one batch. Document lengths tell
-which positions are padding; token values do not. A document whose states contain NaN or infinity
-fails; if more than a few documents fail, that is an error.
+Documents of similar length are padded on the right and run as one batch. Padding is recognised by
+the lengths of documents, not by token values. A document fails if its states contain NaN or
+infinity. If more than a few documents fail, an error is raised.
 
 Pooled states of training documents are cached on disk in parts (11.5 kB per document at 2,880
 dimensions), so the next training needs no backbone pass. States at every position are cached in
@@ -34,8 +34,8 @@ PART_DOCUMENTS = 2048
 class Batch:
     """Documents padded together.
 
-    `rows` are their positions among the given documents; `input_ids` is int64 `[B, T]`, `lengths`
-    int64 `[B]`.
+    `rows` are the positions of the batch's documents among all given documents; `input_ids` is
+    int64 `[B, T]`, `lengths` int64 `[B]`.
     """
 
     rows: list[int]
@@ -43,7 +43,7 @@ class Batch:
     lengths: Tensor
 
     def only(self, stays: list[int], hidden: Tensor) -> tuple[Tensor, Batch]:
-        """Select the documents `stays`, padded to the longest of them."""
+        """Select the documents at positions `stays`, padded to the longest of them."""
         if len(stays) == len(self.rows):
             return hidden, self
         lengths = self.lengths[stays]
@@ -82,8 +82,7 @@ def device_of(model: Transformer) -> torch.device:
 
 
 def arithmetic(model: Transformer) -> str:
-    """The backbone's weight dtype and kind of device, and the MoE backend if a setting names
-    one."""
+    """The backbone's weight dtype and kind of device, and the MoE backend if one is configured."""
     weights = next(model.parameters())
     way = model.runtime.experts.name
     return f"{weights.dtype} {weights.device.type} {way}".rstrip()
@@ -96,12 +95,12 @@ def finite_states(
     failed: dict[int, str],
     start: Residual | None = None,
 ) -> tuple[Tensor, Batch]:
-    """The residual after block `tap`, `[B, T, H]`, for the documents whose states are all finite,
-    and the batch of those documents.
+    """The residual stream after block `tap`, `[B, T, H]`, of the documents whose states are all
+    finite, and the batch of these documents.
 
-    Non-finite values are counted first, before a mask, mean or clamp can hide them. For every other
-    document, `failed` gets the reason by row. With `start`, only the blocks after that residual
-    run.
+    Non-finite values are counted before a mask, mean or clamp can hide them. For each document with
+    non-finite states, the reason is added to `failed`, by row. If `start` is given, only the blocks
+    after that residual run.
     """
     inputs = batch.input_ids if start is None else start
     _, states = model(inputs, batch.lengths, return_hidden_states=(tap,), no_logits=True)
@@ -126,7 +125,7 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Mean state per document, padding excluded, in float32: `[B, T, H]` to `[B, H]`."""
     mask = position_mask(lengths, hidden.shape[1])[:, :, None]
-    # Select with `where`: multiplying by zero would keep a NaN of the padding.
+    # Use `where`: if the padding holds NaN, multiplying by zero would give NaN.
     total = torch.where(mask, hidden.float(), 0.0).sum(dim=1)
     return total / lengths[:, None]
 

@@ -1,11 +1,11 @@
 """The training loops of both heads: seeded and single-threaded, so equal inputs give equal bytes.
 
-Recipe: AdamW, linear warm-up over min(500, a tenth of all steps) that starts at 1/warm-up, then a
-constant rate, gradients clipped to norm 1. A batch of more than `PASS_TOKENS` padded tokens runs in
-several passes, whose gradients are added up. One pass (or one longer document) therefore bounds the
-memory: 60 kB per token at the default widths, 2 GB in all. Targets are clamped, predictions are
-not: a clamped prediction has no gradient where it is most wrong. A loss that is not finite ends the
-training.
+Recipe: AdamW with gradients clipped to norm 1. The learning rate rises linearly over the first
+min(500, a tenth of all) steps, and is then constant. A batch of more than `PASS_TOKENS` padded
+tokens runs in several passes, whose gradients are added up. So the memory is that of one pass (or
+of one longer document): 60 kB per token at the default widths, 2 GB in all. Targets are clamped.
+Predictions are not, because a clamped prediction has no gradient outside the scale. If a loss is
+not finite, training fails.
 """
 
 import itertools
@@ -46,8 +46,8 @@ _OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 class TrainingState:
     """State from which a killed training resumes: weights, optimiser, generators and losses.
 
-    The file is written at most once per `SAVE_INTERVAL_S`. A damaged file, or one with other
-    fingerprints, is ignored. On a CPU a resumed training gives the same bytes as an uninterrupted
+    The file is written at most once per `SAVE_INTERVAL_S`. A file that is damaged or has other
+    fingerprints is ignored. On a CPU a resumed training gives the same bytes as an uninterrupted
     one.
     """
 
@@ -117,7 +117,7 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
 
 
 def _batches(lengths: list[int], recipe: Recipe) -> Iterator[list[int]]:
-    """Draw random batches that visit each document once per epoch; documents are sorted by length
+    """Yield random batches; each epoch uses each document once. Documents are sorted by length
     within pools of 16 batches."""
     size = recipe.batch_size
     pool_size = recipe.batch_size * POOL_BATCHES
@@ -240,7 +240,7 @@ def _backward(
     head: nn.Module,
     step: int,
 ) -> float:
-    """Add up the gradients of a batch's mean loss, pass by pass; returns that loss."""
+    """Add up the gradients of a batch's mean loss, pass by pass; returns the mean loss."""
     total = 0.0
     num_good = 0
     for part in _passes(rows, lengths):
@@ -259,7 +259,7 @@ def _backward(
         num_good = num_good + count
     if not 0 < num_good < len(rows):
         return total
-    for parameter in head.parameters():  # documents without finite states are not in the count
+    for parameter in head.parameters():  # only documents with finite states are counted
         if parameter.grad is not None:
             parameter.grad.mul_(len(rows) / num_good)
     return total * len(rows) / num_good

@@ -1,9 +1,9 @@
 """Head files: `hydra_probe.safetensors` and `hydra_judge.safetensors`.
 
-They are read and written as arrays, without torch. The one metadata entry, `nmoe`, is a JSON header
-that names the inputs of the head. Equal weights and an equal header give equal bytes. A head is
-loaded only for the backbone it was trained on. Pickles are refused, because reading a pickle can
-run code.
+Head files are read and written as arrays, without torch. Their only metadata entry, `nmoe`, is a
+JSON header that names the inputs of the head. Equal weights and an equal header give equal bytes. A
+head is only loaded for the backbone on which it was trained. Pickles are refused, because reading a
+pickle can run code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], key: str, header: Header, has_card: bool = False
 ) -> str:
     """Write tensors, with their digest and the checksummed header in the metadata entry `key`;
-    return the file's SHA-256. The card is written before the head, so every current head has its
+    return the file's SHA-256. The card is written before the head, so every current head has a
     card."""
     stored = {name: np.require(value, requirements="C") for name, value in tensors.items()}
     full = sealed(header | {"tensors_sha256": tensors_digest(stored)})
@@ -62,9 +62,9 @@ def write_tensors(
 
 
 def read_tensors(path: Path, key: str, with_weights: bool = True) -> tuple[Any, Arrays]:
-    """Read the header and tensors that `write_tensors` wrote, without checking them; no tensors if
-    `with_weights` is false. Raises OSError, SafetensorError, KeyError, TypeError or ValueError if
-    `write_tensors` did not write the file.
+    """Read the header and tensors that `write_tensors` wrote, without checking them; if
+    `with_weights` is false, tensors are not read. Raises OSError, SafetensorError, KeyError,
+    TypeError or ValueError if `write_tensors` did not write the file.
     """
     with safe_open(regular(str(path)), framework="np") as file:
         header = json_value((file.metadata() or {})[key])
@@ -132,7 +132,7 @@ def read_head(path: Path) -> tuple[Header, Arrays]:
     """Read the header and tensors of a head file. Raises HeadError as `read_header`, and if the
     tensors were changed (E-HEAD-CHANGED)."""
     header, tensors = _read(path, with_weights=True)
-    expected = header.get("tensors_sha256")  # older formats lack it
+    expected = header.get("tensors_sha256")  # older formats lack this field
     if expected is not None and (found := tensors_digest(tensors)) != expected:
         raise HeadError(
             "the head's weights were changed after training",
@@ -159,19 +159,21 @@ def _read(path: Path, with_weights: bool) -> tuple[Header, Arrays]:
         required=header["format"] == HEAD_FORMAT,
         code="E-HEAD-CHANGED",
         error=HeadError,
-        do="it was edited or damaged: restore it, or train the head again",
+        do="the file was edited or damaged: restore it, or train the head again",
     )
     return header, tensors
 
 
 def _require_safe(path: Path) -> None:
-    """Refuse a missing file, and a pickle at this path or beside it."""
-    # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in their own tool.
+    """Raise HeadError if the file is missing, or if this file or a file beside it is a pickle."""
+    # Sorted so that `hydra_probe_phase_c.pt` comes before `hydra_probe.pt`, as in the published
+    # tool.
     pickles = sorted(path.parent.glob(f"{path.stem}*.pt"), reverse=True)
     if path.is_file():
         with open_file(path) as file:
             start = file.read(9)
-        # A safetensors header of 640 bytes starts as a pickle does; its JSON follows at byte 8.
+        # A safetensors file with a header of 640 bytes begins with the same bytes as a pickle, but
+        # its JSON header begins at byte 8.
         pickles = [path] if start.startswith(_PICKLE_STARTS) and start[8:] != b"{" else []
     if pickles:
         raise HeadError(
@@ -231,7 +233,7 @@ def result_of(path: Path, header: Header, **more: int) -> Result:
 
 def bad_format(path: Path, found: str) -> HeadError:
     return HeadError(
-        "not a head file",
+        "the file is not a head file",
         where=path,
         found=" ".join(found.split())[:200],
         expected=f"a {HEAD_FORMAT} file whose tensors have the shapes of its header",
@@ -241,7 +243,7 @@ def bad_format(path: Path, found: str) -> HeadError:
 
 
 def scale_of_head(path: Path, header: Header, num_scores: int) -> Scale:
-    """The scale of a head's scores. Raises HeadError if the header names no scale, or one with
+    """The scale of a head's scores. Raises HeadError if the header names no scale, or the scale has
     another number of scores (E-HEAD-FORMAT)."""
     try:
         scale = Scale.read(header.get("scale"))
@@ -263,7 +265,8 @@ class LoadedHead(NamedTuple):
 
 
 def context_of(path: Path) -> int:
-    """How many tokens per document a head was trained on. Raises HeadError as `read_header`."""
+    """The number of tokens per document on which a head was trained. Raises HeadError as
+    `read_header`."""
     max_ctx = read_header(path).get("max_ctx")
     if type(max_ctx) is not int or max_ctx < 1:
         raise bad_format(path, f"max_ctx {max_ctx!r}"[:80])
@@ -297,7 +300,7 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
             "the head was trained on another number of tokens per document",
             where=path,
             found=f"max_ctx {max_ctx} requested",
-            expected=f"{header.get('max_ctx')} as in training",
+            expected=f"max_ctx {header.get('max_ctx')}, as in training",
             do="use the same max_ctx, or train the heads again",
             code="E-HEAD-CONTEXT",
         )
@@ -317,5 +320,5 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
 
 
 def heads_digest(probe_digest: str, judge_digest: str) -> str:
-    """One digest for a pair of head files."""
+    """The digest of a pair of head files."""
     return sha256_json({"probe": probe_digest, "judge": judge_digest})

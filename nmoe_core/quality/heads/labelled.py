@@ -1,4 +1,5 @@
-"""The labels of one training: heads are fitted on train; val and test are only reported on."""
+"""The labels of one training: heads are fitted on train; val and test are only used for reported
+figures."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +24,9 @@ Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
 
 
 class Reported(NamedTuple):
-    """What a training reports: `metrics` on val and `test_metrics`, each empty without labels; and
-    the digests of contents that may not be measured on, which are train and its near copies."""
+    """The figures that a training reports: `metrics` on val and `test_metrics`, each empty without
+    labels; and the digests of contents that later metrics must exclude: train and its near
+    copies."""
 
     figures: dict[str, dict[str, Any]]
     contents: np.ndarray
@@ -36,11 +38,11 @@ class Labelled:
     Attributes:
         train: Labels to fit on.
         reported: Labels of val and test, by split, if given.
-        use_salvaged: Whether salvaged labels are among them.
+        use_salvaged: Whether salvaged labels are included.
 
     Raises:
         LabelError: Labels are missing or mixed, or val has another scorer (E-LABEL-...).
-        HeadError: Too few labels (E-HEAD-FEW), or all alike (E-HEAD-CONSTANT).
+        HeadError: There are too few labels (E-HEAD-FEW), or all are equal (E-HEAD-CONSTANT).
     """
 
     def __init__(self, files: Mapping[str, Path | None], use_salvaged: bool) -> None:
@@ -79,8 +81,8 @@ class Labelled:
         predict: Predict,
         student: Mapping[str, np.ndarray] | None = None,
     ) -> Reported:
-        """Measure agreement on val and test. Documents whose content, or a near copy of it, is in
-        train (for test: in train or val) are excluded.
+        """Measure agreement on val and test. Documents are excluded if their content, or a near
+        copy of it, is in train (for test: in train or val).
 
         `fitted` are the documents of train; `student` has the student's scores by split.
         """

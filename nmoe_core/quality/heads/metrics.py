@@ -1,7 +1,8 @@
-"""Agreement of a trained head with the oracle on documents it was not fitted on; its card.
+"""The agreement of a trained head with the oracle on documents on which it was not fitted, and the
+head's card.
 
-Documents are compared by the tokens that heads see (`DocumentTokens.digests`), not by their ids: a
-corpus holds the same text under several ids, in train and in val.
+Documents are compared by the tokens that heads read (`DocumentTokens.digests`), not by their ids,
+because a corpus may hold the same text under several ids, in train and in val.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spe
 from nmoe_core.labels.scores import rounded
 
 MIN_DOCUMENTS = 3
-TOP_SHARE = 0.2  # share of the documents in the best, or the worst, fifth
+TOP_SHARE = 0.2  # size of the best and of the worst fifth of the documents
 
 
 class HeldOut(NamedTuple):
     """Documents to measure on.
 
-    `rows` is bool `[N]`. `num_seen` documents are excluded because their content was seen before,
-    `num_repeated` because an earlier document has the same content.
+    `rows` is bool `[N]`. `num_seen` documents are excluded because their content was used in
+    training, `num_repeated` because an earlier document has the same content.
     """
 
     rows: np.ndarray
@@ -167,8 +168,8 @@ def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
 
 
 def require_same_scorer(labels: Labels, scorer: Scorer) -> None:
-    """Refuse held-out labels if another scorer made the training labels. Raises LabelError
-    (E-LABEL-MIXED)."""
+    """Check that the same scorer made the held-out labels and the training labels. Raises
+    LabelError (E-LABEL-MIXED)."""
     if labels.doc_ids and labels.scorer != scorer:
         raise LabelError(
             "held-out labels have another scorer or rubric",
@@ -199,7 +200,7 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
         "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
         f"rubric {header['rubric_hash']}",
         "labels": f"{training['num_documents']} documents, "
-        f"{training['num_salvaged_left_out']} salvaged ones left out, "
+        f"{training['num_salvaged_left_out']} salvaged labels excluded, "
         f"SHA-256 {header['labels_digest']}",
         "training": f"{steps}, settings {header['settings']}",
     }
@@ -219,10 +220,10 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         return []
     lines = [
         f"Agreement with the oracle on {metrics['n']} {split} documents, with 95 % intervals "
-        "that are approximate; none below 10 documents.",
-        f"Left out: {metrics['num_trained_on']} whose content was used before, "
-        f"{metrics.get('num_near_copies', 0)} of them near copies of one that was; "
-        f"{metrics['num_repeated']} that repeat another's.",
+        "that are approximate; no intervals below 10 documents.",
+        f"Excluded: {metrics['num_trained_on']} documents whose content was used in training, "
+        f"{metrics.get('num_near_copies', 0)} of them near copies of a training document; "
+        f"{metrics['num_repeated']} documents that repeat the content of another document.",
         "",
         "| score | Spearman | within source | MAE | R2 | QWK |",
         "|---|---|---|---|---|---|",
@@ -238,14 +239,14 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     lines += ["", f"Spearman from {only}."]
     if "auc_better_half" in metrics:
         lines.append(
-            f"A document of the oracle's better half is placed above one of the other half with "
-            f"probability {_cell(metrics, 'auc_better_half')}; of the fifth placed highest, "
+            f"A document of the oracle's better half scores above one of the other half with "
+            f"probability {_cell(metrics, 'auc_better_half')}; of the highest-scored fifth, "
             f"{_cell(metrics, 'precision_top_fifth')} is in the oracle's best fifth "
             f"({metrics['chance_top_fifth']:.3f} by chance)."
         )
     if "false_drops_bottom_fifth" in metrics:
         lines.append(
-            f"Of the fifth placed lowest ({max(1, round(TOP_SHARE * metrics['n']))} documents), "
+            f"Of the lowest-scored fifth ({max(1, round(TOP_SHARE * metrics['n']))} documents), "
             f"{_cell(metrics, 'false_drops_bottom_fifth')} is in the "
             f"oracle's better half ({metrics['chance_bottom_fifth']:.3f} by chance)."
         )

@@ -74,7 +74,7 @@ class Judge(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Scores of both passes, `[B, D]` each, for training.
 
-        Only the second pass sees `teacher`: the oracle's scores `[B, D]`, scaled to 0..1.
+        Only the second pass uses `teacher`: the oracle's scores `[B, D]`, scaled to 0..1.
         """
         tokens, is_padding = self._tokens(hidden, lengths)
         encoded = self.enc0(tokens, src_key_padding_mask=is_padding)
@@ -111,7 +111,8 @@ def _encoder_layer(arch: JudgeArch) -> nn.TransformerEncoderLayer:
     layer = nn.TransformerEncoderLayer(
         arch.mid_dim, arch.num_heads, arch.ffn_dim, dropout=DROPOUT, batch_first=True
     )
-    # With dropout on attention weights, torch would hold all T x T of them for every head.
+    # With dropout on attention weights, torch would hold a T x T matrix of weights for every
+    # attention head.
     layer.self_attn.dropout = 0.0
     return layer
 
@@ -129,8 +130,9 @@ def _at_query(layer: nn.TransformerEncoderLayer, tokens: Tensor, is_padding: Ten
 
 
 def head_of(arch: ProbeArch | JudgeArch, tensors: Mapping[str, Tensor]) -> Probe | Judge:
-    """A head with these weights, in float32. A wrong shape is refused before memory is allocated.
-    Raises ValueError if no head can have the shape, or the weights do not fit it."""
+    """Make a head with these weights, in float32. Shapes are checked before memory is allocated.
+    Raises ValueError if no head can have the shape `arch`, or if the weights do not have this
+    shape."""
     try:
         with torch.device("meta"):
             head = Probe(arch) if isinstance(arch, ProbeArch) else Judge(arch)

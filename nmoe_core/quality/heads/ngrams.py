@@ -18,7 +18,7 @@ NUM_COLUMNS = 1 << 18
 NUM_SCALARS = 4
 SCALAR_WEIGHT = 0.25
 MAX_DEVIATIONS = 3.0
-_PAIR = np.uint64(0xD1342543DE82EF95)  # odd factor, so that (a, b) and (b, a) hash apart
+_PAIR = np.uint64(0xD1342543DE82EF95)  # odd factor: (a, b) and (b, a) get different hashes
 
 
 class TokenTable(NamedTuple):

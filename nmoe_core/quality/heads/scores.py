@@ -1,8 +1,8 @@
-"""What graders read (the first `max_ctx` tokens of a document, without the EOS), the scores that
-they return, and their interface: `Scorer`.
+"""The input of graders (the first `max_ctx` tokens of each document, without the EOS), the scores
+that graders return, and their interface, `Scorer`.
 
-Calibration and grading use the same `Scorer`, so thresholds apply to the scores they were fitted
-on.
+Calibration and grading use the same `Scorer`, so thresholds are applied to the same scores on which
+they were fitted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ ExitRule = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class DocumentTokens:
-    """Documents as the heads see them: ids, and the tokens of each document, uint32
-    `[1..max_ctx]`."""
+    """Documents as heads read them: ids, and the tokens of each document, uint32 `[1..max_ctx]`."""
 
     names: Sequence[str]
     tokens: Sequence[np.ndarray]
@@ -77,7 +76,7 @@ class Corpus:
 def as_seen(
     tokens: np.ndarray, eos_token_id: int, max_ctx: int, model: ModelIds | None = None
 ) -> np.ndarray:
-    """The part of a document that heads see; for an empty document, the EOS."""
+    """The tokens of a document that heads read; for an empty document, the EOS."""
     if model is not None:
         tokens = model(tokens, max_ctx)
         eos_token_id = model.eos_token_id
@@ -85,11 +84,11 @@ def as_seen(
 
 
 def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
-    """Fail if so many of `num_documents` failed that the backbone must be the cause, not the
-    documents.
+    """Raise an error if so many of `num_documents` documents failed that the cause must be the
+    backbone, not the documents.
 
     `failed` maps the id of each failed document to the reason. Raises HeadError if all documents
-    failed, or more than ten and more than one in a hundred (E-HEAD-NONFINITE).
+    failed, or if more than ten documents and more than one in a hundred failed (E-HEAD-NONFINITE).
     """
     allowed = min(max(MAX_FAILED, MAX_FAILED_SHARE * num_documents), num_documents - 1)
     if len(failed) <= allowed:
@@ -107,8 +106,8 @@ def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one CPU thread inside the context: sums then have one order, so results have
-    equal bytes.
+    """Run torch on one CPU thread inside the context. Sums are then always computed in the same
+    order, so equal inputs give equal bytes.
 
     To use several cores, run several processes, each with its own shards.
     """
@@ -123,8 +122,9 @@ def one_thread() -> Iterator[None]:
 
 
 class ExitRules(NamedTuple):
-    """Rules that select the documents that leave early, bool `[B]`, given stored scores `[B, D]` of
-    the student or the probe and the positions of the documents in the call."""
+    """Two functions that decide which documents exit early. Each takes stored scores `[B, D]` (of
+    the student or of the probe) and the documents' positions in the argument of `score`, and
+    returns bool `[B]`."""
 
     student: ExitRule
     probe: ExitRule
@@ -136,11 +136,11 @@ class HeadScores:
     decimals.
 
     `probe`, `judge` and `student` are float64 `[N, D]`, NaN if the grader did not score the
-    document. `exited` (bool `[N]`) marks documents that left before the judge; a document that left
-    at the student has no probe scores either. `failed` maps a row to the reason why the document
-    has no scores; after a failure behind the probe, the probe scores stay. `batches` maps a
-    `batch_key` to the rows that ran together; `ran` lists the rows that were scored now, not
-    reused.
+    document. `exited` (bool `[N]`) marks documents that were dropped before the judge ran; a
+    document that the student dropped has no probe scores either. `failed` maps a row to the reason
+    why the document has no scores; if the failure came after the probe, the row keeps its probe
+    scores. `batches` maps a `batch_key` to the rows that ran together; `ran` lists the rows that
+    were scored by this call, not reused.
     """
 
     probe: np.ndarray
@@ -172,13 +172,13 @@ class Scorer(Protocol):
 
     @property
     def max_ctx(self) -> int:
-        """Tokens that it reads per document."""
+        """Number of tokens that the grader reads per document."""
         ...
 
     @property
     def digest(self) -> str:
-        """The digest of the grader; a calibration names the digest that its thresholds were fitted
-        for."""
+        """The digest of the grader; a calibration names the digest of the grader for which its
+        thresholds were fitted."""
         ...
 
     @property
@@ -188,7 +188,7 @@ class Scorer(Protocol):
 
     @property
     def scale(self) -> Scale:
-        """The scale of its scores."""
+        """The scale of the grader's scores."""
         ...
 
     @property
@@ -204,12 +204,12 @@ class Scorer(Protocol):
 
     @property
     def scorer_model(self) -> str:
-        """The oracle that made its training labels."""
+        """The oracle that made the training labels."""
         ...
 
     @property
     def train_contents(self) -> np.ndarray:
-        """Digests of its training documents; see `Heads`."""
+        """Digests of the training documents; see `Heads`."""
         ...
 
     @property

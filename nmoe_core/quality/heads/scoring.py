@@ -1,9 +1,9 @@
 """Runs documents through the backbone and both heads, with an early exit before each head.
 
-If a student scores first, the documents that it drops do not reach the backbone. The others run
-through the blocks up to the probe's tap, and documents that leave at the probe stop there. The rest
-are repacked and continue from the same states to the judge's tap. Each block therefore runs once
-per document, and never for a document that has left.
+If a student scores first, the documents that it drops do not reach the backbone. The other
+documents run through the blocks up to the probe's tap. Documents that the probe does not drop are
+packed into new batches, and continue from the same states to the judge's tap. So each block runs at
+most once per document, and not for dropped documents.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Heads:
 
 def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) -> Heads:
     """Load both heads of a directory for a backbone and `max_ctx` tokens per document, by default
-    as in training. Raises HeadError as `load_head` for either file, and if the files are not a
-    probe and a judge, or the judge reads an earlier block than the probe (E-HEAD-FORMAT)."""
+    as in training. Raises HeadError as `load_head` for either file, and also if the files are not a
+    probe and a judge, or if the judge reads an earlier block than the probe (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
     if max_ctx is None:
         max_ctx = context_of(paths[0])
@@ -88,8 +88,8 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
 class HeadScorer:
     """The backbone and both heads; a batch has `batch_size` documents.
 
-    If `student` is given, it scores first. It was fitted on the same labels and reads the same
-    token ids.
+    If `student` is given, the student scores first. It must have been fitted on the same labels and
+    read the same token ids.
     """
 
     model: Transformer
@@ -150,10 +150,10 @@ class HeadScorer:
     ) -> HeadScores:
         """Score documents with the student, if given, and with both heads.
 
-        `exits` selects the documents that leave early; without it all reach the judge. `known` are
-        earlier scores by the same backbone and heads: a batch with the same documents and the same
-        exits is reused as a whole. Raises HeadError if a score is not finite although the states
-        are (E-HEAD-NONFINITE).
+        `exits` selects the documents that exit early; if it is None, the judge scores all
+        documents. `known` are earlier scores by the same backbone and heads: the scores of a batch
+        are reused if the batch has the same documents and the same early exits. Raises HeadError if
+        a score is not finite although the states are (E-HEAD-NONFINITE).
         """
         exits = exits or ExitRules(*2 * [lambda scores, rows: np.zeros(len(rows), np.bool_)])
         known = known or HeadScores.empty(0, len(self.scale))

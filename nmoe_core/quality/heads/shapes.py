@@ -1,4 +1,5 @@
-"""Shapes of the heads, the blocks that they read, and the training schedule. Needs no torch."""
+"""Shapes of the heads, the blocks that they read, and the training schedule. This module does not
+import torch."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
     """The shape in a header.
 
     Raises:
-        TypeError: The value is not a table, or fields are missing, unknown or of another type.
+        TypeError: The value is not a table, or a field is missing, unknown or of the wrong type.
         ValueError: The kind is neither probe nor judge, or no head can have this size.
     """
     if not isinstance(value, dict):
@@ -93,14 +94,14 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
 
 
 def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """The number of the block that a head reads; by default the usual block for its kind. Raises
-    HeadError if the backbone has no such block (E-HEAD-FORMAT)."""
+    """The number of the block that a head reads; by default the usual block for this kind of head.
+    Raises HeadError if the backbone has no such block (E-HEAD-FORMAT)."""
     depth = model.config.num_hidden_layers
     if tap is None:
         return tap_layers(depth)[kind == "judge"]
     if type(tap) is not int or not 1 <= tap <= depth:
         raise HeadError(
-            "the backbone has no such block to read",
+            "the backbone has no such block",
             where=where,
             found=f"tap {tap!r}"[:80],
             expected=f"1 to {depth}",

@@ -1,10 +1,10 @@
 """The student: a grader without a backbone. It is a ridge regression of the oracle's scores on
 token n-grams.
 
-The penalty minimises the leave-one-out error, which has a closed form and costs one
-eigendecomposition: 4 s for 3,000 labels. With more than `MAX_DUAL` labels, a sample of that size
-chooses the penalty, and conjugate gradients fit all labels. One core scores over 5 million tokens
-per second.
+The ridge penalty minimises the leave-one-out error, which has a closed form and needs one
+eigendecomposition: 4 s for 3,000 labels. If there are more than `MAX_DUAL` labels, the penalty is
+chosen on a sample of `MAX_DUAL` labels, and the weights are fitted on all labels by conjugate
+gradients. One core scores over 5 million tokens per second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,8 +49,8 @@ class Student:
         cuts = np.flatnonzero(np.diff(ends // BLOCK_TOKENS)) + 1
         for start, end in pairwise([0, *cuts.tolist(), len(documents)]):
             features = self.features(documents[start:end], table)
-            # scipy adds up a row in the order of its columns, so other rows do not change its
-            # score.
+            # scipy sums a row in the order of its columns, so the score of a document does not
+            # depend on the other rows.
             yield self.scale.stored(features @ self.weights + self.bias)
 
     def features(self, documents: Sequence[np.ndarray], table: TokenTable) -> Any:
@@ -71,7 +71,7 @@ def fit_student(
     mean = found.mean(0)
     deviation = np.maximum(found.std(0), _LEAST_DEVIATION)
     features = _joined(ngrams(documents, table), standardised(found, mean, deviation))
-    with threadpool_limits(1):  # sums in one order, so that equal inputs give equal bytes
+    with threadpool_limits(1):  # one order of sums, so that equal inputs give equal bytes
         weights, bias, penalty = _fit(features, targets)
     weights = weights.astype(np.float16).astype(np.float64)
     return Student(weights, bias, mean, deviation, penalty, scale)

@@ -75,11 +75,12 @@ def make_student(
     heads_dir: Path,
     use_salvaged: bool = False,
 ) -> Result:
-    """Fit the student and write it with its card; a current student is kept.
+    """Fit the student and write it with its card, unless the existing student is current.
 
     `labels` are merged files by split. The student reads `corpus.max_ctx` tokens per document,
-    which should be as many as the oracle read. The facts are as for a head's training. Raises as
-    `Labelled`, and HeadError if the shards have another tokenizer (E-HEAD-TOKENIZER).
+    which should be as many as the oracle read. The facts of the result are the same as for a head's
+    training. Raises as `Labelled`, and HeadError if the shards have another tokenizer
+    (E-HEAD-TOKENIZER).
     """
     labelled = Labelled(labels, use_salvaged)
     path = heads_dir / STUDENT_NAME
@@ -123,8 +124,8 @@ def make_student(
 
 
 def load_student(path: Path) -> LoadedStudent:
-    """Read a student's file. Raises HeadError as `read_head`, and if the tensors are not those a
-    student has (E-HEAD-FORMAT) or not finite (E-HEAD-NONFINITE)."""
+    """Read a student's file. Raises HeadError as `read_head`, and if the tensors are not the
+    tensors of a student (E-HEAD-FORMAT) or not finite (E-HEAD-NONFINITE)."""
     header, arrays = read_head(path)
     kind = header["arch"].get("kind") if isinstance(header.get("arch"), dict) else None
     shapes = {name: arrays[name].shape for name in _SHAPES if name in arrays}
@@ -149,8 +150,8 @@ def student_beside(heads_dir: Path, digests: Fingerprints) -> LoadedStudent | No
 
 
 def require_tokenizer(data_root: Path, sources: list[str], tokenizer: Tokenizer) -> None:
-    """Refuse shards that another tokenizer made: their ids mean other tokens. Raises HeadError
-    (E-HEAD-TOKENIZER)."""
+    """Check that the shards were made with this tokenizer: ids of another tokenizer mean other
+    tokens. Raises HeadError (E-HEAD-TOKENIZER)."""
     for source in sources:
         found = source_manifest(data_root, source).extra.get("tokenizer_fingerprint")
         if found and found != tokenizer.fingerprint:
@@ -159,7 +160,7 @@ def require_tokenizer(data_root: Path, sources: list[str], tokenizer: Tokenizer)
                 where=data_root / source,
                 found=f"tokenizer {found}",
                 expected=f"{tokenizer.fingerprint} ({tokenizer.name})",
-                do="name the tokenizer of the shards: tokenizer, or --tokenizer",
+                do="set the tokenizer of the shards: key tokenizer, or --tokenizer",
                 code="E-HEAD-TOKENIZER",
             )
 

@@ -1,4 +1,4 @@
-"""The student as the grader: its scores take the judge's place, and no probe runs.
+"""The student as the only grader: its scores are used instead of the judge's, and no probe runs.
 
 Documents do not leave early, and scores of an earlier grading are not reused: one core scores about
 fifty thousand documents per second. `HeadScorer` runs the same scorer before its probe.
@@ -74,7 +74,8 @@ class StudentScorer:
         exits: ExitRules | None = None,
         known: HeadScores | None = None,
     ) -> HeadScores:
-        """Scores of documents in the judge's place; without a probe there is no early exit."""
+        """Score documents; the student's scores are returned as `judge`. No document exits
+        early."""
         scores = HeadScores.empty(len(documents), len(self.scale))
         scores.judge[:] = self.loaded.student.predict(documents.tokens, self.table)
         return scores

@@ -2,8 +2,8 @@
 
 The probe needs one backbone pass: pooled states are cached on disk, and then its epochs take
 seconds. The judge reads every position: its states are cached in memory if they take at most
-`cache_gib`, else computed again for each batch. A killed training resumes. torch is imported only
-when a training runs.
+`cache_gib`, else computed again for each batch. A killed training can resume. torch is imported
+only when a training runs.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ HeadKind = Literal["probe", "judge"]
 class HeadTraining:
     """One training of a head, from merged label files by split.
 
-    The head is fitted on `train`; `val` and `test`, if given, are only reported on, in comparison
-    with the student of the same labels in `heads_dir`. The corpus's `max_ctx` applies, not the
-    table's. Raises as `Labelled` and `load_student`, and HeadError if the tap is not a block of the
-    backbone (E-HEAD-FORMAT).
+    The head is fitted on `train`. On `val` and `test`, if given, it is measured and compared with
+    the student in `heads_dir` that was fitted on the same labels. `max_ctx` is read from the
+    corpus, not from the table. Raises as `Labelled` and `load_student`, and HeadError if the tap is
+    not a block of the backbone (E-HEAD-FORMAT).
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class HeadTraining:
         }
 
     def run(self) -> Result:
-        """Train the head and write it with its card; a current head is kept.
+        """Train the head and write it with its card, unless the existing head is current.
 
         Facts: agreement on val, `labels`, `steps`, `head_steps` and `backbone_tokens` (both 0 if
         the head was current already), `path`. Raises HeadError if states or a loss are not finite
-        (E-HEAD-NONFINITE); then no head is written.
+        (E-HEAD-NONFINITE); in this case no head is written.
         """
         from nmoe_core.quality.heads.features import device_of
         from nmoe_core.quality.heads.fit import TrainingState, reproducible, thin_curve
@@ -145,8 +145,8 @@ class HeadTraining:
     def _fit(
         self, documents: DocumentTokens, state: TrainingState
     ) -> tuple[Probe | Judge, list[float], str, int]:
-        """The head, the loss of each step, where the states were kept, and the number of failed
-        documents."""
+        """Returns the head, the loss of each step, the place of the states, and the number of
+        failed documents."""
         import torch
 
         from nmoe_core.quality.heads.features import TapStates, device_of
@@ -166,7 +166,8 @@ class HeadTraining:
         return judge, losses, held, len(states.failed)
 
     def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
-        """Pooled states of the labelled documents, from the cache on disk if they are there."""
+        """Pooled states of the labelled documents, read from the cache on disk if they are
+        cached."""
         from nmoe_core.quality.heads.features import FEATURE_BATCH, arithmetic, pooled_features
 
         corpus = self.corpus

@@ -85,7 +85,10 @@ def test_a_head_is_measured_on_contents_it_was_not_trained_on(
     assert metrics["n"] == len(fresh) < len(val)
     assert metrics["n"] + metrics["num_trained_on"] + metrics["num_repeated"] == len(val)
     card = (tmp_path / "hydra_probe.md").read_text()
-    assert f"Left out: {metrics['num_trained_on']} whose content was used before" in card
+    assert (
+        f"Excluded: {metrics['num_trained_on']} documents whose content was used in training"
+        in card
+    )
     assert "No figure exists of documents that are untouched" in card
 
 

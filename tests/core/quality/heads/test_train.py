@@ -371,7 +371,7 @@ def test_labels_of_which_most_failed_or_were_salvaged_are_refused_unless_asked_f
     salvaged = sum(record.get("salvaged", False) for record in records)
     assert strict.facts["labels"] == len(records) - salvaged
     card = (tmp_path / "b" / "hydra_probe.md").read_text()
-    assert f"{salvaged} salvaged ones left out" in card
+    assert f"{salvaged} salvaged labels excluded" in card
 
 
 def test_documents_that_the_oracle_does_not_judge_are_no_failed_labels(
