@@ -158,7 +158,7 @@ def test_the_table_names_changed_sources_stale_grades_and_their_dependents(
     lines = {tuple(line.split()[:2]): line for line in text.splitlines() if line.strip()}
     assert lines["prep", "docs/shards"].endswith("input docs/documents")
     assert "not made yet" in text
-    assert "it was edited or damaged: grade again" in lines["grade", "notes/quality_scores"]
+    assert "the file was edited or damaged: grade again" in lines["grade", "notes/quality_scores"]
     assert "made again if its inputs change" in lines["curate", "docs/curated"]
 
 

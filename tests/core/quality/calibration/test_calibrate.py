@@ -65,7 +65,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
     with refused("E-CALIBRATION-HEADS"):
         load_calibration(tmp_path / "named").require_heads(heads.digest)
     unnamed = load_calibration(tmp_path / "out")
-    with refused("E-CALIBRATION-HEADS", "not made from the scores of these heads"):
+    with refused("E-CALIBRATION-HEADS", "does not name the heads for which it was fitted"):
         unnamed.require_heads(heads.digest)
     unnamed.require_heads(heads.digest, allow_foreign=True)
 
