@@ -110,24 +110,22 @@ class LinesBlock(Block):
         return f"{self.file.where}:{self.start.line + row - self.start.row + 1}"
 
     def lines(self) -> list[bytes] | None:
-        """The raw lines; None if the block is one long line."""
-        first = self.start.offset
-        last = self.end.offset
-        if last - first > 2 * BLOCK_BYTES:
+        """The raw lines, none of a blank block; None if the block is one long line."""
+        size_bytes = self.end.offset - self.start.offset
+        if size_bytes > 2 * BLOCK_BYTES:
             return None
         payload = self.payload
         if payload is None:
             with self.file.open() as file:
-                file.seek(first)
-                payload = file.read(last - first)
-        lines = self._unmarked(payload).split(b"\n")
-        return lines if lines[-1] else lines[:-1]
+                file.seek(self.start.offset)
+                payload = file.read(size_bytes)
+        lines = [] if payload.isspace() else self._unmarked(payload).split(b"\n")
+        return lines[:-1] if lines[-1:] == [b""] else lines
 
     def places(self, numbers: Iterable[int]) -> list[str]:
         """The generated ids of these lines, for documents without an id field."""
         prefix = self._prefix()
-        first = self.start.line
-        return [f"{prefix}{first + i}" for i in numbers]
+        return [f"{prefix}{self.start.line + i}" for i in numbers]
 
     def _prefix(self) -> str:
         return encodable(f"{self.reading.source}/{self.file.name}:")
@@ -151,6 +149,8 @@ class LinesBlock(Block):
         ids = found.ids
         texts = found.texts
         for i, raw in lines:
+            if not raw:
+                continue
             is_replaced = is_placed = False
             # Fast path for nearly all records: it saves five calls, a third of the time.
             try:

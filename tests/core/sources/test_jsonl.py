@@ -188,6 +188,19 @@ def test_a_blank_line_takes_about_the_time_of_a_record(tmp_path: Path) -> None:
     assert growth(read, of_records, of_blanks) < 2.5
 
 
+def test_blocks_of_blank_lines_take_less_time_than_records_and_count_in_line_numbers(
+    tmp_path: Path,
+) -> None:
+    """A compressed megabyte may hold a thousand million of them."""
+    (tmp_path / "blank").mkdir()
+    num_lines = 4 * MIB
+    of_records = _source(tmp_path, LINE * 50_000, ".gz")
+    of_blanks = _source(tmp_path / "blank", b"\n" * num_lines + LINE, ".gz")
+
+    assert [record.id for record in records(of_blanks)] == [f"web/a.jsonl:{num_lines}"]
+    assert growth(records, of_records, of_blanks) < 1
+
+
 def test_a_small_zstd_file_does_not_become_one_large_block(tmp_path: Path) -> None:
     line = b'{"text": "' + b"a" * 1000 + b'"}\n'
     source = _source(tmp_path, line * 200_000, ".zst")
