@@ -29,6 +29,7 @@ from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _MOST_CHARS = 64_000_000
+_MOST_RECORDS = 1_000_000  # of few characters or none
 _MOST_SAMPLED = 400
 _LANGUAGE_CHARS = 4000
 
@@ -159,7 +160,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
                 stride = 2 * stride
                 sample = sample[::2]
         num_bytes += block.size_bytes
-        if num_chars >= _MOST_CHARS:
+        if num_chars >= _MOST_CHARS or num_documents + found.unreadable >= _MOST_RECORDS:
             break
     found.is_whole = next(blocks, None) is None
     if not num_documents:

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import importlib
 import json
 import lzma
 import os
@@ -442,3 +443,16 @@ def test_sources_take_files_of_a_valid_split_or_a_part_of_train_but_not_both() -
     plain = spec.model_copy(update={"valid_paths": ()})
     assert spec.reading_digest("train") == plain.reading_digest("train")
     assert spec.reading_digest("valid") != plain.reading_digest("valid")
+
+
+def test_a_survey_stops_after_so_many_records_of_few_characters(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small Parquet file may hold a thousand million nulls."""
+    module = importlib.import_module("nmoe_core.cli.project.survey")
+    monkeypatch.setattr(module, "_MOST_RECORDS", 45, raising=False)
+    put(here / "a-1.jsonl", LINES)
+    put(here / "a-2.jsonl", '{"body": null}\n' * 20)
+    put(here / "a-3.jsonl", LINES + "not JSON\n" * 20)
+    (source,) = init(capsys)["sources"]
+    assert source["unreadable"] == 0
