@@ -1,24 +1,22 @@
 """The stream as map-style data sets of torch: an index is a step or a row of the run."""
 
 import inspect
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Unpack
 
-from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
+from loader.batches import ReadOptions
 from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
 from loader.plan.records import LoaderPlan
 from loader.ranks import data_rank
 from loader.rows.stream import Split
-
-# A sequential sampler starts few passes: one at the start, and one after a resume. With a random
-# sampler about every second row looks like the start of a pass.
-_MOST_STARTS = 4
 
 
 class PlanDataset(Dataset[Any]):
@@ -34,17 +32,19 @@ class PlanDataset(Dataset[Any]):
     ) -> None:
         super().__init__()
         given = {**options}
-        data_rank(rank, world_size)  # refuses an ambiguous rank
         self._ranks = rank, world_size
         # Rank and number of ranks of the process that pickled this object.
         self._starter: tuple[int, int] | None = None
         self.plan = resolve_plan(cfg, *(given.pop(key, None) for key in CACHE_KEYS))
         self._options = {"backend": "torch", "split": split, **given}
+        ReadOptions(*data_rank(rank, world_size), **self._options)  # refuses what is out of range
         self._loader: DeterministicLoader | None = None
+        self._last = -1  # the last index that the current pass has requested
+        self._pass: weakref.ref[_MapDatasetFetcher] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State for another process: the plan and the position, without open files."""
-        return self.__dict__ | {"_loader": None, "_starter": self.own_rank()}
+        return self.__dict__ | {"_loader": None, "_pass": None, "_starter": self.own_rank()}
 
     def own_rank(self) -> tuple[int, int]:
         """Rank and number of ranks of this process, as `data_rank`. A spawned worker cannot detect
@@ -57,6 +57,12 @@ class PlanDataset(Dataset[Any]):
         """Switch to another plan."""
         self.plan = plan
         self._loader = None
+
+    def _starts_pass(self, fetcher: _MapDatasetFetcher) -> bool:
+        """Whether a fetcher requests its first index: each pass of a `DataLoader` has its own."""
+        is_known = self._pass is not None and self._pass() is fetcher
+        self._pass = weakref.ref(fetcher)
+        return not is_known
 
     def _opened(self) -> DeterministicLoader:
         if self._loader is None:
@@ -81,6 +87,15 @@ class BatchDataset(PlanDataset):
                 do="do not `prepare` this loader, or give it a RowDataset",
             )
 
+    def check_complete(self, fetcher: _MapDatasetFetcher | _IterableDatasetFetcher) -> None:
+        """Raise ConfigError if a `DataLoader` collects complete batches into batches again."""
+        if fetcher.auto_collation:
+            raise ConfigError(
+                "the data set returns complete batches",
+                where="DataLoader",
+                do="set batch_size = None, or give a trainer that collects batches a RowDataset",
+            )
+
 
 class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
@@ -97,47 +112,32 @@ class StepDataset(BatchDataset):
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(cfg, split, options, rank, world_size)
-        self._last = -1  # the last step that the current pass has requested
-        self._pass: weakref.ref[_MapDatasetFetcher] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """See `PlanDataset`; another process starts new passes."""
-        return super().__getstate__() | {"_pass": None}
 
     def __len__(self) -> int:
-        """Batches of the whole stream."""
+        """Batches of the whole stream. Raises ConfigError if a sampler asks that shuffles steps or
+        distributes them over ranks."""
+        sampler: Any = sys._getframe(1).f_locals.get("self")
+        is_dealt = isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
+        if is_dealt or isinstance(sampler, RandomSampler):
+            raise _unordered(f"a {type(sampler).__name__}", "the default sampler")
         return len(self._opened())
 
     def __getitem__(self, step: int) -> Any:
         """The batch of a step. Raises IndexError, and ConfigError if a sampler skips steps or
-        changes their order, because it shuffles or distributes steps over ranks."""
+        changes their order, because it shuffles or distributes steps over ranks, or a `DataLoader`
+        collects batches again."""
         loader = self._opened()
         if not 0 <= step < len(loader):
             raise IndexError(f"step {step} of {len(loader)}")
-        if (fetcher := _asking()) is not None:
-            self._check_next(step, fetcher)
+        if isinstance(fetcher := asking_fetcher(), _MapDatasetFetcher):
+            self.check_complete(fetcher)
+            worker = get_worker_info()
+            expected = self._last + (worker.num_workers if worker else 1)
+            if not self._starts_pass(fetcher) and step != expected:
+                raise _unordered(f"step {step} after step {self._last}", f"step {expected}")
+            self._last = step
         loader.seek_step(step)
         return loader.next()
-
-    def _check_next(self, step: int, fetcher: _MapDatasetFetcher) -> None:
-        worker = get_worker_info()
-        expected = self._last + (worker.num_workers if worker else 1)
-        if self._pass is not None and self._pass() is fetcher and step != expected:
-            raise ConfigError(
-                "steps must be read in order",
-                where="sampler",
-                found=f"step {step} after step {self._last}",
-                expected=f"step {expected}",
-                do="leave out shuffle and sampler; under Lightning and Fabric give open_loader, or"
-                " set use_distributed_sampler = False",
-            )
-        self._pass = weakref.ref(fetcher)
-        self._last = step
-
-    def __getitems__(self, _: Sequence[int]) -> list[Any]:
-        """Called by a `DataLoader` that collects batches. Raises ConfigError."""
-        do = "set batch_size = None"
-        raise ConfigError("the data set returns complete batches", where="DataLoader", do=do)
 
 
 class RowDataset(PlanDataset):
@@ -160,25 +160,31 @@ class RowDataset(PlanDataset):
             do = "use StepDataset or open_loader"
             raise ConfigError("cu_seqlens describe a batch, not a row", where="extras", do=do)
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
-        # The last row of the previous batch, and the rows at which passes started.
-        self._last = -1
-        self._starts = {0}
 
     def __len__(self) -> int:
         """Number of rows of all complete batches."""
         return self._opened().num_sequences
 
     def __getitem__(self, row: int) -> Any:
-        """A row. Raises IndexError."""
+        """A row. Raises as `__getitems__` does if a `DataLoader` requests it."""
+        if isinstance(asking_fetcher(), _MapDatasetFetcher):
+            self._check_order([row])
         return self._read([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """The rows of a batch. Raises IndexError, and ConfigError if a sampler draws them at
         random, or a trainer gives the same rows to several ranks, to fill up a batch or because it
         does not distribute them."""
-        if len(rows) and rows[0] <= self._last:
-            self._starts.add(rows[0])
-        if any(a >= b for a, b in pairwise(rows)) or len(self._starts) > _MOST_STARTS:
+        self._check_order(rows)
+        return self._read(rows)
+
+    def _read_as(self) -> tuple[int, int]:
+        return 0, 1
+
+    def _check_order(self, rows: Sequence[int]) -> None:
+        fetcher = asking_fetcher()
+        is_first = not isinstance(fetcher, _MapDatasetFetcher) or self._starts_pass(fetcher)
+        if any(a >= b for a, b in pairwise([-1 if is_first else self._last, *rows])):
             raise ConfigError(
                 "rows are not read in the order of the plan",
                 where="sampler",
@@ -200,10 +206,6 @@ class RowDataset(PlanDataset):
             )
         if len(rows):
             self._last = rows[-1]
-        return self._read(rows)
-
-    def _read_as(self) -> tuple[int, int]:
-        return 0, 1
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """Rows by number; consecutive rows are read in one call."""
@@ -218,13 +220,25 @@ class RowDataset(PlanDataset):
         return found
 
 
-def _asking() -> _MapDatasetFetcher | None:
-    """The fetcher of the `DataLoader` that requests an item, also through a `Subset`; None if the
-    caller indexes the data set directly. Torch passes only the index, so the fetcher is found on
+def asking_fetcher() -> _MapDatasetFetcher | _IterableDatasetFetcher | None:
+    """The fetcher of the `DataLoader` that requests an item, also through another data set; None if
+    the caller reads the data set directly. Torch passes only the index, so the fetcher is found on
     the call stack."""
+    fetches = (_MapDatasetFetcher.fetch.__code__, _IterableDatasetFetcher.fetch.__code__)
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is _MapDatasetFetcher.fetch.__code__:
+        if frame.f_code in fetches:
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
+
+
+def _unordered(found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        "steps must be read in order",
+        where="sampler",
+        found=found,
+        expected=expected,
+        do="leave out shuffle and sampler; under Lightning and Fabric give open_loader, or"
+        " set use_distributed_sampler = False",
+    )

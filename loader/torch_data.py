@@ -13,13 +13,13 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
 from loader.batches import Batch
 from loader.errors import StateError
 from loader.files.spans import IGNORE_INDEX
 from loader.loader import DeterministicLoader
-from loader.map_data import BatchDataset, RowDataset, StepDataset
+from loader.map_data import BatchDataset, RowDataset, StepDataset, asking_fetcher
 from loader.plan.tables import unknown_name
 from loader.rows.children import safe_children
 from loader.rows.stream import Split
@@ -92,7 +92,10 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         `DeterministicLoader.__iter__`. Raises StateError (E-STATE-WORKER) if the position belongs
         to another worker, or to a pass of workers that the caller did not finish; or, for valid, if
         it was loaded in the main process, which cannot distinguish the first pass of workers from a
-        second."""
+        second. Raises ConfigError if a `DataLoader` collects batches again."""
+        fetcher = asking_fetcher()
+        if fetcher is not None and isinstance(fetcher.dataset, TokenDataset | ChainDataset):
+            self.check_complete(fetcher)
         worker = get_worker_info()
         place = (worker.id, worker.num_workers) if worker else (0, 1)
         loader = self._opened()

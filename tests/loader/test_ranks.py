@@ -17,9 +17,9 @@ from tests.refusals import refused
 
 pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from loader.torch_data import RowDataset, StepDataset
+from loader.torch_data import RowDataset, StepDataset, TokenDataset
 
 STEPS, ROWS = 8, 4
 READS = Path(__file__).with_name("reads")
@@ -204,3 +204,22 @@ def test_a_step_is_read_by_its_number_in_any_order(plan):
         assert [int(b[0][0, 0]) for b in batches] == [int(b[0][0, 0]) for b in whole[first:]]
     with refused("E-CONFIG", naming=["after step", "leave out shuffle and sampler"]):
         list(DataLoader(data, batch_size=None, sampler=[0, 1, 3]))
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_sampler_that_deals_each_rank_one_step_is_refused(plan, split):
+    data = StepDataset(plan, split=split)
+    for keys in ({"shuffle": False}, {"shuffle": False, "drop_last": True}, {}):
+        with refused("E-CONFIG", naming=[ORDER, "use_distributed_sampler = False"]):
+            DistributedSampler(data, num_replicas=len(data), rank=3, **keys)
+    with refused("E-CONFIG", naming=[ORDER]):
+        DataLoader(data, batch_size=None, shuffle=True)
+    alone = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
+    assert len(list(DataLoader(data, batch_size=None, sampler=alone))) == len(data)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(5, 2), (-1, 2), (0, 0), ("0", "2"), (True, 2)])
+@pytest.mark.parametrize("kind", [RowDataset, StepDataset, TokenDataset])
+def test_a_rank_that_there_is_not_is_refused_before_a_row_is_read(plan, kind, rank, world_size):
+    with refused("E-CONFIG", naming=["value is out of range"]):
+        kind(plan, rank=rank, world_size=world_size)

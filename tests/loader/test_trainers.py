@@ -14,9 +14,8 @@ from tests.refusals import refused
 
 pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, RandomSampler, Subset
 
-from loader.torch_data import RowDataset, StepDataset, TokenDataset
+from loader.torch_data import StepDataset, TokenDataset
 
 STEPS, KILLED_AT, SAVED_AT = 18, 12, 10
 # What an example needs beside torch.
@@ -103,26 +102,9 @@ def test_ranks_with_unequal_numbers_of_targets_learn_as_one_rank_does(
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_rows_at_random_are_refused_within_some_batches(plan, batch_size):
-    data = RowDataset(plan)
-    for _ in range(3):  # passes, of which each ends early and one was resumed
-        for batch, _ in zip(DataLoader(Subset(data, range(8, 40)), batch_size), range(5)):
-            assert len(batch["labels"]) == batch_size
-        assert len(list(DataLoader(data, batch_size))) == len(data) // batch_size
-    assert (data[3]["labels"] != data[1]["labels"]).any()
-    with refused("E-CONFIG", naming=['train_sampling_strategy = "sequential"', "open_loader"]):
-        list(DataLoader(data, batch_size, sampler=RandomSampler(range(40))))
-    for rows in ([1, 1], [62, 63, 0], [4, 2]):
-        with refused("E-CONFIG", naming=["not read in the order of the plan"]):
-            RowDataset(plan).__getitems__(rows)
-
-
 def test_a_ranks_own_batches_are_not_made_into_others(plan, monkeypatch):
     for data in (StepDataset(plan, 0, 2), TokenDataset(plan, 0, 2)):
         data.set_epoch(0)
-    with refused("E-CONFIG", naming=["batch_size = None"]):
-        next(iter(DataLoader(StepDataset(plan), 2)))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for data in (StepDataset(plan, 0, 2), TokenDataset(plan, 0, 2)):
