@@ -48,14 +48,16 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     family = family_of(raw)
     if family is not GPT_OSS:
         return _decoder_fields({**_DEFAULTS, **_set(raw)}, family)
+    is_hf = "model_type" in raw or "architectures" in raw
     fields: dict[str, Any] = {name: take(raw, int, name) for name in SAME_INTEGERS}
     fields |= {
         "num_experts": take(raw, int, "num_local_experts", "num_experts"),
-        "experts_per_token": take(raw, int, "num_experts_per_tok", "experts_per_token"),
+        "experts_per_token": take(
+            raw, int, "num_experts_per_tok" if is_hf else "experts_per_token"
+        ),
         "swiglu_limit": take(raw, float, "swiglu_limit"),
         "layer_types": tuple(FULL if i % 2 else SLIDING for i in range(_depth(raw))),
     }
-    is_hf = "model_type" in raw or "architectures" in raw
     return fields | (_hf_fields(raw) if is_hf else _original_fields(raw))
 
 

@@ -60,7 +60,7 @@ def test_newer_names_of_fields_mean_the_same(published: ModelConfig):
     rope = raw.pop("rope_scaling") | {"rope_theta": raw.pop("rope_theta")}
     raw["rope_parameters"] = rope
     raw["num_experts"] = raw.pop("num_local_experts")
-    del raw["num_experts_per_tok"], raw["layer_types"]
+    del raw["experts_per_token"], raw["layer_types"]
     assert ModelConfig.from_dict(raw) == published
 
 
