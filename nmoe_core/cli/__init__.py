@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     apply_default_config(arguments)
     try:
-        with graceful_shutdown(), progress_shown(), device_errors():
+        with graceful_shutdown(), progress_shown(is_quiet=arguments.quiet), device_errors():
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status

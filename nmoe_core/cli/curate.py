@@ -6,7 +6,6 @@ length.
 """
 
 import argparse
-import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -159,10 +158,7 @@ def run_curate(arguments: argparse.Namespace) -> int:
     from nmoe_core.curate.jsonl.run import curate_file
 
     facts = curate_file(
-        *_named(arguments),
-        stats_only=arguments.stats_only,
-        plot=not arguments.no_plot,
-        progress=_progress,
+        *_named(arguments), stats_only=arguments.stats_only, plot=not arguments.no_plot
     )
     status = print_facts(facts, arguments.json, _show_curated)
     if not arguments.json and not arguments.stats_only:
@@ -174,7 +170,7 @@ def find_k(arguments: argparse.Namespace) -> Any:
     """Silhouette and reachable diversity for each k, and the k that each rule recommends."""
     from nmoe_core.curate.jsonl.run import calibrate_file
 
-    return calibrate_file(*_named(arguments), plot=not arguments.no_plot, progress=_progress)
+    return calibrate_file(*_named(arguments), plot=not arguments.no_plot)
 
 
 def _show_k(found: Any) -> None:
@@ -193,7 +189,7 @@ def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:
     values = {field.name: getattr(arguments, field.name) for field in fields(DeepSettings)}
     values["devices"] = tuple(arguments.devices) if arguments.devices else None
     named = arguments.input, arguments.output, arguments.model_dir
-    return embed_deep(*named, DeepSettings(**values), progress=_progress)
+    return embed_deep(*named, DeepSettings(**values))
 
 
 def _show_embedded(facts: dict[str, Any]) -> None:
@@ -264,11 +260,6 @@ def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
     output = arguments.output or arguments.input.with_name(f"{stem}_curated.jsonl")
     named = arguments.input, output, arguments.model_dir, arguments.load_embeddings
     return JsonlPaths(*named, given.get("token_counts")), JsonlSettings(**values)
-
-
-def _progress(what: str, done: int, total: int) -> None:
-    end = "\r" if sys.stderr.isatty() and done < total else "\n"
-    print(f"{what} {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)
 
 
 def _show_curated(facts: dict[str, Any]) -> None:

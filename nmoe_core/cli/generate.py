@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -52,7 +51,6 @@ def register(verbs: Any) -> None:
         "--batch-invariant", action="store_true", help="results do not depend on the batch; slower"
     )
     parser.add_argument("--tokenizer", help="for prompts that are text; default: the checkpoint's")
-    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -64,8 +62,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     prompts.require_file()
     generator, settings = _generator(arguments, shard)
     started = time.perf_counter()
-    progress = None if arguments.quiet else _show_progress
-    made = complete_file(prompts, arguments.output, generator, settings, progress)
+    made = complete_file(prompts, arguments.output, generator, settings)
     elapsed_s = time.perf_counter() - started
     per_second = round(made.facts["new_tokens"] / max(elapsed_s, 1e-9), 1)
     return {**made.facts, "tokens_per_s": per_second}
@@ -102,11 +99,6 @@ def _generator(arguments: argparse.Namespace, shard: Shard) -> tuple[Any, Settin
     if stop_ids is None:
         stop_ids = end_ids(arguments.checkpoint, model.config)
     return generator, Settings(arguments.max_tokens, *sampling, tuple(sorted(stop_ids)))
-
-
-def _show_progress(num_records: int) -> None:
-    if num_records % 100 == 0:
-        print(f"{num_records:,} completions", file=sys.stderr)
 
 
 def _show(facts: dict[str, Any]) -> None:

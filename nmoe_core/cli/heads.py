@@ -1,7 +1,6 @@
 """`nmoe train student|probe|judge|import-pt`, `nmoe hydra calibrate|grade`."""
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -219,8 +218,7 @@ def grade(arguments: argparse.Namespace) -> Outputs:
     needed = () if file.is_text else ("data_root",)
     run = _model_run(arguments, "calibration", "heads_dir", "out", *needed)
     out = required(arguments, "out")
-    progress = None if arguments.quiet else _show_progress
-    return {str(out): grade_file(run, file, out, progress)}
+    return {str(out): grade_file(run, file, out)}
 
 
 def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
@@ -235,11 +233,6 @@ def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
 def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
     """The label files from the command line; without any, the run's labels."""
     return {k: path for k, path in files.items() if path is not None or not run.has_file}
-
-
-def _show_progress(num_done: int, num_all: int | None) -> None:
-    of_all = f" of {num_all:,}" if num_all is not None else ""
-    print(f"{num_done:,}{of_all} documents graded", file=sys.stderr)
 
 
 def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:

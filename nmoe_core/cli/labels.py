@@ -2,8 +2,6 @@
 labels."""
 
 import argparse
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +18,12 @@ from nmoe_core.cli.flags import (
     run_of,
     set_value,
 )
-from nmoe_core.cli.output import add_verb, duration, print_rows, print_table
+from nmoe_core.cli.output import add_verb, print_rows, print_table
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
     from nmoe_core.labels.jobs import LabelJob
 
-_EVERY = 50
 _ENGINE = ("checkpoint", "max_ctx", "batch_size")
 Outputs = dict[str, Result]
 Task = Callable[[argparse.Namespace], Outputs]
@@ -108,7 +105,6 @@ def add_file_flags(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
     parser.add_argument("--text-field", help="with --input-jsonl (default: text)")
     parser.add_argument("--id-field", help="with --input-jsonl (default: doc_id or id)")
-    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
 def show_outputs(facts: dict[str, dict[str, Any]]) -> None:
@@ -141,7 +137,7 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
     out = required(arguments, "out")
     if arguments.estimate:
         return _estimate(run, [label_job(run, file, out)])
-    return {str(out): label_file(run, file, out, None if arguments.quiet else _progress())}
+    return {str(out): label_file(run, file, out)}
 
 
 def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
@@ -273,17 +269,3 @@ def _labelling_run(arguments: argparse.Namespace) -> Run:
     if arguments.max_new is not None and kind in ("engine", "http"):
         more[f"oracle.{kind}.max_new"] = arguments.max_new
     return run_of(arguments, *needed, defaults=defaults, more=more)
-
-
-def _progress() -> Callable[[int, int | None], None]:
-    """Return a function that shows documents done and documents per second on standard error."""
-    started = time.monotonic()
-
-    def show(num_done: int, num_all: int | None) -> None:
-        if num_done % _EVERY == 0 or num_done == num_all:
-            rate = num_done / max(time.monotonic() - started, 1e-9)
-            left = duration(((num_all or num_done) - num_done) / rate)
-            text = f"{num_done:,}/{num_all:,} labelled, {rate:,.1f} per second, {left} left"
-            print(text, file=sys.stderr)
-
-    return show

@@ -20,6 +20,7 @@ def add_verb(
 ) -> argparse.ArgumentParser:
     """Add a verb. `run` returns the exit status, or facts that `show` prints (or `--json`)."""
     verb = parts.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
     verb.set_defaults(run=run)
     if show is not None:
         verb.add_argument("--json", action="store_true", help="print JSON")

@@ -2,15 +2,11 @@
 plan."""
 
 import argparse
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.output import add_verb, size
-
-_EVERY_S = 10.0
 
 
 def register(verbs: Any) -> None:
@@ -29,16 +25,7 @@ def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish a plan or manifest; return the facts."""
     from nmoe_core.shards.publish.send import publish
 
-    started = shown = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic()) - shown > _EVERY_S:
-            shown = now
-            rate = done / (now - started)
-            print(f"{size(done)} of {size(total)}, {size(rate)}/s", file=sys.stderr, flush=True)
-
-    made = publish(arguments.path, arguments.url, is_dry=arguments.dry_run, progress=progress)
+    made = publish(arguments.path, arguments.url, is_dry=arguments.dry_run)
     return {"is_dry_run": arguments.dry_run, "digest": made.digest, **made.facts}
 
 

@@ -16,7 +16,7 @@ from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import NOISE_NAMES
 from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost
 from nmoe_core.labels.documents import Documents, shard_documents
-from nmoe_core.labels.label import Progress, label_shard
+from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Oracle, OracleResult, Question
 from nmoe_core.labels.oracles import make_oracle
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
@@ -145,17 +145,15 @@ class Labelling:
         only of these. Raises as `slice_jobs` and `label`."""
         self._require_budget(self.slice_jobs(sources, None if is_whole_budget else keys))
         for job in self.slice_jobs(sources, keys):
-            yield job, self._label(job, None)
+            yield job, self._label(job)
 
-    def label(
-        self, jobs: Sequence[LabelJob], progress: Progress | None = None
-    ) -> Iterator[tuple[LabelJob, Result]]:
+    def label(self, jobs: Sequence[LabelJob]) -> Iterator[tuple[LabelJob, Result]]:
         """Label the documents of jobs. Facts: see `label_shard`, and the `scorer` and the number of
         documents `relabelled`. Raises as `label_shard`, and LabelError if the labels would cost
         more than `[oracle.http] max_cost` (E-LABEL-COST)."""
         self._require_budget(jobs)
         for job in jobs:
-            yield job, self._label(job, progress)
+            yield job, self._label(job)
 
     def _require_budget(self, jobs: Iterable[LabelJob]) -> None:
         """Without `max_cost`, no document is read here."""
@@ -163,10 +161,10 @@ class Labelling:
         if self.table.kind == "http" and http is not None and http.max_cost is not None:
             require_cost(self.estimate(jobs)["all"], http.max_cost, http.model)
 
-    def _label(self, job: LabelJob, progress: Progress | None) -> Result:
+    def _label(self, job: LabelJob) -> Result:
         first, *again = self.parts(job)
         retries = self.table.max_retries
-        made = label_shard(*first, progress=progress, replace=self.replace, max_retries=retries)
+        made = label_shard(*first, replace=self.replace, max_retries=retries)
         facts = made.facts | {"scorer": first[2].scorer.name}
         for documents, out_dir, oracle in again:
             # A sample is always replaced if it does not match the labels, which are current here.

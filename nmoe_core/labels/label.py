@@ -250,8 +250,7 @@ class _Labelling:
                 self._show_partial()
             if self.progress is not None:
                 self.progress(num_done, len(pending))
-            else:
-                meter.add()
+            meter.add()
         log.sync()
         return len(asked), len(pending) - len(asked) - len(empty)
 

@@ -1,16 +1,9 @@
-"""Progress of a pass: its figures, a line of text, and a progress bar on a terminal."""
+"""Progress of a pass: its figures as a line of text."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from nmoe_core.base.progress import time_left
-
-_BAR_INTERVAL_S = 0.2
-_LINE_INTERVAL_S = 10.0
-_BAR_CELLS = 24
+from nmoe_core.base.progress import Meter, time_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +59,14 @@ class PrepProgress:
 Progress = Callable[[PrepProgress], None]
 
 
-@contextmanager
-def progress_printer(name: str) -> Iterator[Progress]:
-    """A callback that shows progress on standard error: a bar on a terminal, else lines."""
-    out = sys.stderr
-    is_bar = sys.stderr.isatty()
-    last = time.monotonic()
-    width = 0
+def logged_progress(what: str) -> Progress:
+    """A callback that passes each line to a `Meter`, which logs some of them."""
+    meter = Meter(what, None)
 
-    def show(progress: PrepProgress) -> None:
-        nonlocal last, width
-        now = time.monotonic()
-        if now - last < (_BAR_INTERVAL_S if is_bar else _LINE_INTERVAL_S):
-            return
-        last = now
-        if is_bar:
-            cells = "#" * round(_BAR_CELLS * (progress.share or 0.0))
-            text = f"{name} [{cells:.<{_BAR_CELLS}}] {progress.line()}"
-            out.write("\r" + text.ljust(width))
-            width = len(text)
-        else:
-            out.write(f"{name}: {progress.line()}\n")
-        out.flush()
+    def say(progress: PrepProgress) -> None:
+        meter.say(lambda _: progress.line())
 
-    try:
-        yield show
-    finally:
-        if width:
-            out.write("\r" + " " * width + "\r")
-            out.flush()
+    return say
 
 
 def _short(count: int) -> str:

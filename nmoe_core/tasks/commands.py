@@ -1,7 +1,7 @@
 """Tasks that only commands use: whole splits, files named by the user, all sources at once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
-from nmoe_core.prep.progress import progress_printer
+from nmoe_core.prep.progress import logged_progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
 from nmoe_core.shards.manifest import left_out
 from nmoe_core.sources.open import open_source
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nmoe_core.labels.jobs import LabelJob
 
 Job = tuple[SourcePlan, str]
-Progress = Callable[[int, int | None], None]
 
 
 def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[Job]:
@@ -47,8 +46,8 @@ def make_split(
     opened = open_source(plan.spec, run.base, split)
     settings = prep_settings(run, plan, split)
     existing: Existing = "remake" if is_forced else "grow"
-    with progress_printer(f"{settings.name}/{split}") as progress:
-        report = prep_shards(opened, settings, output, existing=existing, progress=progress)
+    progress = logged_progress(f"prep {settings.name}/{split}")
+    report = prep_shards(opened, settings, output, existing=existing, progress=progress)
     manifest, _ = write_manifest(settings, output)
     facts = {
         "source": settings.name,
@@ -98,17 +97,17 @@ def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
     return LabelJob(str(out), documents, out, table.relabel)
 
 
-def label_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
+def label_file(run: Run, file: InputFile, out: Path) -> Result:
     """Label the documents of a file into `out` with the run's oracle; raises as
     `Labelling.label`."""
     from nmoe_core.labels.jobs import labelling_of
 
     job = label_job(run, file, out)
-    ((_, made),) = labelling_of(run).label([job], progress)
+    ((_, made),) = labelling_of(run).label([job])
     return made
 
 
-def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None = None) -> Result:
+def grade_file(run: Run, file: InputFile, out: Path) -> Result:
     """Grade the documents of a file into `out`; raises as `load_grader` and `grade_documents`."""
     from nmoe_core.labels.slices import read_slice
     from nmoe_core.quality.grading.grade import grade_documents
@@ -121,7 +120,7 @@ def grade_file(run: Run, file: InputFile, out: Path, progress: Progress | None =
         documents = text_input(file.path, tokenizer, file.text_field, file.id_field)
     else:
         documents = docid_input(read_slice(file.path), run.tree.data, file.sample, model)
-    done = grade_documents(grader, documents, out, progress)
+    done = grade_documents(grader, documents, out)
     return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})
 
 

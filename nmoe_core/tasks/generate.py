@@ -11,7 +11,7 @@ of another model or other settings, or output without this file, is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -25,6 +25,7 @@ from nmoe_core.base.atomic import fsync_dir, write_json
 from nmoe_core.base.errors import ConfigError, FormatError, SourceError
 from nmoe_core.base.fingerprint import Fingerprints, recorded, sha256_json
 from nmoe_core.base.jsonl import parse_object, read_lines
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import TokenizerSettings, expert_fingerprints
 from nmoe_core.text.models import model_tokenizer
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
 
 COMPLETIONS_CODE = "completions/1"
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,7 @@ class Prompts:
 
 
 def complete_file(
-    prompts: Prompts,
-    output: Path,
-    generator: BatchedGenerator,
-    settings: Settings,
-    progress: Progress | None = None,
+    prompts: Prompts, output: Path, generator: BatchedGenerator, settings: Settings
 ) -> Result:
     """Complete the prompts that have no record in the output yet.
 
@@ -167,7 +163,6 @@ def complete_file(
             number.
         generator: An idle generator.
         settings: Settings of the completions.
-        progress: Called after each record with the number of records.
 
     Returns:
         A result with the facts `completions` (all), `new` (of this run) and `new_tokens`.
@@ -190,6 +185,7 @@ def complete_file(
         num_new_tokens = 0
         num_records = num_done
         pending = islice(prompts, num_done, None)
+        meter = Meter(f"complete {prompts.path.name}", None, "prompts")
         for prompt, completion in _in_order(pending, generator, settings):
             record: dict[str, Any] = {
                 "id": prompt.prompt_id,
@@ -203,8 +199,7 @@ def complete_file(
             log.append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             num_records += 1
             num_new_tokens += len(completion.tokens)
-            if progress is not None:
-                progress(num_records)
+            meter.add()
         log.sync()
         facts = {
             "output": str(log.path),

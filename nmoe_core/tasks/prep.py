@@ -11,12 +11,11 @@ from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
-from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
-from nmoe_core.prep.progress import PrepProgress, Progress
+from nmoe_core.prep.progress import logged_progress
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest, left_out
 from nmoe_core.sources.open import open_reader, open_source
@@ -31,13 +30,7 @@ class ShardsResult(NamedTuple):
     source_revision: str
 
 
-def make_shards(
-    run: Run,
-    source: SourcePlan,
-    split: str,
-    buckets: Iterable[int],
-    progress: Progress | None = None,
-) -> ShardsResult:
+def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]) -> ShardsResult:
     """Make shards of a split in one pass over the source; current shards are kept."""
     from nmoe_core.prep.run import prep_shards
 
@@ -45,14 +38,10 @@ def make_shards(
     opened = open_source(source.spec, run.base, split)
     settings = prep_settings(run, source, split)
     split_dir = run.tree.split(source.name, split)
-    meter = Meter(f"prep {source.name}", None)
-
-    def say(now: PrepProgress) -> None:
-        meter.say(lambda _: now.line())
-
+    progress = logged_progress(f"prep {source.name}")
     digests = run.tree.source_digests(source.name, split)
     recall_digests(digests)
-    report = prep_shards(opened, settings, split_dir, asked, progress=progress or say)
+    report = prep_shards(opened, settings, split_dir, asked, progress=progress)
     if report.made or not digests.is_file():
         with replacing(digests):
             keep_digests(digests, opened.source.local_files())

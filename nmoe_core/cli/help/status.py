@@ -29,8 +29,11 @@ class _StatusLine(logging.Handler):
 
 
 @contextmanager
-def progress_shown() -> Iterator[None]:
-    """Show what `Meter` logs while the block runs."""
+def progress_shown(*, is_quiet: bool = False) -> Iterator[None]:
+    """Show what `Meter` logs while the block runs, unless `is_quiet`."""
+    if is_quiet:
+        yield
+        return
     handler = _StatusLine(logging.INFO)
     with logged_to(handler):
         try:

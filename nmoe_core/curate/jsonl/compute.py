@@ -15,13 +15,7 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.diversity import measure as diversity
 from nmoe_core.curate.diversity.compare import open_array
-from nmoe_core.curate.jsonl.record_embeddings import (
-    Progress,
-    TextTokenizer,
-    embed_records,
-    open_tokenizer,
-    silent,
-)
+from nmoe_core.curate.jsonl.record_embeddings import TextTokenizer, embed_records, open_tokenizer
 from nmoe_core.curate.jsonl.record_files import JsonlInput, JsonlPaths, OnError, scan_jsonl
 from nmoe_core.curate.order import ORDERS, arrange
 from nmoe_core.curate.shards.planning import AUTO, CurateSettings, plan_order
@@ -118,7 +112,6 @@ def embed_jsonl(
     opened: tuple[JsonlInput, TextTokenizer],
     *,
     is_kept: bool = True,
-    progress: Progress = silent,
 ) -> Embedded:
     """Embed those texts of the input that are not in the cache, or load all embeddings from a file.
 
@@ -130,9 +123,7 @@ def embed_jsonl(
     table = None
     if path is None:
         table = EmbeddingTable.open(paths.model, settings.max_width)
-    found = embed_records(
-        records, table, tokenizer, paths.cache, is_kept=is_kept, progress=progress
-    )
+    found = embed_records(records, table, tokenizer, paths.cache, is_kept=is_kept)
     if table is not None:
         identity = sha256_json([table.backbone, tokenizer.fingerprint])
         made = table.method, identity, found.num_computed

@@ -26,12 +26,10 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.record_embeddings import (
     Block,
-    Progress,
     embed_records,
     fill_cache,
     missing_records,
     open_tokenizer,
-    silent,
 )
 from nmoe_core.curate.jsonl.record_files import (
     JsonlInput,
@@ -69,12 +67,7 @@ class DeepSettings:
 
 
 def embed_deep(
-    input_path: Path,
-    output: Path,
-    model_dir: Path,
-    settings: DeepSettings,
-    *,
-    progress: Progress = silent,
+    input_path: Path, output: Path, model_dir: Path, settings: DeepSettings
 ) -> dict[str, Any]:
     """Write `output`, float32 `[N, hidden]` in file order, and `{output}_meta.json`; return the
     metadata.
@@ -108,7 +101,7 @@ def embed_deep(
     paths = JsonlPaths(input_path, output.with_suffix(""), model_dir)
     chosen = np.arange(min(settings.limit or len(records), len(records)))
     with lock_outputs(paths):
-        counts = embed_records(records, None, tokenizer, paths.cache, progress=progress).tokens
+        counts = embed_records(records, None, tokenizer, paths.cache).tokens
         keys = _keys(records, counts, max_tokens)
         cache = EmbeddingCache(paths.cache / model[:16], model, width)
         todo = chosen[missing_records(cache, keys[chosen])]
@@ -132,7 +125,7 @@ def embed_deep(
         )
         too_long: list[int] = []
         found = _blocks(zip(batches, results), len(todo), counts, too_long)
-        fill_cache(cache, keys, found, len(todo), progress)
+        fill_cache(cache, keys, found, len(todo))
         if too_long:
             shortest = int(counts[too_long].min())
             raise CurationError(

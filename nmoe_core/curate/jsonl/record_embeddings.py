@@ -5,7 +5,7 @@ embedded. Each block is committed to the cache when it is computed, so a killed 
 one block. Equal texts are embedded once. Special tokens are not added, and texts are not cut.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.record_files import JsonlInput
@@ -24,13 +25,8 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK_BYTES = 2**23
 BLOCK_RECORDS = 16_384
-Progress = Callable[[str, int, int], None]
 # (record numbers, lengths in tokens without EOS, rows)
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """A progress callback that shows nothing."""
 
 
 class TextTokenizer(Protocol):
@@ -79,7 +75,6 @@ def embed_records(
     cache_root: Path,
     *,
     is_kept: bool = True,
-    progress: Progress = silent,
 ) -> RecordEmbeddings:
     """Compute shallow embeddings and token counts of all records, in file order; only token counts
     if `table` is None.
@@ -105,7 +100,7 @@ def embed_records(
             empty = np.empty((len(texts), 0), np.float32)
             yield block, tokens, empty if table is None else pool(texts, table.rows)
 
-    fill_cache(cache, records.keys, compute(), len(missing), progress)
+    fill_cache(cache, records.keys, compute(), len(missing))
     places = cache.find(records.keys)
     return RecordEmbeddings(cache.tokens(places), cache.read(places), len(missing))
 
@@ -118,22 +113,15 @@ def missing_records(cache: EmbeddingCache, keys: np.ndarray) -> np.ndarray:
     return absent[np.sort(first)]
 
 
-def fill_cache(
-    cache: EmbeddingCache,
-    keys: np.ndarray,
-    found: Iterable[Block],
-    total: int,
-    progress: Progress = silent,
-) -> None:
+def fill_cache(cache: EmbeddingCache, keys: np.ndarray, found: Iterable[Block], total: int) -> None:
     """Commit each block of `found` as soon as it is computed; `total` is the number of records to
     compute.
 
     `keys` are the keys of all records. Raises LockedError if another process fills this cache
     (E-LOCKED).
     """
-    done = 0
+    meter = Meter("embed", total, "texts")
     with cache.writer() if total else nullcontext():
         for records, tokens, rows in found:
             cache.append(keys[records], tokens, rows)
-            done += len(records)
-            progress("embedded", done, total)
+            meter.add(len(records))

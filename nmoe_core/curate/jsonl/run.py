@@ -22,7 +22,6 @@ from nmoe_core.curate.jsonl.compute import (
     embed_jsonl,
     open_jsonl,
 )
-from nmoe_core.curate.jsonl.record_embeddings import Progress, silent
 from nmoe_core.curate.jsonl.record_files import (
     JsonlPaths,
     lock_outputs,
@@ -38,12 +37,7 @@ _HIGH_SIMILARITY = 0.9
 
 
 def curate_file(
-    paths: JsonlPaths,
-    settings: JsonlSettings,
-    *,
-    stats_only: bool = False,
-    plot: bool = True,
-    progress: Progress = silent,
+    paths: JsonlPaths, settings: JsonlSettings, *, stats_only: bool = False, plot: bool = True
 ) -> dict[str, Any]:
     """Curate `paths.input` into `paths.output`; return the metadata.
 
@@ -56,7 +50,7 @@ def curate_file(
         paths.require_counts()
     opened = open_jsonl(paths, settings)
     with nullcontext() if stats_only else lock_outputs(paths):
-        embedded = embed_jsonl(paths, settings, opened, is_kept=not stats_only, progress=progress)
+        embedded = embed_jsonl(paths, settings, opened, is_kept=not stats_only)
         curated = curate_jsonl(paths, embedded, settings)
         facts = _meta(paths, curated, settings)
         if not stats_only:
@@ -69,9 +63,7 @@ def curate_file(
     return facts | {"embedded_now": embedded.num_computed, "is_refitted": curated.is_refitted}
 
 
-def calibrate_file(
-    paths: JsonlPaths, settings: JsonlSettings, *, plot: bool = True, progress: Progress = silent
-) -> Calibration:
+def calibrate_file(paths: JsonlPaths, settings: JsonlSettings, *, plot: bool = True) -> Calibration:
     """Measure several numbers of clusters k for `paths.input`; the reordered file is not written.
 
     Raises:
@@ -79,7 +71,7 @@ def calibrate_file(
     """
     opened = open_jsonl(paths, settings)
     with lock_outputs(paths):
-        embedded = embed_jsonl(paths, settings, opened, progress=progress)
+        embedded = embed_jsonl(paths, settings, opened)
         with_text = embedded.rows[embedded.rows.any(axis=1)]
         mean, axes, _ = fit_pca(with_text, settings.pca_components, settings.seed)
         rows = project(embedded.rows, mean, axes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ PARTIAL_NAME = ".quality_scores.partial.jsonl"
 NOTE_NAME = ".quality_scores.partial.json"
 PARTIAL_NAMES = PARTIAL_NAME, NOTE_NAME
 Row = dict[str, Any]
-Progress = Callable[[int, int], None]
 _DO = "the file was edited or damaged: grade again to rewrite it, or restore it"
 
 

@@ -27,7 +27,6 @@ from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.quality.calibration.graded import (
     PartialRows,
-    Progress,
     Row,
     Tally,
     current_result,
@@ -165,14 +164,11 @@ def grade_rows(
         yield row if failed is None else row | {"failed": failed}
 
 
-def grade_documents(
-    grader: Grader, documents: GradeInput, out_dir: Path, progress: Progress | None = None
-) -> Result:
+def grade_documents(grader: Grader, documents: GradeInput, out_dir: Path) -> Result:
     """Grade documents into `quality_scores.jsonl` and `summary.json` of `out_dir`.
 
-    `progress` is called with (documents done, documents in all). Facts: counts of `documents` and
-    of decisions, and how many documents and tokens the backbone processed in this call
-    (`backbone_documents`, `backbone_tokens`).
+    Facts: counts of `documents` and of decisions, and how many documents and tokens the backbone
+    processed in this call (`backbone_documents`, `backbone_tokens`).
 
     Raises:
         HeadError: The states of more than a few documents, or a score, are not finite
@@ -209,10 +205,7 @@ def grade_documents(
             partial.append(rows)
             tally.add(rows)
             require_few_failed(tally.failed, total)
-            if progress is not None:
-                progress(tally.total, total)
-            else:
-                meter.add(len(rows))
+            meter.add(len(rows))
         facts = {
             **tally.facts(),
             "tau_drop": taus.tau_drop,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from loader.files.nested import json_value
 from loader.files.regular import open_file
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.shards.publish.pieces import DATA, Piece, pieces_of
 
@@ -34,12 +35,9 @@ RECORD_FORMAT = "nmoe-publication/1"
 _WORKERS = 8
 _READ_BYTES = 8 * 2**20
 _SAVE_EVERY_S = 5.0
-Progress = Callable[[int, int], None]  # arguments: bytes sent, total bytes to send
 
 
-def publish(
-    path: Path, url: str, *, is_dry: bool = False, progress: Progress | None = None
-) -> Result:
+def publish(path: Path, url: str, *, is_dry: bool = False) -> Result:
     """Publish a loader plan or the manifest of a split, with all files that it names, to a URL.
 
     Returns:
@@ -65,7 +63,7 @@ def publish(
     there = {piece.name: one for piece, one in zip(pieces, found) if one is not None}
     to_send = [piece for piece in pieces if not record.has(piece, there.get(piece.name))]
     if not is_dry:
-        _send_all(url, to_send, there, record, progress)
+        _send_all(url, to_send, there, record)
     facts = {
         "files": len(pieces),
         "bytes": sum(piece.size_bytes for piece in pieces),
@@ -90,11 +88,7 @@ def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:
 
 
 def _send_all(
-    url: str,
-    pieces: Sequence[Piece],
-    there: dict[str, store.Found],
-    record: "_Record",
-    progress: Progress | None,
+    url: str, pieces: Sequence[Piece], there: dict[str, store.Found], record: "_Record"
 ) -> None:
     replaced = [piece for piece in pieces if piece.name in there]
     if any(piece.tier == DATA for piece in replaced):
@@ -104,15 +98,11 @@ def _send_all(
         for piece in reversed(replaced):
             if piece.tier != DATA:
                 store.remove(join(url, piece.name))
-    total = sum(piece.size_bytes for piece in pieces)
-    done = 0
+    meter = Meter("publish", sum(piece.size_bytes for piece in pieces), "bytes")
 
     def send(piece: Piece) -> None:
-        nonlocal done
         record.add(piece, _send(join(url, piece.name), piece))
-        done += piece.size_bytes
-        if progress is not None:
-            progress(done, total)
+        meter.add(piece.size_bytes)
 
     try:
         for tier in sorted({piece.tier for piece in pieces}):

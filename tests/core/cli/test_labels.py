@@ -62,3 +62,16 @@ def test_a_missing_flag_is_named_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     assert named in refused_line(capsys, "hydra", "oracle-label", *flags, code="E-CONFIG]")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_quiet_labelling_shows_no_progress(
+    is_quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("nmoe_core.base.progress._FIRST_S", 0.0)
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"id": "a", "text": "The reef grows."}\n')
+    words = ["hydra", "oracle-label", "--oracle", "heuristic", "--input-jsonl", str(file)]
+    assert main([*words, "--out", str(tmp_path / "out"), *["--quiet"] * is_quiet]) == 0
+    assert ("1 of 1 documents" in capsys.readouterr().err) is not is_quiet

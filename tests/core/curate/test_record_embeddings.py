@@ -11,15 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import LockedError
+from nmoe_core.base.progress import Meter
 from nmoe_core.curate.jsonl import deep, record_embeddings
 from nmoe_core.curate.jsonl.deep import DeepEmbedder, DeepSettings, embed_deep
 from nmoe_core.curate.jsonl.embedding_cache import KEYS_NAME, ROWS_NAME, EmbeddingCache
-from nmoe_core.curate.jsonl.record_embeddings import (
-    Progress,
-    RecordEmbeddings,
-    embed_records,
-    silent,
-)
+from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
 from nmoe_core.curate.jsonl.record_files import scan_jsonl
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
@@ -32,9 +28,9 @@ def write_texts(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def interrupt(what: str, done: int, total: int) -> None:
-    """As a progress: ends a run after its first block, if that is not the last."""
-    if done < total:
+def interrupt(meter: Meter, count: int) -> None:
+    """As `Meter.add`: ends a run after its first block, if that is not the last."""
+    if meter.total is not None and count < meter.total:
         raise KeyboardInterrupt
 
 
@@ -119,8 +115,10 @@ def test_a_cache_that_is_not_to_be_kept_is_only_read(tmp_path: Path):
 def test_a_run_that_dies_keeps_the_blocks_it_has_done(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(record_embeddings, "BLOCK_RECORDS", 10)
     texts = [f"text {i}" for i in range(35)]
-    with pytest.raises(KeyboardInterrupt):
-        embed(tmp_path, texts, progress=interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            embed(tmp_path, texts)
     found, computed = embed(tmp_path, texts)
     assert computed == texts[10:]
     check(found, texts)
@@ -196,12 +194,10 @@ def random_texts(num: int) -> list[str]:
     return [" ".join(rng.choice(words, rng.integers(1, 40))) for _ in range(num)]
 
 
-def embed_deeply(
-    directory: Path, checkpoint: Path, found: list[str], progress: Progress = silent, **options
-):
+def embed_deeply(directory: Path, checkpoint: Path, found: list[str], **options):
     path, output = write_texts(directory / "in.jsonl", found), directory / "deep.npy"
     settings = DeepSettings(**options)
-    return embed_deep(path, output, checkpoint, settings, progress=progress), np.load(output)
+    return embed_deep(path, output, checkpoint, settings), np.load(output)
 
 
 def check_deeply(checkpoint: Path, found: list[str], rows: np.ndarray, most: int = 10**6) -> None:
@@ -251,8 +247,10 @@ def test_only_new_edited_and_otherwise_cut_records_are_embedded(tmp_path, checkp
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setattr(deep, "COMMIT_ROWS", 4)
     found = random_texts(16)
-    with pytest.raises(KeyboardInterrupt):
-        embed_deeply(tmp_path, checkpoint, found, interrupt, batch_size=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            embed_deeply(tmp_path, checkpoint, found, batch_size=4)
     assert not (tmp_path / "deep.npy").exists()
     facts, rows = embed_deeply(tmp_path, checkpoint, found, batch_size=4)
     assert facts["embedded_now"] == 12

@@ -1,11 +1,9 @@
 """Progress says how far a pass is, how fast, and how long it will take."""
 
-import sys
-
 import pytest
 
-from nmoe_core.prep import progress as module
-from nmoe_core.prep.progress import PrepProgress, progress_printer
+from nmoe_core.base.progress import LOGGER
+from nmoe_core.prep.progress import PrepProgress, logged_progress
 from tests.core.prep.conftest import Web
 
 HALF = PrepProgress(1200, 3_400_000, 6 * 10**6, 10**7, 2.0, resumed_bytes=10**6)
@@ -26,24 +24,17 @@ def test_rate_and_time_left_count_this_runs_work_and_know_its_budget() -> None:
     assert BEGUN.line() == "1 documents, 10 tokens, 0.0 MB/s"
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_gets_a_bar_that_is_wiped_at_the_end_and_a_file_gets_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+def test_a_pass_logs_its_lines_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("_BAR_INTERVAL_S", "_LINE_INTERVAL_S"):
-        monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    with progress_printer("web") as show:
-        for state in (HALF, BEGUN, HALF):
-            show(state)
-    printed = capsys.readouterr().err
-    if is_terminal:
-        begin, first, second, third, wiped, end = printed.split("\r")
-        assert first == third == f"web [##############..........] {HALF.line()}"
-        assert second == f"web [{'.' * 24}] {BEGUN.line()}".ljust(len(first))
-        assert (begin, wiped, end) == ("", " " * len(first), "")
-    else:
-        assert printed == "".join(f"web: {state.line()}\n" for state in (HALF, BEGUN, HALF))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with caplog.at_level("INFO", LOGGER):
+        say = logged_progress("prep web")
+        for second, state in ((1.0, BEGUN), (5.0, HALF), (6.0, BEGUN), (10.0, BEGUN)):
+            now[0] = second
+            say(state)
+    assert caplog.messages == [f"prep web: {HALF.line()}", f"prep web: {BEGUN.line()}"]
 
 
 def test_prep_tells_progress_after_every_block_up_to_the_whole_source(
