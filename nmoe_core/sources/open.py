@@ -1,21 +1,21 @@
 """Opens the source of a split, as the table of the source describes it.
 
 If the validation split is a slice of the training split, training excludes it, so a document is
-never in both unless `allow_overlap` is set. A reader is imported when a source of its kind is
-opened.
+never in both unless `allow_overlap` is set. The readers that need pyarrow or datasets are
+imported when a source of their kind is opened.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nmoe_core.base.errors import SourceError
+from nmoe_core.sources.file_sources import FileSource, FilesSource
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.paths import find_files, sample_files
 from nmoe_core.sources.records import Rows, Source, Split
 from nmoe_core.sources.spec import SourceSpec, SplitExpression
-
-if TYPE_CHECKING:
-    from nmoe_core.sources.file_sources import FileSource
-    from nmoe_core.sources.storage import SourceFile
+from nmoe_core.sources.storage import SourceFile
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
@@ -57,8 +57,6 @@ def open_reader(spec: SourceSpec, base: Path, split: str) -> Source:
             expected="train, or a slice such as train[:1%]",
             code="E-SOURCE-SPLIT",
         )
-    from nmoe_core.sources.paths import find_files, sample_files
-
     paths = spec.valid_paths if is_apart else spec.paths
     files = find_files(paths, base, spec.exclude, follow_links=spec.follow_links)
     if spec.sample_mb is not None and not is_apart:
@@ -81,17 +79,19 @@ def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
         )
 
 
-def file_source(spec: SourceSpec, files: "Sequence[SourceFile]") -> "FileSource[Any]":
+def file_source(spec: SourceSpec, files: Sequence[SourceFile]) -> FileSource[Any]:
     """A source of these files, of the kind of `spec`, which must not be huggingface."""
     if spec.kind == "jsonl":
-        from nmoe_core.sources.jsonl import JsonlSource as Reader
-    elif spec.kind == "parquet":
-        from nmoe_core.sources.arrow import ParquetSource as Reader
-    elif spec.kind == "arrow":
-        from nmoe_core.sources.arrow import ArrowSource as Reader
-    else:
-        from nmoe_core.sources.file_sources import FilesSource as Reader
-    return Reader(spec.reading, files)
+        return JsonlSource(spec.reading, files)
+    if spec.kind == "parquet":
+        from nmoe_core.sources.arrow import ParquetSource
+
+        return ParquetSource(spec.reading, files)
+    if spec.kind == "arrow":
+        from nmoe_core.sources.arrow import ArrowSource
+
+        return ArrowSource(spec.reading, files)
+    return FilesSource(spec.reading, files)
 
 
 def _expression(spec: SourceSpec, split: str) -> SplitExpression:

@@ -8,6 +8,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.oracles.heuristic import HeuristicOracle
 from nmoe_core.labels.scores import QUALITY, Scale
 
 
@@ -30,8 +31,6 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         return HttpOracle(
             table.http, rubric, _api_key(table.http.api_key_env), table.extract_embedded
         )
-    from nmoe_core.labels.oracles.heuristic import HeuristicOracle
-
     scale = Scale.of(rubric)
     if not scale.with_same_grades(QUALITY):
         raise ConfigError(

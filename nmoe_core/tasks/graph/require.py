@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.quality import ProbeTable
 from nmoe_core.config.run import Run
+from nmoe_core.labels.jobs import labelling_of
+from nmoe_core.labels.label_files import SUMMARY_NAME
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks.graph import made_with, settings
@@ -124,9 +126,6 @@ def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 
 
 def _labels(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
-    from nmoe_core.labels.jobs import labelling_of
-    from nmoe_core.labels.label_files import SUMMARY_NAME
-
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
     if table.kind == "engine":  # computing the facts of this oracle would hash its weights
