@@ -59,11 +59,9 @@ class Where:
         )
         its_end.close()
         self.close = weakref.finalize(self, _end, self._process, self._pipe)
-        labels = {
-            name: path
-            for column, label in columns.items()
-            for name, path in _with_fields(label, [column], self.schema[label])
-        }
+        labels = {}
+        for column, label in columns.items():
+            labels |= dict(_with_fields(label, [column], self.schema[label]))
         asked = {"where": expression, "names": spellings(labels), "memory_bytes": MEMORY_BYTES}
         empty = pa.Table.from_batches([], pa.schema(list(zip(columns, schema.values()))))
         answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))

@@ -170,11 +170,12 @@ def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
 
 def numbers(table: pa.Table) -> dict[str, np.ndarray]:
     """The numeric columns as float64, without nulls."""
-    return {
-        field.name: table.column(field.name).drop_null().to_numpy().astype(np.float64)
-        for field in table.schema
-        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-    }
+    found: dict[str, np.ndarray] = {}
+    for field in table.schema:
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            column = table.column(field.name).drop_null()
+            found[field.name] = column.to_numpy().astype(np.float64)
+    return found
 
 
 def positions(values: pa.Array, among: pa.Array | pa.ChunkedArray) -> pa.Array:

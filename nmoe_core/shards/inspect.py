@@ -79,11 +79,12 @@ def files_of_manifest(manifest: Manifest) -> list[ShardInspection]:
 def files_of_directory(directory: Path) -> list[ShardInspection]:
     """All `.npy` files below a directory, except hidden ones, which may be incomplete. Raises
     FormatError if there are none (E-SHARD-MISSING)."""
-    files = sorted(
-        path
-        for path in directory.rglob("*.npy")
-        if not any(part.startswith(".") for part in path.relative_to(directory).parts)
-    )
+    files: list[Path] = []
+    for path in directory.rglob("*.npy"):
+        parts = path.relative_to(directory).parts
+        if not any(part.startswith(".") for part in parts):
+            files.append(path)
+    files.sort()
     if not files:
         raise FormatError("the directory has no .npy file", where=directory, code="E-SHARD-MISSING")
     indexes = [path.with_suffix(".idx") for path in files]

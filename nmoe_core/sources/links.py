@@ -103,11 +103,11 @@ class Directories:
         if not glob.has_magic(name):
             paths = [os.path.join(place, name) for place in places]
             return [path for path in paths if os.path.isfile(path)]
-        return [
-            os.path.join(place, found)
-            for place in places
-            for found in _matching(self._read(place).files, name)
-        ]
+        matching: list[str] = []
+        for place in places:
+            files = _matching(self._read(place).files, name)
+            matching += [os.path.join(place, file) for file in files]
+        return matching
 
     def _directories(self, place: str, part: str) -> list[str]:
         """The directories that match a part of a pattern (not its last part)."""

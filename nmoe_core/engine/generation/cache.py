@@ -129,11 +129,10 @@ class PagedCache:
             self._references[page] += 1
         if part:
             pages = [*pages, self._copy(self._pages[slot][whole])]
-        rings = {
-            layer: (self._ring(keys, slot).clone(), self._ring(values, slot).clone())
-            for layer, (keys, values) in enumerate(zip(self.keys, self.values))
-            if self.windows[layer] is not None
-        }
+        rings = {}
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values)):
+            if self.windows[layer] is not None:
+                rings[layer] = (self._ring(keys, slot).clone(), self._ring(values, slot).clone())
         return Prefix(length, tuple(pages), rings)
 
     def drop_prefix(self, prefix: Prefix) -> None:

@@ -100,11 +100,11 @@ class StepBatch:
         keys = self.cache.keys[layer]
         values = self.cache.values[layer]
         # Copy before the write: new rows of a ring replace old rows that are still needed.
-        seen = [
-            [torch.cat(pair).transpose(0, 1)[None] for pair in self._seen(pages, new, window)]
-            for pages, new in ((keys, k), (values, v))
-            if self._longer
-        ]
+        seen: list[list[torch.Tensor]] = []
+        if self._longer:
+            for pages, new in ((keys, k), (values, v)):
+                pairs = self._seen(pages, new, window)
+                seen.append([torch.cat(pair).transpose(0, 1)[None] for pair in pairs])
         self._write(keys, k, window)
         self._write(values, v, window)
         if not seen:

@@ -141,11 +141,11 @@ class Checkpoint:
     @property
     def is_packed(self) -> bool:
         """Whether the files have all experts as MXFP4."""
-        return all(
-            self.layout.is_packed(layer, part, self.files.specs)
-            for layer in range(self.config.num_hidden_layers)
-            for part in EXPERT_PARTS
-        )
+        for layer in range(self.config.num_hidden_layers):
+            for part in EXPERT_PARTS:
+                if not self.layout.is_packed(layer, part, self.files.specs):
+                    return False
+        return True
 
     def layer(
         self, layer: int, dtype: torch.dtype, experts: ExpertForm = "decoded"

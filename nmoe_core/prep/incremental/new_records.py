@@ -89,11 +89,14 @@ def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
     """A key per record, made of its id and raw text; 0 for long texts and texts with replaced
     bytes."""
     keys = np.zeros((len(records), 2), np.uint64)
-    chosen = [
-        (i, f"{len(record.id)}:{record.id}{record.text}".encode("utf-8", "surrogatepass"))
-        for i, record in enumerate(records)
+    places: list[int] = []
+    payloads: list[bytes] = []
+    for i, record in enumerate(records):
         # A record with replaced bytes must be counted, and a long text must not be copied again.
-        if isinstance(record, Record) and not record.is_replaced and len(record.text) <= BLOCK_BYTES
-    ]
-    keys[[i for i, _ in chosen]] = line_keys(payload for _, payload in chosen)
+        if isinstance(record, BadRecord) or record.is_replaced or len(record.text) > BLOCK_BYTES:
+            continue
+        text = f"{len(record.id)}:{record.id}{record.text}"
+        places.append(i)
+        payloads.append(text.encode("utf-8", "surrogatepass"))
+    keys[places] = line_keys(payloads)
     return keys

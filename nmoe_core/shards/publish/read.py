@@ -53,13 +53,9 @@ class Opened:
     def verify(self, *, checksums: bool = False, deep: bool = False) -> list[Problem]:
         """Problems of all files, see `verify_manifest`."""
         at_hand = on_this_machine if self.url is None else self._at_hand
-        found = [
-            problem
-            for manifest in self.manifests
-            for problem in verify_manifest(
-                manifest, checksums=checksums, deep=deep, at_hand=at_hand
-            )
-        ]
+        found: list[Problem] = []
+        for manifest in self.manifests:
+            found += verify_manifest(manifest, checksums=checksums, deep=deep, at_hand=at_hand)
         if self.url is None:
             return found
         return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]

@@ -109,11 +109,11 @@ def unique(changes: Iterable[Change]) -> list[Change]:
 def changed_settings(then: Settings, now: Settings) -> list[Change]:
     """The settings that differ. A setting that the output does not record does not count as
     different."""
-    return [
-        Change("setting", key, then[key], value)
-        for key, value in now.items()
-        if key in then and _plain(then[key]) != _plain(value)
-    ]
+    changes: list[Change] = []
+    for key, value in now.items():
+        if key in then and _plain(then[key]) != _plain(value):
+            changes.append(Change("setting", key, then[key], value))
+    return changes
 
 
 def _plain(value: Any) -> Any:

@@ -116,9 +116,8 @@ def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
         write_json(run.tree.takedown_proof, proof)
     names = {row.item for row in read_rows(run.tree)}
     facts = {key: value for key, value in proof.items() if key != "scanned"}
-    facts["unmatched"] = [
-        item for item in _of_items(items, found)["unmatched"] if item not in names
-    ]
+    unmatched = _of_items(items, found)["unmatched"]
+    facts["unmatched"] = [item for item in unmatched if item not in names]
     return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
 
 
