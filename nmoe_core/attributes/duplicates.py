@@ -173,12 +173,15 @@ def resolve_incremental(
     near = [np.zeros(len(one), bool) for one in again]
     new = again
     while True:
+        # With so many documents to decide again, deciding all is little more work.
         if 2 * sum(map(np.count_nonzero, again)) >= sum(len(shard.keys) for shard in shards):
             return resolve(shards, priority, threshold, (), contained)
         near = list(map(np.logical_or, near, _sharing(shards, new)))
         part = [one | seen & kept for one, seen, kept in zip(again, near, was_kept)]
+        # Kept documents that share a key are compared with, but not decided again.
         settled = [~one[chosen] for one, chosen in zip(again, part)]
         found = resolve(_only(shards, part), priority, threshold, settled, contained)
+        # Only a document whose decision changed can change those of documents near it.
         flipped = [np.zeros(len(one), bool) for one in again]
         for one, chosen, kept, table in zip(flipped, part, was_kept, found):
             one[chosen] = table["is_survivor"].to_numpy() != kept[chosen]
@@ -197,6 +200,7 @@ def _only(shards: Sequence[Shard], chosen: Sequence[np.ndarray]) -> list[Shard]:
 def _candidates(shards: Sequence[Shard], priority: Sequence[str]) -> _Candidates:
     num_keys = sum(shard.keys.size + len(shard.keys) for shard in shards)
     num_bits = max(10, int(num_keys * _BITS_PER_KEY - 1).bit_length())
+    # Most keys occur once: two bitmaps find the others without sorting all keys.
     once, twice = np.zeros((2, 2 ** (num_bits - 3)), np.uint8)
     for shard in shards:
         mark(shard.keys, shard.text_keys, once, twice, np.uint64(64 - num_bits))

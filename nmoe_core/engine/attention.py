@@ -67,7 +67,7 @@ class Attention(nn.Module):
         for rows in (weight, bias):
             if rows is not None:
                 turned = rows[: sum(self.qkv_sizes[:2])].unflatten(0, (-1, self.head_dim))
-                turned.copy_(pair_halves(turned))
+                turned.copy_(pair_halves(turned))  # here once, and not in each pass
         self.qkv_weight = frozen(weight)
         self.qkv_bias = frozen(bias)
         norms = None
@@ -223,6 +223,7 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask(num_keys: int, window: int | None, device: torch.device) -> Tensor:
     """float32 [64, num_keys], 0 or minus infinity; keys end with the block of queries."""
+    # Few widths, cut to size: the cache then holds a mask for each, not one per number of keys.
     width = max(_NARROWEST_MASK, 1 << (num_keys - 1).bit_length())
     return _wide_mask(width, window, device)[:, width - num_keys :]
 

@@ -110,7 +110,7 @@ class Pass:
             if progress is not None:
                 progress(self._progress(total_bytes, time.monotonic() - started))
             if self.counts.is_complete:
-                blocks.close()
+                blocks.close()  # workers read ahead
                 break
             self.journal.commit_if_due(self.entry, self.flush)
         self.appender.append_all()
@@ -130,6 +130,7 @@ class Pass:
         if plan.settings.reuse:
             reading = plan.split.source.reading
             shards = old_shards(plan.old_dir, tables, plan.settings, plan.fmt, reading)
+        # Documents of other shards are tokenised only to count them for a budget.
         if not plan.is_of_all_shards and plan.budget is None:
             made = {shard_dir_name(bucket) for bucket in plan.wanted}
             shards = [shard for shard in shards if shard.table.stem in made]
@@ -210,6 +211,7 @@ class Pass:
         stop = len(block.columns.rows)
         if self.plan.budget is not None:
             ends = counts.total_tokens + np.cumsum(columns.num_tokens)
+            # The document that reaches the budget is still stored, as a whole.
             stop = min(stop, int(np.searchsorted(ends, self.plan.budget)) + 1)
             counts.is_complete = stop > 0 and bool(ends[stop - 1] >= self.plan.budget)
             if stop:  # a pass ends between two records, so a record keeps all its parts
@@ -220,6 +222,7 @@ class Pass:
         outcomes = columns.outcomes[:stop]
         buckets = columns.buckets[:stop]
         parts = columns.parts[:stop]
+        # `+=` would count an index that occurs several times only once.
         np.add.at(self.outcomes, (buckets, outcomes), 1)
         np.add.at(self.splits, (buckets[parts > 0], (parts[parts > 0] > 1).astype(np.int64)), 1)
         self.totals += np.bincount(outcomes, minlength=len(OUTCOMES))

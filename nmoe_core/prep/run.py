@@ -107,9 +107,8 @@ def prep_shards(
     split_dir = split_dir.resolve()  # if it is a link, its target is replaced
     for directory in (split_dir, directory_beside(split_dir)):
         recall_digests(directory / STAGING_NAME / _DIGESTS_NAME)
-    with ThreadPoolExecutor(
-        1
-    ) as beside:  # both take long: opening the source, and loading the tokenizer
+    # Both take long: opening the source, and loading the tokenizer.
+    with ThreadPoolExecutor(1) as beside:
         revision = beside.submit(split.source.revision)
         fmt = shard_format(settings)
         fingerprints = shard_fingerprints(revision.result(), settings, fmt)
@@ -136,7 +135,9 @@ def prep_shards(
                     shutil.rmtree(path)
         return PrepReport(skipped=current)
     created_at()  # refuses an invalid SOURCE_DATE_EPOCH before the pass, not after it
-    _allow_open_files(8 * len(wanted))
+    # Of each shard: tokens, index, ids, lines and columns, each once more while it is flushed.
+    per_shard = 10 if settings.columns else 8
+    _allow_open_files(per_shard * len(wanted))
     plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
         plan = replace(plan, known_stop=_recorded_stop(plan))
@@ -179,6 +180,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     count_all = plan.budget is not None
     known = KnownDocuments(journal.directory / KNOWN_NAME)
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
+    # Loaded before the workers fork, so that they share its memory.
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
     if plan.settings.columns:
         import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
@@ -278,6 +280,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
                     do="run prep again once the source has stopped changing",
                     code="E-SOURCE-CHANGED",
                 )
+        # A run that is killed during the commit below resumes here; a short pass, which never wrote
+        # a journal, is cheaper to repeat.
         if journal.is_written:
             journal.commit(work.entry, work.flush)
         # A published manifest must not list files that are being replaced.
@@ -286,6 +290,7 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         work.commit()
     except BaseException as error:
         work.suspend()
+        # A run that resumes here would only meet a lasting error again.
         is_lasting = isinstance(error, NmoeError) and error.code not in _PASSING
         if is_lasting or not journal.is_written:
             journal.remove()

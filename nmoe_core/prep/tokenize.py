@@ -156,7 +156,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     wanted = np.flatnonzero(is_wanted)
     names = [records.ids[i] for i in wanted.tolist()]
     texts = [records.texts[i] for i in wanted.tolist()]
-    records.texts.clear()
+    records.texts.clear()  # so that each batch frees its texts
     stored = _Stored(columns=[columns.take(~is_wanted)])
     start = 0
     while texts:

@@ -278,7 +278,7 @@ def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read 
     if encoding == "utf-8" and not is_value and not is_table:
         return None
     stream = io.BufferedReader(_Stream(decompressed(stored, file.suffix)))
-    encoding = encoding.replace("utf-8", "utf-8-sig")
+    encoding = encoding.replace("utf-8", "utf-8-sig")  # skips a byte order mark
     # Invalid bytes are passed through, so that the error belongs to their line.
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
     if is_table:
@@ -304,7 +304,7 @@ class _Stream(io.RawIOBase):
 def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]:
     """The rows of a table with a header as JSON lines; a row of a different length becomes a
     list."""
-    csv.field_size_limit(limit)
+    csv.field_size_limit(limit)  # the library refuses more than 128 KiB by default
     header = first_lines.partition("\n")[0]
     rows = csv.reader(text, delimiter=max(_DELIMITERS, key=header.count), strict=True)
     names = next(rows, [])

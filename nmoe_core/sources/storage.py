@@ -91,7 +91,7 @@ class SourceFile(NamedTuple):
             return local_digest(self.path)
         fs, key = file_system(self.path)
         with store_errors(self.path):
-            fs.invalidate_cache()
+            fs.invalidate_cache()  # fsspec answers `info` from its last listing
             mark = _store_mark(fs.info(key))
         if mark is not None:
             return mark

@@ -109,6 +109,7 @@ class Scheduler:
             if sequence.slot < 0 or not sequence.is_answered:
                 continue
             if (part := self._part(sequence, budget)) is not None:
+                # Single tokens are not limited: every sequence that can decode does.
                 budget -= part.chunk.count if part.chunk.count > 1 else 0
                 planned.append(part)
         planned.sort(key=lambda part: part.chunk.count > 1)
@@ -139,6 +140,7 @@ class Scheduler:
                 continue
             kept = self.prefixes.longest_kept(sequence.end)
             length = 0 if kept is None else kept.length
+            # Wait for a prefix that a running sequence computes, instead of computing it twice.
             if being_made.intersection(self.prefixes.to_make(sequence.end, length)):
                 continue
             if not self._has_room(sequence, length) or not self._start(sequence):
@@ -174,6 +176,7 @@ class Scheduler:
         return True
 
     def _to_make(self, sequence: Sequence) -> list[Node]:
+        # The last token of a prompt is always computed: the first answer needs its logits.
         if sequence.num_cached >= sequence.num_prompt - 1:
             return []
         return self.prefixes.to_make(sequence.end, sequence.num_cached)
@@ -184,6 +187,7 @@ class Scheduler:
         makes = None
         if count > 1:
             count = min(count, budget)
+            # Rings keep only the last positions, so the pass must end where the prefix ends.
             stops = self._to_make(sequence)
             if stops and stops[0].length - sequence.num_cached <= count:
                 count = stops[0].length - sequence.num_cached

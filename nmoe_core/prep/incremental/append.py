@@ -66,7 +66,8 @@ class Appender:
             [0, *np.cumsum(sizes).tolist()]
             for sizes in (num_tokens, is_new, num_tokens * is_new, id_bytes * is_new)
         )
-        # A run belongs to one shard. Its documents are all new, or consecutive in one old file.
+        # A run belongs to one shard. Its documents are all new, or consecutive in one old file, so
+        # that number minus index is the same for all of them.
         offsets = np.where(is_new, np.iinfo(np.int64).min, numbers - np.arange(len(numbers)))
         is_first = np.diff(buckets, prepend=-1).astype(np.bool_)
         is_first[1:] |= offsets[1:] != offsets[:-1]
@@ -113,7 +114,7 @@ class Appender:
 
     def _copy(self, bucket: int) -> None:
         if (waiting := self._waiting.pop(bucket, None)) is not None:
-            self._append_new_of(bucket)
+            self._append_new_of(bucket)  # the source has them before the documents to copy
             self._append(bucket, self._known.run(waiting.number, waiting.num_documents))
 
     def _append_new(self) -> None:

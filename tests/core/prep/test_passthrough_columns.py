@@ -5,6 +5,7 @@ A column is kept whatever the workers, the shards of a run, or the moment at whi
 
 import datetime
 import json
+import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -58,6 +59,24 @@ def _ids(shard: Path) -> list[dict[str, str]]:
 
 def _read(shard: Path) -> list[dict[str, Any]]:
     return pq.read_table(shard / "columns.parquet").to_pylist()
+
+
+def test_a_pass_over_many_shards_may_open_the_files_of_their_columns_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.prep.journal._FIRST_INTERVAL_S", 0.0)
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 2**15)
+    rows = [{"id": str(i), "text": f"reef {i}", "c": i} for i in range(2000)]
+    (tmp_path / "a.jsonl").write_text(json_lines(rows))
+    split = opened(tmp_path, kind="jsonl", paths=("a.jsonl",), columns=("c",))
+    settings = PrepSettings(name="web", num_shards=150, columns=("c",), min_doc_tokens=1)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        report = prep_shards(split, settings, tmp_path / "train")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert report.num_documents == 2000
 
 
 def test_every_document_has_its_values_in_the_order_of_the_shard(
