@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from nmoe_core.base.errors import printable
 from nmoe_core.base.jsonl import encodable
 from nmoe_core.cli.project.survey import Survey
 from nmoe_core.sources.discover import OUTPUT
@@ -192,7 +193,7 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
         return f"\n# {spec.id} is left out: {encodable(found.problem.line())}\n"
     lines = ["", f"# {summary(found)}"]
     if found.first_unreadable is not None:
-        example = " ".join(found.first_unreadable.split())
+        example = printable(" ".join(found.first_unreadable.split()))  # as TOML takes comments
         lines.append(f"# unreadable records: {found.unreadable:,}, such as {example}")
     key = mixture if mixture.isidentifier() else json.dumps(mixture)
     lines.append(f"[[mixtures.{key}.sources]]")

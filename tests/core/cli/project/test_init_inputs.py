@@ -456,3 +456,12 @@ def test_a_survey_stops_after_so_many_records_of_few_characters(
     put(here / "a-3.jsonl", LINES + "not JSON\n" * 20)
     (source,) = init(capsys)["sources"]
     assert source["unreadable"] == 0
+
+
+def test_a_file_whose_name_has_control_characters_and_bad_records_gives_valid_toml(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(here / "a\x1b[31m\u202e.jsonl", LINES + "not JSON\n")
+    (source,) = init(capsys)["sources"]
+    assert source["unreadable"] == 1
+    assert [*map(len, read().values())] == [40]
