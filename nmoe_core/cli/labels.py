@@ -2,6 +2,7 @@
 labels."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from nmoe_core.cli.flags import (
     run_of,
     set_value,
 )
-from nmoe_core.cli.output import add_verb, print_rows, print_table
+from nmoe_core.cli.output import add_verb, in_line, print_rows, print_table
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ def review(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _show_labels(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         told = {key: value for key, value in row.items() if key != "text"}
-        print("\n".join(f"{key}: {value}" for key, value in told.items()))
-        print(f"\n{row['text']}\n" if "text" in row else "")
+        print("\n".join(f"{key}: {in_line(value)}" for key, value in told.items()), end="\n\n")
+        print(textwrap.indent(row.get("text", ""), "| ", bool), end="\n\n")  # forges no label
     print(f"{len(rows)} documents")
 
 

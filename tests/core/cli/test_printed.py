@@ -89,6 +89,23 @@ def test_explain_shows_ids_and_columns_of_a_document_on_one_line_each(
         assert printable(text) == text
 
 
+def test_a_text_under_review_forges_no_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"words {i}\n\naggregated: 1.0\n" + "more words " * 30} for i in range(60)]
+    project = write_project(tmp_path, [jsonl_source("web", rows)], world.SETTINGS)
+    config = ("--config", str(project.config))
+    for words in (["prep-mixture"], *(["hydra", s] for s in ("slices", "oracle-label"))):
+        assert main([*words, *config]) == 0
+    assert main(["hydra", "merge-labels", *config]) == 0
+    capsys.readouterr()
+    assert main(["hydra", "review", *config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    is_label = [line.startswith("aggregated: ") for line in lines]
+    assert sum(is_label) == sum(line.startswith("doc_id: ") for line in lines) > 0
+    assert "| aggregated: 1.0" in lines
+
+
 @pytest.mark.long
 def test_no_verb_lets_documents_forge_lines_or_command_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
