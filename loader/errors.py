@@ -95,6 +95,10 @@ class ConfigError(NmoeError, ValueError):
     code = "E-CONFIG"
 
 
+class AttributeConfigError(ConfigError, AttributeError):
+    """An attribute that a framework needs, which an object leaves out on purpose."""
+
+
 class FormatError(NmoeError, ValueError):
     """A shard, index, manifest or document id does not follow its format."""
 

@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from loader.batches import Batch, BatchReader, MemoryOptions, ReadOptions, Rows
-from loader.errors import ConfigError, PlanError, StateError
+from loader.errors import AttributeConfigError, ConfigError, PlanError, StateError
 from loader.plan.records import LoaderPlan
 from loader.ranks import check_found, data_rank
 from loader.rows.prefetch import Prefetcher, weak_method
@@ -76,6 +76,16 @@ class DeterministicLoader:  # in short `loader.Loader`
     def __len__(self) -> int:
         """Number of batches of the whole stream, at any position; equals `num_steps`."""
         return self.num_steps
+
+    @property
+    def dataset(self) -> Any:
+        """Left out, as `hasattr` says: accelerate and transformers' Trainer would skip batches
+        through it. Raises an AttributeError that is a ConfigError."""
+        raise AttributeConfigError(
+            "skip_first_batches cannot skip batches of a loader, which has no dataset",
+            where="dataset",
+            do="give the trainer a RowDataset, or call load_state_dict or seek_step",
+        )
 
     @property
     def num_steps(self) -> int:

@@ -178,6 +178,17 @@ class RowDataset(PlanDataset):
         self._check_order(rows)
         return self._read(rows)
 
+    def set_epoch(self, _: int) -> None:
+        """Called by the loaders of accelerate. Raises ConfigError if rank 0 would read all rows and
+        send them to the others, filled up with rows of the first batch."""
+        caller = sys._getframe(1).f_locals.get("self")
+        if type(caller).__name__ == "DataLoaderDispatcher" and data_rank()[1] > 1:
+            raise ConfigError(
+                "accelerate fills up batches that rank 0 sends to the others with rows read before",
+                where="dispatch_batches",
+                do="leave dispatch_batches unset",
+            )
+
     def _read_as(self) -> tuple[int, int]:
         return 0, 1
 

@@ -3,6 +3,7 @@
 import pickle
 import sys
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +51,8 @@ def test_the_rank_is_that_of_the_arguments_or_else_of_the_environment(given, env
         ((None, None), {"RANK": "one", "WORLD_SIZE": "4"}, "RANK = 'one'"),
         ((None, None), {"SLURM_NTASKS": "8"}, "SLURM_NTASKS = '8'"),
         ((None, None), {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE = '2'"),
+        ((None, None), {"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE = '2'"),
+        ((None, None), {"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE = '2'"),
     ],
 )
 def test_a_rank_is_never_guessed(given, environ, named):
@@ -63,6 +66,42 @@ def test_the_rank_of_torch_distributed_comes_before_the_environment(tmp_path):
     dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         assert data_rank(environ={"RANK": "3", "WORLD_SIZE": "8"}) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+class Jax:
+    """JAX, of which two processes are initialised or not."""
+
+    def __init__(self, is_initialized: bool) -> None:
+        self.distributed = SimpleNamespace(is_initialized=lambda: is_initialized)
+
+    def process_index(self) -> int:
+        return 1
+
+    def process_count(self) -> int:
+        return 2
+
+
+def test_the_rank_of_jax_is_found_where_its_processes_are_up(cfg, monkeypatch):
+    early = open_loader(cfg, backend="numpy")
+    for is_initialized, expected in ((False, (0, 1)), (True, (1, 2))):
+        monkeypatch.setitem(sys.modules, "jax", Jax(is_initialized))
+        opened = open_loader(cfg, backend="numpy")
+        assert (opened.rank, opened.world_size) == expected
+    assert data_rank(0, 4) == (0, 4)
+    with refused("E-CONFIG", naming=["before torch.distributed or JAX was initialised"]):
+        early.next()
+
+
+def test_ranks_of_torch_and_of_jax_that_differ_are_refused(tmp_path, monkeypatch):
+    dist = pytest.importorskip("torch.distributed")
+    monkeypatch.setitem(sys.modules, "jax", Jax(True))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with refused("E-CONFIG", naming=["torch.distributed = (0, 1), JAX = (1, 2)"]):
+            data_rank()
+        assert data_rank(0, 4) == (0, 4)
     finally:
         dist.destroy_process_group()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import build_loader, open_loader, resolve_plan
 from tests.loader.running import running
 from tests.refusals import refused
 
@@ -93,10 +93,10 @@ def test_a_loader_that_was_made_before_the_ranks_were_up_reads_their_rows_or_non
         if kind == "step":
             assert rank.rows == own
         else:
-            assert (rank.rows, "before torch.distributed was initialised" in str(rank.error)) == (
-                [],
-                True,
-            )
+            assert (
+                rank.rows,
+                "before torch.distributed or JAX was initialised" in str(rank.error),
+            ) == ([], True)
 
 
 def with_workers(way: dict[str, Any]) -> list[dict[str, Any]]:
@@ -181,6 +181,24 @@ def test_rows_of_valid_that_accelerate_repeats_are_refused(read, ranks):
 
 
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
+def test_rows_of_one_rank_that_accelerate_sends_to_the_others_are_refused(read):
+    options = {"dispatch_batches": True}
+    ways = [
+        {
+            "trainer": "accelerate",
+            "data": "row",
+            "split": split,
+            "batch_size": 4,
+            "options": options,
+        }
+        for split in ("train", "valid")
+    ]
+    for rank in chain(*read(ways)):
+        assert rank.rows == []
+        assert "leave dispatch_batches unset" in str(rank.error)
+
+
+@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
 def test_rows_that_no_trainer_deals_are_refused_unless_the_rank_is_named(read, plan, monkeypatch):
     ways = [{"trainer": "plain", "data": "row", "batch_size": 2}]
     found = read([*ways, {"trainer": "accelerate", "data": "row", "batch_size": 2, "passes": 2}])
@@ -223,3 +241,18 @@ def test_a_sampler_that_deals_each_rank_one_step_is_refused(plan, split):
 def test_a_rank_that_there_is_not_is_refused_before_a_row_is_read(plan, kind, rank, world_size):
     with refused("E-CONFIG", naming=["value is out of range"]):
         kind(plan, rank=rank, world_size=world_size)
+
+
+@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
+def test_batches_of_a_loader_cannot_be_skipped_by_accelerate_and_it_says_so(plan):
+    from accelerate import skip_first_batches
+
+    opened = open_loader(plan)
+    assert not hasattr(opened, "dataset")
+    with refused("E-CONFIG", naming=["skip_first_batches", "RowDataset", "seek_step"]):
+        skip_first_batches(opened, 3)
+    rows = DataLoader(RowDataset(plan, form="pair"), ROWS)
+    resumed = [inputs for inputs, _ in skip_first_batches(rows, 3)]
+    whole = [inputs for inputs, _ in opened]
+    assert len(resumed) == STEPS - 3
+    assert all((one == other).all() for one, other in zip(resumed, whole[3:]))
