@@ -191,7 +191,7 @@ class BackboneTable(ModelTable):
 
     kind: Literal["checkpoint", "tiny"] = "checkpoint"
     """`checkpoint`: weights of a checkpoint; `tiny`: random weights made from `seed`."""
-    family: Literal["gpt_oss", "llama", "qwen3", "qwen3_moe"] = "gpt_oss"
+    family: Literal["gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"] = "gpt_oss"
     """Architecture of the `tiny` model; a checkpoint names its own."""
     seed: int = 0
     """Seed of the weights of the `tiny` model."""

@@ -66,7 +66,7 @@ def register(verbs: Any) -> None:
     text = "write a tiny checkpoint with random weights"
     tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
     tiny.add_argument("directory", type=Path)
-    text = "kind of decoder: gpt_oss (default), llama, qwen3 or qwen3_moe"
+    text = "kind of decoder: gpt_oss (default), llama, mistral, qwen2, qwen3 or qwen3_moe"
     tiny.add_argument("--family", default="gpt_oss", metavar="NAME", help=text)
     tiny.add_argument("--seed", type=int, default=0)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nmoe_core.engine.weights.config_json import FULL, MXFP4, SAME_INTEGERS, SLIDING, config_fields
-from nmoe_core.engine.weights.families import GPT_OSS, Family
+from nmoe_core.engine.weights.families import GPT_OSS, MISTRAL, Family
 from nmoe_core.engine.weights.fields import bad_field
 from nmoe_core.engine.weights.rope import RopeScaling, YarnScaling, write_rope
 
@@ -137,7 +137,10 @@ class ModelConfig:
         if family.has_router:
             raw["num_experts_per_tok"] = self.experts_per_token
             raw["num_local_experts"] = self.num_experts
-        if family is GPT_OSS:
+        if family is MISTRAL:
+            del raw["layer_types"]
+            raw["sliding_window"] = self.window(0)
+        elif family is GPT_OSS:
             raw |= {name: getattr(self, name) for name in _GPT_OSS_ONLY}
         else:
             raw["use_sliding_window"] = SLIDING in self.layer_types

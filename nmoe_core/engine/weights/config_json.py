@@ -4,8 +4,16 @@ the Hugging Face form of the other families."""
 from collections.abc import Mapping
 from typing import Any
 
-from nmoe_core.engine.weights.families import GPT_OSS, LLAMA, QWEN3, Family, family_of
-from nmoe_core.engine.weights.fields import bad_field, first_id, take, variant
+from nmoe_core.engine.weights.families import (
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    Family,
+    family_of,
+)
+from nmoe_core.engine.weights.fields import bad_field, first_id, missing, take, variant
 from nmoe_core.engine.weights.rope import YarnScaling, read_rope
 
 SLIDING = "sliding_attention"
@@ -47,6 +55,8 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     `ModelConfig.from_dict`."""
     family = family_of(raw)
     if family is not GPT_OSS:
+        if family is MISTRAL and "sliding_window" not in raw:  # transformers: 4096; null: none
+            raise missing("sliding_window")
         return _decoder_fields({**_DEFAULTS, **_set(raw)}, family)
     is_hf = "model_type" in raw or "architectures" in raw
     fields: dict[str, Any] = {name: take(raw, int, name) for name in SAME_INTEGERS}
@@ -64,6 +74,9 @@ def config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
     """Fields of the families that exist only in the Hugging Face form."""
     _require(raw, _FIXED_OTHERS)
+    # Fields of other families, without effect in these.
+    if family in (MISTRAL, QWEN2):
+        raw = raw | {"attention_bias": False}
     heads, hidden = (take(raw, int, name) for name in ("num_attention_heads", "hidden_size"))
     if family is LLAMA:
         raw = {"num_key_value_heads": heads} | raw
@@ -72,14 +85,7 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
         raw = {"head_dim": hidden // max(1, heads)} | raw
     same = ("num_hidden_layers", "vocab_size", "head_dim", "num_key_value_heads")
     inner = "moe_intermediate_size" if family.has_router else "intermediate_size"
-    windows = 1
-    kinds = (FULL,) * _depth(raw)
-    if raw.get("use_sliding_window"):
-        windows = take(raw, int, "sliding_window")
-        kinds = _window_kinds(raw, family)
-    elif family is QWEN3 and any(kind != FULL for kind in take(raw, list, "layer_types")):
-        expected = f"only {FULL}, since use_sliding_window is not true"
-        raise variant("layer_types", raw["layer_types"], expected)
+    kinds = _window_kinds(raw, family)
     theta, scaling = read_rope(raw, _DEFAULTS)
     fields: dict[str, Any] = {name: take(raw, int, name) for name in same}
     fields |= {"num_experts": 1, "experts_per_token": 1}
@@ -96,7 +102,7 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
         "intermediate_size": take(raw, int, inner),
         "max_position_embeddings": take(raw, int, "max_position_embeddings"),
         "rms_norm_eps": take(raw, float, "rms_norm_eps"),
-        "sliding_window": windows,
+        "sliding_window": take(raw, int, "sliding_window") if SLIDING in kinds else 1,
         "layer_types": kinds,
         "rope_theta": theta,
         "rope_scaling": scaling,
@@ -105,12 +111,28 @@ def _decoder_fields(raw: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
-    if family is not QWEN3:
-        raise variant("use_sliding_window", True, "False")
-    if raw["layer_types"]:
-        return tuple(take(raw, list, "layer_types"))
+    """The kind of every block, in a family that exists only in the Hugging Face form."""
+    depth = _depth(raw)
+    full = (FULL,) * depth
+    listed = take(raw, list, "layer_types")
+    if family is MISTRAL:
+        if listed:
+            raise variant("layer_types", listed, "no such field: all blocks have one window")
+        return full if raw.get("sliding_window") is None else (SLIDING,) * depth
+    is_on = bool(raw.get("use_sliding_window"))
+    if family not in (QWEN2, QWEN3):
+        if is_on:
+            raise variant("use_sliding_window", True, "False")
+        return full
+    if not is_on:
+        if any(kind != FULL for kind in listed):
+            expected = f"only {FULL}, since use_sliding_window is not true"
+            raise variant("layer_types", listed, expected)
+        return full
+    if listed:
+        return tuple(listed)
     first = take(raw, int, "max_window_layers")
-    return tuple(SLIDING if layer >= first else FULL for layer in range(_depth(raw)))
+    return tuple(SLIDING if layer >= first else FULL for layer in range(depth))
 
 
 def _depth(raw: Mapping[str, Any]) -> int:

@@ -17,11 +17,7 @@ def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
     """The field under the first of `names` that exists; an int is accepted as a float."""
     name = next((name for name in names if raw.get(name) is not None), None)
     if name is None:
-        raise CheckpointError(
-            f"the field {' or '.join(names)} is missing",
-            where="config.json",
-            code="E-CHECKPOINT-CONFIG",
-        )
+        raise missing(*names)
     value = raw[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and not abs(value) <= LARGEST:
@@ -43,6 +39,15 @@ def token_ids(raw: Mapping[str, Any], name: str) -> list[int]:
 def first_id(raw: Mapping[str, Any], name: str) -> int | None:
     """A token id or None; the first one of a list (all of them end a completion)."""
     return next(iter(token_ids(raw, name)), None)
+
+
+def missing(*names: str) -> CheckpointError:
+    """The error for a field that a file must have under one of these names."""
+    return CheckpointError(
+        f"the field {' or '.join(names)} is missing",
+        where="config.json",
+        code="E-CHECKPOINT-CONFIG",
+    )
 
 
 def bad_field(field: str, found: object, expected: str) -> CheckpointError:

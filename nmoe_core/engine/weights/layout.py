@@ -152,7 +152,7 @@ def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {
         "attn_norm": (True, (hidden,)),
         "qkv_weight": (True, (qkv_size, hidden)),
-        "qkv_bias": (config.attention_bias, (qkv_size,)),
+        "qkv_bias": (config.attention_bias or family.has_qkv_biases, (qkv_size,)),
         "q_norm": (family.has_head_norms, (config.head_dim,)),
         "k_norm": (family.has_head_norms, (config.head_dim,)),
         "sinks": (family.has_sinks, (config.num_attention_heads,)),

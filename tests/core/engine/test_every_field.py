@@ -17,7 +17,8 @@ from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES |= {"qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
 ABSENT = object()
 IDS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(1))
 SIZES: dict[str, Any] = {
@@ -36,6 +37,7 @@ SIZES: dict[str, Any] = {
 }
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 OWN: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 9},
     "qwen3_moe": ROUTED,
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
 }

@@ -1,4 +1,4 @@
-"""Llama, Qwen3 and Qwen3-MoE against transformers, on seeded random shapes of each."""
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE against transformers, on seeded random shapes of each."""
 
 import json
 import random
@@ -18,7 +18,13 @@ from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
 NUM_SHAPES = 20
-FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+}
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 4.0},
@@ -45,7 +51,9 @@ def _reference(family: str, rng: random.Random) -> Any:
     num_kv, num_experts = rng.choice([1, 2, 3]), rng.choice([3, 5, 8])
     num_heads = num_kv * rng.choice([1, 2, 4])
     own: dict[str, Any] = {}
-    if family == "qwen3" and rng.random() < 0.4:
+    if family == "mistral":
+        own |= {"sliding_window": rng.choice([None, 9])}
+    if family in ("qwen2", "qwen3") and rng.random() < 0.4:
         own |= {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
     if family == "qwen3_moe":
         own |= {"num_experts": num_experts, "num_experts_per_tok": rng.randint(1, num_experts)}
@@ -156,6 +164,8 @@ def _raw(family: str = "llama", **changes: Any) -> dict[str, Any]:
         ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config"),
         ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": False}, "layer_types"),
         ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": None}, "layer_types"),
+        ("mistral", {"layer_types": [FULL, FULL]}, "layer_types"),
+        ("qwen2", {"layer_types": [FULL, SLIDING]}, "layer_types"),
         ("llama", {"is_causal": False}, "is_causal"),
         ("gpt_oss", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("gpt_oss", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
