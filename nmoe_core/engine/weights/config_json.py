@@ -35,6 +35,7 @@ _DEFAULTS: dict[str, Any] = {
     "layer_types": [],
     "norm_topk_prob": False,
     "tie_word_embeddings": False,
+    "use_sliding_window": False,
     "rope_scaling": {},
     "rope_theta": 10_000.0,
     "beta_fast": 32.0,
@@ -119,7 +120,7 @@ def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
         if listed:
             raise variant("layer_types", listed, "no such field: all blocks have one window")
         return full if raw.get("sliding_window") is None else (SLIDING,) * depth
-    is_on = bool(raw.get("use_sliding_window"))
+    is_on = take(raw, bool, "use_sliding_window")
     if family not in (QWEN2, QWEN3):
         if is_on:
             raise variant("use_sliding_window", True, "False")

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE against transformers, on seeded random shapes of each."""
+"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE against transformers, on seeded random shapes."""
 
 import json
 import random
@@ -164,6 +164,7 @@ def _raw(family: str = "llama", **changes: Any) -> dict[str, Any]:
         ("llama", {"per_layer_config": {"0": {"intermediate_size": 8}}}, "per_layer_config"),
         ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": False}, "layer_types"),
         ("qwen3", {"layer_types": [FULL, SLIDING], "use_sliding_window": None}, "layer_types"),
+        ("llama", {"use_sliding_window": True}, "use_sliding_window"),
         ("mistral", {"layer_types": [FULL, FULL]}, "layer_types"),
         ("qwen2", {"layer_types": [FULL, SLIDING]}, "layer_types"),
         ("llama", {"is_causal": False}, "is_causal"),
@@ -187,6 +188,12 @@ def test_what_a_file_may_leave_out_is_what_transformers_takes():
     assert config.layer_types == (FULL, SLIDING)
     with refused("E-CHECKPOINT-CONFIG", "head_dim"):
         ModelConfig.from_dict(_raw("qwen3", head_dim=None))
+    raw = _raw("mistral", sliding_window=None)
+    assert ModelConfig.from_dict(raw).layer_types == (FULL, FULL)
+    assert ModelConfig.from_dict(raw | {"sliding_window": 8}).layer_types == (SLIDING, SLIDING)
+    del raw["sliding_window"]
+    with refused("E-CHECKPOINT-CONFIG", "sliding_window is missing"):
+        ModelConfig.from_dict(raw)
 
 
 def _edit(directory: Path, **changes: Any) -> None:
